@@ -1,0 +1,1 @@
+//! libgpulimit.so: the preloaded library that stands in front of the CUDA driver.

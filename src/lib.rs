@@ -1,0 +1,1 @@
+//! A cgroup for GPU memory.
