@@ -1,1 +1,3 @@
 //! A cgroup for GPU memory.
+
+pub mod device;

@@ -1,0 +1,231 @@
+//! GPUs and MIG instances by UUID, the only name of a device that is the same everywhere.
+//!
+//! Ordinals differ between CUDA, NVML and containers; a UUID does not. It is written as NVML writes it.
+
+use std::error::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// What a [`DeviceId`] names.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
+pub enum DeviceKind {
+    /// A whole GPU.
+    Gpu,
+    /// A MIG instance of a GPU.
+    Mig,
+}
+
+impl DeviceKind {
+    /// How NVML begins the UUID of this kind: `GPU-` or `MIG-`.
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Gpu => "GPU-",
+            Self::Mig => "MIG-",
+        }
+    }
+}
+
+/// The identity of a GPU or MIG instance.
+#[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd)]
+pub struct DeviceId {
+    /// The sixteen bytes in the order in which they are written.
+    pub uuid: [u8; 16],
+    /// GPU or MIG instance.
+    pub kind: DeviceKind,
+}
+
+impl DeviceId {
+    /// A whole GPU.
+    pub const fn gpu(uuid: [u8; 16]) -> Self {
+        Self {
+            uuid,
+            kind: DeviceKind::Gpu,
+        }
+    }
+
+    /// A MIG instance.
+    pub const fn mig(uuid: [u8; 16]) -> Self {
+        Self {
+            uuid,
+            kind: DeviceKind::Mig,
+        }
+    }
+
+    /// The short form for people: `GPU-1a2b…`. Does not allocate.
+    pub const fn short(self) -> Short {
+        Short(self)
+    }
+
+    /// Whether the written UUID begins with `prefix`, in either case of letters.
+    ///
+    /// `GPU-1a2b` and, without the kind, `1a2b` both match `GPU-1a2b…`. An empty prefix matches nothing.
+    /// Does not allocate.
+    pub fn matches(&self, prefix: &str) -> bool {
+        let written = self.written();
+        let prefix = prefix.as_bytes();
+        let begins = |text: &[u8]| {
+            text.len() >= prefix.len() && text[..prefix.len()].eq_ignore_ascii_case(prefix)
+        };
+        !prefix.is_empty() && (begins(&written) || begins(&written[4..]))
+    }
+
+    /// The full form as bytes, all of them ASCII.
+    fn written(&self) -> [u8; LEN] {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut out = [b'-'; LEN];
+        out[..4].copy_from_slice(self.kind.prefix().as_bytes());
+        let mut at = 4;
+        for (i, byte) in self.uuid.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                at += 1;
+            }
+            out[at] = HEX[usize::from(byte >> 4)];
+            out[at + 1] = HEX[usize::from(byte & 15)];
+            at += 2;
+        }
+        out
+    }
+}
+
+/// Characters of the full form, `GPU-` and 36 more.
+const LEN: usize = 40;
+
+impl fmt::Display for DeviceId {
+    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(std::str::from_utf8(&self.written()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// See [`DeviceId::short`].
+#[derive(Copy, Clone)]
+pub struct Short(DeviceId);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, ..] = self.0.uuid;
+        write!(f, "{}{a:02x}{b:02x}…", self.0.kind.prefix())
+    }
+}
+
+impl FromStr for DeviceId {
+    type Err = DeviceError;
+
+    /// Reads the full form only; see [`DeviceId::matches`] for prefixes.
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let bytes = text.as_bytes();
+        let error = || DeviceError { text: text.into() };
+        let kind = match bytes.get(..4) {
+            Some(p) if p.eq_ignore_ascii_case(b"GPU-") => DeviceKind::Gpu,
+            Some(p) if p.eq_ignore_ascii_case(b"MIG-") => DeviceKind::Mig,
+            _ => return Err(error()),
+        };
+        if bytes.len() != LEN {
+            return Err(error());
+        }
+        let mut uuid = [0; 16];
+        let mut at = 4;
+        for (i, out) in uuid.iter_mut().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                if bytes[at] != b'-' {
+                    return Err(error());
+                }
+                at += 1;
+            }
+            let high = hex(bytes[at]).ok_or_else(error)?;
+            let low = hex(bytes[at + 1]).ok_or_else(error)?;
+            *out = high << 4 | low;
+            at += 2;
+        }
+        Ok(Self { uuid, kind })
+    }
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|d| d.try_into().ok())
+}
+
+/// A text that is no device UUID.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DeviceError {
+    text: Box<str>,
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "'{}' is no GPU UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx as `nvidia-smi -L` prints it, or MIG-… for a MIG instance",
+            self.text.escape_debug()
+        )
+    }
+}
+
+impl Error for DeviceError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+
+    fn id() -> DeviceId {
+        TEXT.parse().expect("a full UUID")
+    }
+
+    #[test]
+    fn full_form_reads_back() {
+        assert_eq!(id().to_string(), TEXT);
+        let mig = "MIG-ff112233-4455-6677-8899-aabbccddee00";
+        let parsed: DeviceId = mig.parse().expect("a full UUID");
+        assert_eq!(parsed.kind, DeviceKind::Mig);
+        assert_eq!(parsed.to_string(), mig);
+        assert_eq!(TEXT.to_uppercase().parse(), Ok(id()));
+    }
+
+    #[test]
+    fn other_text_is_refused_and_shown() {
+        for text in [
+            "",
+            "0",
+            "GPU-",
+            "GPU-00112233445566778899aabbccddeeff",
+            "GPU-00112233-4455-6677-8899-aabbccddeef",
+            "GPU-00112233-4455-6677-8899-aabbccddeeff0",
+            "GPU-0011223g-4455-6677-8899-aabbccddeeff",
+            "XPU-00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-0011223é-4455-6677-8899-aabbccddeef",
+        ] {
+            let error = text.parse::<DeviceId>().expect_err(text);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn prefixes() {
+        for yes in ["G", "GPU-0011", "gpu-0011", "0011", "00112233-44", TEXT] {
+            assert!(id().matches(yes), "{yes}");
+        }
+        for no in [
+            "",
+            "MIG-0011",
+            "0012",
+            "GPU-00112233-4455-6677-8899-aabbccddeeff0",
+        ] {
+            assert!(!id().matches(no), "{no}");
+        }
+    }
+
+    #[test]
+    fn short_form() {
+        assert_eq!(id().short().to_string(), "GPU-0011…");
+    }
+}
