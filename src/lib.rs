@@ -1,3 +1,4 @@
 //! A cgroup for GPU memory.
 
 pub mod device;
+pub mod units;

@@ -1,0 +1,381 @@
+//! Sizes as people write them, and bytes as people read them.
+//!
+//! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same 4,294,967,296 bytes.
+
+use std::error::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// A size that a person asked for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub enum Size {
+    /// So many bytes.
+    Bytes(u64),
+    /// A part of the device's memory, in hundredths of a percent, 0 to 10,000.
+    Percent(u32),
+    /// No limit.
+    Max,
+}
+
+/// Hundredths of a percent in the whole.
+const WHOLE: u32 = 10_000;
+
+impl Size {
+    /// The bytes that this means on a device of `capacity` bytes; `u64::MAX` for [`Size::Max`].
+    pub fn resolve(self, capacity: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(part) => {
+                let bytes = u128::from(capacity) * u128::from(part.min(WHOLE)) / u128::from(WHOLE);
+                u64::try_from(bytes).unwrap_or(u64::MAX)
+            }
+            Self::Max => u64::MAX,
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    /// The shortest exact form, which reads back as the same size: `4GiB`, `1536MiB`, `4097`, `12.5%`, `max`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Max => f.write_str("max"),
+            Self::Percent(part) => {
+                write!(f, "{}", part / 100)?;
+                match (part / 10 % 10, part % 10) {
+                    (0, 0) => {}
+                    (tenths, 0) => write!(f, ".{tenths}")?,
+                    (tenths, hundredths) => write!(f, ".{tenths}{hundredths}")?,
+                }
+                f.write_str("%")
+            }
+            Self::Bytes(bytes) => {
+                let exact = |(_, shift): &&(&str, u32)| bytes.trailing_zeros() >= *shift;
+                match UNITS.iter().rev().find(exact) {
+                    Some((unit, shift)) if bytes != 0 => write!(f, "{}{unit}", bytes >> shift),
+                    _ => write!(f, "{bytes}"),
+                }
+            }
+        }
+    }
+}
+
+/// Binary units and their power of two.
+const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+
+impl FromStr for Size {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        parse(text.trim()).map_err(|reason| SizeError {
+            text: text.into(),
+            reason,
+        })
+    }
+}
+
+fn parse(text: &str) -> Result<Size, Reason> {
+    if text.is_empty() {
+        return Err(Reason::Empty);
+    }
+    if text.eq_ignore_ascii_case("max") {
+        return Ok(Size::Max);
+    }
+    if text.starts_with('-') && text[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(Reason::Negative);
+    }
+    let number = Number::read(text)?;
+    let unit = text[number.length..].trim_start();
+    if unit == "%" {
+        let part = number.scaled(100).ok_or(Reason::OverWhole)?;
+        return match u32::try_from(part) {
+            Ok(part) if part < WHOLE || (part == WHOLE && !number.beyond(100)) => {
+                Ok(Size::Percent(part))
+            }
+            _ => Err(Reason::OverWhole),
+        };
+    }
+    let shift = shift(unit).ok_or(Reason::Unit)?;
+    if shift == 0 && number.fraction.is_some() {
+        return Err(Reason::PartOfByte);
+    }
+    let bytes = number.scaled(1 << shift).ok_or(Reason::Overflow)?;
+    Ok(Size::Bytes(bytes))
+}
+
+/// The power of two that a unit stands for, in any case of letters.
+fn shift(unit: &str) -> Option<u32> {
+    let bytes = unit.as_bytes();
+    let (Some(first), rest) = (bytes.first(), bytes.get(1..).unwrap_or_default()) else {
+        return Some(0);
+    };
+    let power = match first.to_ascii_uppercase() {
+        b'B' if rest.is_empty() => return Some(0),
+        b'K' => 10,
+        b'M' => 20,
+        b'G' => 30,
+        b'T' => 40,
+        _ => return None,
+    };
+    let known = ["", "b", "i", "ib"];
+    known
+        .iter()
+        .any(|end| rest.eq_ignore_ascii_case(end.as_bytes()))
+        .then_some(power)
+}
+
+/// A decimal number at the start of a text.
+struct Number {
+    whole: u128,
+    /// The digits after the point, as a number, and ten to the power of how many they are.
+    fraction: Option<(u128, u128)>,
+    /// Characters read.
+    length: usize,
+}
+
+/// Digits after the point beyond this many cannot move a size by a byte and are dropped.
+const FRACTION_DIGITS: usize = 18;
+
+impl Number {
+    fn read(text: &str) -> Result<Self, Reason> {
+        let digits = |from: usize| {
+            let tail = &text.as_bytes()[from..];
+            tail.iter().take_while(|c| c.is_ascii_digit()).count()
+        };
+        let whole_end = digits(0);
+        if whole_end == 0 {
+            return Err(Reason::NoNumber);
+        }
+        let whole = text[..whole_end].parse().map_err(|_| Reason::Overflow)?;
+        if !text[whole_end..].starts_with('.') {
+            return Ok(Self {
+                whole,
+                fraction: None,
+                length: whole_end,
+            });
+        }
+        let from = whole_end + 1;
+        let count = digits(from);
+        if count == 0 {
+            return Err(Reason::NoNumber);
+        }
+        let kept = count.min(FRACTION_DIGITS);
+        let value = text[from..from + kept]
+            .parse()
+            .map_err(|_| Reason::NoNumber)?;
+        let scale = (0..kept).fold(1, |scale: u128, _| scale * 10);
+        Ok(Self {
+            whole,
+            fraction: Some((value, scale)),
+            length: from + count,
+        })
+    }
+
+    /// The number times `by`, rounded down; `None` beyond 64 bits.
+    fn scaled(&self, by: u64) -> Option<u64> {
+        let (value, scale) = self.fraction.unwrap_or((0, 1));
+        let by = u128::from(by);
+        let total = self
+            .whole
+            .checked_mul(by)?
+            .checked_add(value * by / scale)?;
+        u64::try_from(total).ok()
+    }
+
+    /// Whether the number is more than `whole`, be it by a fraction.
+    fn beyond(&self, whole: u128) -> bool {
+        self.whole > whole || (self.whole == whole && self.fraction.is_some_and(|(v, _)| v != 0))
+    }
+}
+
+/// A text that is no size.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SizeError {
+    text: Box<str>,
+    reason: Reason,
+}
+
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+enum Reason {
+    Empty,
+    Negative,
+    NoNumber,
+    Unit,
+    PartOfByte,
+    Overflow,
+    OverWhole,
+}
+
+/// What every message about a size ends with.
+const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), a part of the GPU such as 50%, or max";
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.reason {
+            Reason::Empty => return write!(f, "empty size: {ACCEPTED}"),
+            Reason::Negative => "it is negative",
+            Reason::NoNumber => "it does not begin with a decimal number",
+            Reason::Unit => "its unit is unknown",
+            Reason::PartOfByte => "there is no part of a byte",
+            Reason::Overflow => "it is more than 64 bits hold",
+            Reason::OverWhole => "it is more than 100%",
+        };
+        write!(
+            f,
+            "'{}' is no size, {why}: {ACCEPTED}",
+            self.text.escape_debug()
+        )
+    }
+}
+
+impl Error for SizeError {}
+
+/// Bytes for people: one decimal in the unit that fits, `3.6 GiB`, `518.0 MiB`, `17 B`. Does not allocate.
+pub const fn gib(bytes: u64) -> Gib {
+    Gib(bytes)
+}
+
+/// See [`gib`].
+#[derive(Copy, Clone, Debug)]
+pub struct Gib(u64);
+
+impl fmt::Display for Gib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let tenths = |shift: u32| (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift;
+        // A figure that rounds to 1024.0 belongs to the next unit.
+        let fits = |(_, shift): &&(&str, u32)| tenths(*shift) < 10_240;
+        let (unit, shift) = UNITS.iter().find(fits).unwrap_or(&UNITS[3]);
+        let tenths = tenths(*shift);
+        write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &str) -> u64 {
+        match text.parse() {
+            Ok(Size::Bytes(bytes)) => bytes,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_spelling_is_base_1024() {
+        for text in [
+            "4G",
+            "4g",
+            "4GB",
+            "4gb",
+            "4Gi",
+            "4GiB",
+            "4 GiB",
+            " 4  gib ",
+            "4096M",
+            "4294967296",
+            "4294967296B",
+        ] {
+            assert_eq!(bytes(text), 4 << 30, "{text}");
+        }
+        assert_eq!(bytes("0"), 0);
+        assert_eq!(bytes("1k"), 1 << 10);
+        assert_eq!(bytes("1Ti"), 1 << 40);
+        assert_eq!(bytes("18446744073709551615"), u64::MAX);
+    }
+
+    #[test]
+    fn decimals_round_down() {
+        assert_eq!(bytes("1.5G"), 3 << 29);
+        assert_eq!(bytes("0.1K"), 102);
+        assert_eq!(bytes("1.9999999999999999999999999K"), 2047);
+    }
+
+    #[test]
+    fn percent() {
+        assert_eq!("50%".parse(), Ok(Size::Percent(5000)));
+        assert_eq!("12.5 %".parse(), Ok(Size::Percent(1250)));
+        assert_eq!("33.339%".parse(), Ok(Size::Percent(3333)));
+        assert_eq!("100.00%".parse(), Ok(Size::Percent(10_000)));
+        assert_eq!("0%".parse(), Ok(Size::Percent(0)));
+        assert_eq!(Size::Percent(2500).resolve(80 << 30), 20 << 30);
+        assert_eq!(Size::Percent(10_000).resolve(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn anything_else_is_refused_and_shown() {
+        for text in [
+            "",
+            " ",
+            "-1",
+            "-4G",
+            "G",
+            "GiB",
+            "4Q",
+            "4GG",
+            "4GiBs",
+            "4 G B",
+            "4,5G",
+            "1e9",
+            "0x10",
+            "NaN",
+            "inf",
+            "+4G",
+            ".5G",
+            "5.G",
+            "1.5",
+            "1.5B",
+            "1.2.3G",
+            "101%",
+            "100.001%",
+            "-5%",
+            "%",
+            "max5",
+            "unlimited",
+            "4G 5",
+            "18446744073709551616",
+            "16777216T",
+            "999999999999999999999999999999999999999999T",
+            "4\u{a0}é",
+        ] {
+            let error = text.parse::<Size>().expect_err(text).to_string();
+            assert!(error.contains("expected bytes"), "{error}");
+            assert!(error.contains(&*text.escape_debug().to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn printed_sizes_read_back() {
+        let sizes = [0, 1, 1023, 1024, 4097, 3 << 29, 4 << 30, 5 << 40, u64::MAX];
+        let percents = [0, 1, 10, 100, 1250, 3333, 10_000];
+        let all = sizes
+            .map(Size::Bytes)
+            .into_iter()
+            .chain(percents.map(Size::Percent))
+            .chain([Size::Max]);
+        for size in all {
+            assert_eq!(size.to_string().parse(), Ok(size), "{size}");
+        }
+        assert_eq!(Size::Bytes(3 << 29).to_string(), "1536MiB");
+        assert_eq!(Size::Percent(1205).to_string(), "12.05%");
+    }
+
+    #[test]
+    fn bytes_for_people() {
+        let cases = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (518 << 20, "518.0 MiB"),
+            ((1 << 30) - 1, "1.0 GiB"),
+            (3_865_470_566, "3.6 GiB"),
+            (4 << 30, "4.0 GiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ];
+        for (bytes, text) in cases {
+            assert_eq!(gib(bytes).to_string(), text);
+        }
+    }
+}
