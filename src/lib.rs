@@ -1,4 +1,5 @@
 //! A cgroup for GPU memory.
 
 pub mod device;
+pub mod limits;
 pub mod units;

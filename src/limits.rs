@@ -1,0 +1,477 @@
+//! The limits of a group: a small file that members map read-only and that whoever administers the group changes
+//! while programs run.
+
+mod error;
+mod layout;
+mod map;
+
+pub use error::LimitsError;
+pub use layout::MAX_RULES;
+
+use crate::device::DeviceId;
+use crate::units::Size;
+use layout::{FORMAT, MAGIC, SIZE};
+use map::Map;
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a rule is for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub enum Selector {
+    /// Every GPU that has no rule of its own.
+    All,
+    /// One GPU or MIG instance.
+    Device(DeviceId),
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.pad("all"),
+            Self::Device(id) => id.fmt(f),
+        }
+    }
+}
+
+/// The rules of a group, one per selector.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LimitSet {
+    /// What the group may use, and of which GPU.
+    pub rules: Vec<(Selector, Size)>,
+}
+
+impl LimitSet {
+    /// One rule for every GPU.
+    pub fn all(max: Size) -> Self {
+        Self {
+            rules: vec![(Selector::All, max)],
+        }
+    }
+
+    /// The rule for exactly this selector.
+    pub fn get(&self, selector: Selector) -> Option<Size> {
+        let rule = self.rules.iter().find(|(rule, _)| *rule == selector);
+        rule.map(|(_, size)| *size)
+    }
+
+    /// Adds a rule or replaces the one with the same selector.
+    pub fn set(&mut self, selector: Selector, max: Size) {
+        match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
+            Some((_, size)) => *size = max,
+            None => self.rules.push((selector, max)),
+        }
+    }
+
+    /// The rule that counts for a device: its own before the one for all. `None` is no limit.
+    pub fn for_device(&self, device: DeviceId) -> Option<Size> {
+        self.get(Selector::Device(device))
+            .or_else(|| self.get(Selector::All))
+    }
+
+    /// Whether both say the same, in whichever order.
+    pub fn same_as(&self, other: &Self) -> bool {
+        self.rules.len() == other.rules.len()
+            && self
+                .rules
+                .iter()
+                .all(|(rule, size)| other.get(*rule) == Some(*size))
+    }
+}
+
+impl fmt::Display for LimitSet {
+    /// `max 4GiB`, or `max 4GiB, GPU-…: 2GiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rules.is_empty() {
+            return f.write_str("no limit");
+        }
+        for (i, (selector, size)) in self.rules.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            match selector {
+                Selector::All => write!(f, "{comma}max {size}")?,
+                Selector::Device(id) => write!(f, "{comma}max {size} of {id}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The limits of a group, open for reading.
+pub struct Limits {
+    map: Map,
+    path: PathBuf,
+}
+
+/// How long a writer waits for another one.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Limits {
+    /// Creates the file, complete or not at all, with exactly the permissions `mode`.
+    ///
+    /// `false` when there is one already, which stays as it is.
+    pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
+        let failed = |error| LimitsError::Io {
+            what: "create",
+            path: path.into(),
+            error,
+        };
+        if set.rules.len() > MAX_RULES {
+            return Err(LimitsError::Full { path: path.into() });
+        }
+        let (file, draft) = Draft::new(path).map_err(failed)?;
+        let write = |mut file: File| {
+            // Written in full, so that every page exists and no member meets a hole on a full file system.
+            file.write_all(&layout::File::bytes(set))?;
+            file.set_permissions(fs::Permissions::from_mode(mode))?;
+            match fs::hard_link(&draft.0, path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                linked => linked.map(|()| true),
+            }
+        };
+        write(file).map_err(failed)
+    }
+
+    /// Opens the limits for reading.
+    pub fn open(path: &Path) -> Result<Self, LimitsError> {
+        let (map, _) = open(path, false)?;
+        Ok(Self {
+            map,
+            path: path.into(),
+        })
+    }
+
+    /// Where the limits are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Counts the changes: as long as it stays the same, so do the answers. One load.
+    pub fn generation(&self) -> u64 {
+        self.map.generation()
+    }
+
+    /// The bytes that the group may use of `device`, which has `capacity` bytes; `u64::MAX` when there is no limit.
+    pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
+        self.map.max(device, capacity).0
+    }
+
+    /// As [`Limits::max`], with the generation that the answer belongs to.
+    pub fn max_at(&self, device: &DeviceId, capacity: u64) -> (u64, u64) {
+        self.map.max(device, capacity)
+    }
+
+    /// All rules.
+    pub fn rules(&self) -> Result<LimitSet, LimitsError> {
+        rules(&self.map, &self.path)
+    }
+
+    /// Changes the rules; members see all of the change or nothing of it.
+    ///
+    /// Returns the rules as they are now. Writers wait for each other, for a bounded time.
+    pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
+        let (mapped, file) = open(path, true)?;
+        let failed = |error| LimitsError::Io {
+            what: "lock",
+            path: path.into(),
+            error,
+        };
+        let start = Instant::now();
+        while !map::try_lock(&file).map_err(failed)? {
+            if start.elapsed() > PATIENCE {
+                return Err(LimitsError::Busy { path: path.into() });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut set = rules(&mapped, path)?;
+        change(&mut set);
+        if set.rules.len() > MAX_RULES {
+            return Err(LimitsError::Full { path: path.into() });
+        }
+        mapped.replace(&set);
+        Ok(set)
+    }
+}
+
+fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
+    let failed = |what| {
+        move |error| LimitsError::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    };
+    let damaged = |why| LimitsError::Damaged {
+        path: path.into(),
+        why,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(write)
+        // Not waiting for the writer of a FIFO that stands where the file should.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed("open"))?;
+    let about = file.metadata().map_err(failed("open"))?;
+    if !about.is_file() {
+        return Err(damaged("not a regular file"));
+    }
+    if about.len() < SIZE as u64 {
+        return Err(damaged("too short"));
+    }
+    let map = Map::of(&file, write).map_err(failed("map"))?;
+    if map.magic.load(Ordering::Relaxed) != MAGIC {
+        return Err(damaged("not a limits file"));
+    }
+    let found = map.format.load(Ordering::Relaxed);
+    if found != FORMAT {
+        return Err(LimitsError::Format {
+            path: path.into(),
+            found,
+        });
+    }
+    if map.size.load(Ordering::Relaxed) != SIZE as u64 || about.len() != SIZE as u64 {
+        return Err(damaged("wrong size"));
+    }
+    rules(&map, path)?;
+    Ok((map, file))
+}
+
+fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
+    map.rules().ok_or_else(|| LimitsError::Damaged {
+        path: path.into(),
+        why: "unknown rule",
+    })
+}
+
+/// A file under a name of its own beside its later place; the name goes away on drop.
+struct Draft(PathBuf);
+
+impl Draft {
+    fn new(path: &Path) -> io::Result<(File, Self)> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let pid = std::process::id();
+        for attempt in 0..1_000 {
+            let draft = path.with_file_name(format!(".{name}.{pid}.{attempt}"));
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(0o600);
+            match options.open(&draft) {
+                // Left by a killed process, or held by a namesake in another pid namespace.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => return Ok((file, Self(draft))),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // A name that stays behind does no harm, and there is nobody to tell.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, symlink};
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    /// A directory of its own that goes away with the test.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpulimit-limits-{}-{next}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("a temporary directory");
+            Self(path)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join("limits")
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const A: DeviceId = DeviceId::gpu([1; 16]);
+    const B: DeviceId = DeviceId::mig([2; 16]);
+
+    fn set() -> LimitSet {
+        LimitSet {
+            rules: vec![
+                (Selector::All, Size::Percent(5000)),
+                (Selector::Device(A), Size::Bytes(4 << 30)),
+            ],
+        }
+    }
+
+    #[test]
+    fn rules_read_back_with_the_asked_permissions() {
+        let place = Place::new();
+        assert!(Limits::create(&place.file(), 0o644, &set()).expect("created"));
+        let about = fs::metadata(place.file()).expect("there");
+        assert_eq!(about.permissions().mode() & 0o7777, 0o644);
+        assert_eq!(about.len(), SIZE as u64);
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+        assert_eq!(limits.max(&A, 80 << 30), 4 << 30);
+        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+        assert_eq!(fs::read_dir(&place.0).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn no_rule_is_no_limit() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &LimitSet::default()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.max(&A, 80 << 30), u64::MAX);
+    }
+
+    #[test]
+    fn an_existing_file_stays() {
+        let place = Place::new();
+        assert!(Limits::create(&place.file(), 0o600, &set()).expect("created"));
+        let other = LimitSet::all(Size::Max);
+        assert!(!Limits::create(&place.file(), 0o600, &other).expect("looked at"));
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+    }
+
+    #[test]
+    fn a_change_reaches_those_who_have_it_open() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        for round in 1..5_u64 {
+            let before = limits.generation();
+            let change =
+                |set: &mut LimitSet| set.set(Selector::Device(A), Size::Bytes(round << 30));
+            let after = Limits::write(&place.file(), change).expect("written");
+            assert_eq!(after.for_device(A), Some(Size::Bytes(round << 30)));
+            assert_ne!(limits.generation(), before);
+            assert_eq!(limits.max(&A, 80 << 30), round << 30);
+            assert_eq!(limits.rules().expect("rules"), after);
+        }
+    }
+
+    #[test]
+    fn readers_never_see_half_a_change() {
+        let place = Place::new();
+        let both = |set: &mut LimitSet, size: u64| {
+            set.set(Selector::Device(A), Size::Bytes(size));
+            set.set(Selector::Device(B), Size::Bytes(size));
+        };
+        let mut first = LimitSet::default();
+        both(&mut first, 1);
+        Limits::create(&place.file(), 0o600, &first).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for size in 0..5_000 {
+                    Limits::write(&place.file(), |set| both(set, size)).expect("written");
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let set = limits.rules().expect("rules");
+                assert_eq!(set.for_device(A), set.for_device(B));
+            }
+        });
+    }
+
+    #[test]
+    fn too_many_rules_change_nothing() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let flood = |set: &mut LimitSet| {
+            for i in 0..=MAX_RULES as u8 {
+                set.set(Selector::Device(DeviceId::gpu([i; 16])), Size::Max);
+            }
+        };
+        let error = Limits::write(&place.file(), flood).expect_err("refused");
+        assert!(matches!(error, LimitsError::Full { .. }), "{error}");
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+    }
+
+    #[test]
+    fn whatever_else_stands_there_is_refused() {
+        let place = Place::new();
+        let path = place.file();
+        let refused = |why: &str| {
+            let error = Limits::open(&path).err().expect(why).to_string();
+            assert!(error.contains(why), "{error}");
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        };
+        refused("No such file");
+        fs::write(&path, "short").expect("written");
+        refused("too short");
+        fs::write(&path, vec![0; SIZE]).expect("written");
+        refused("not a limits file");
+        fs::write(&path, [layout::File::bytes(&set()), vec![0; 64]].concat()).expect("written");
+        refused("wrong size");
+        let poke = |at: u64, value: u64| {
+            fs::write(&path, layout::File::bytes(&set())).expect("written");
+            let file = OpenOptions::new().write(true).open(&path).expect("opened");
+            file.write_all_at(&value.to_ne_bytes(), at)
+                .expect("written");
+        };
+        poke(8, 2);
+        refused("of format 2, this gpulimit understands 1");
+        poke(16, 12);
+        refused("wrong size");
+        // The valid bank of a new file is the second one.
+        poke(128 + 4160 + 64, 77);
+        refused("unknown rule");
+        poke(128 + 4160 + 64 + 24, 77);
+        refused("unknown rule");
+        poke(128 + 4160, u64::MAX);
+        refused("unknown rule");
+        fs::remove_file(&path).expect("removed");
+        symlink("/etc/passwd", &path).expect("linked");
+        refused("cannot open");
+        fs::remove_file(&path).expect("removed");
+        fs::create_dir(&path).expect("created");
+        refused("not a regular file");
+    }
+
+    #[test]
+    fn damage_that_comes_later_allows_nothing() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        let file = OpenOptions::new()
+            .write(true)
+            .open(place.file())
+            .expect("opened");
+        file.write_all_at(&77_u64.to_ne_bytes(), 128 + 4160 + 64)
+            .expect("written");
+        assert_eq!(limits.max(&B, 80 << 30), 0);
+        assert!(limits.rules().is_err());
+    }
+
+    #[test]
+    fn a_stopped_writer_does_not_block_for_ever() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let (_map, held) = open(&place.file(), true).expect("opened");
+        assert!(map::try_lock(&held).expect("asked"));
+        let error = Limits::write(&place.file(), |_| ()).expect_err("busy");
+        assert!(matches!(error, LimitsError::Busy { .. }), "{error}");
+    }
+}
