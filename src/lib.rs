@@ -1,5 +1,8 @@
 //! A cgroup for GPU memory.
 
 pub mod device;
+pub mod group;
+pub mod ledger;
 pub mod limits;
+pub mod policy;
 pub mod units;

@@ -1,0 +1,305 @@
+//! The shared file of a group: who has charged how much of which GPU.
+//!
+//! Every process writes only its own slot, and no shared total exists, so that there is nothing that a dying process
+//! can leave half-changed, and nothing that a stopped one can hold. Usage is the sum over the slots. Who owns a slot is
+//! a kernel lock that ends with the process. The ledger knows bytes and devices, nothing of CUDA.
+
+mod atomic;
+mod charge;
+mod error;
+mod file;
+mod gpu_table;
+mod identity;
+mod layout;
+mod level;
+mod lock;
+mod map;
+mod os;
+mod random;
+mod reap;
+mod removal;
+mod slot;
+mod usage;
+
+pub use error::LedgerError;
+pub use identity::Identity;
+pub use level::{Level, Pressure, Refused, charge, uncharge};
+pub use reap::{NoWitness, Witness};
+pub use removal::Removal;
+pub use slot::Slot;
+pub use usage::{DeviceUsage, ProcessUsage, Usage};
+
+use crate::device::DeviceId;
+use atomic::{AtomicU64, Ordering};
+use layout::{Content, LINE_DEVICES};
+use lock::Bytes;
+use reap::Fate;
+use std::path::Path;
+use std::sync::Arc;
+
+/// GPUs and MIG instances that one ledger can count.
+pub const MAX_DEVICES: usize = 32;
+/// Processes that one ledger can hold at once.
+pub const MAX_SLOTS: usize = 4096;
+
+/// What memory is used for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
+#[repr(usize)]
+pub enum Category {
+    /// Plain allocations by address.
+    Linear,
+    /// Reserves of stream-ordered pools.
+    Pools,
+    /// Physical memory that the program maps itself.
+    Vmm,
+    /// Arrays and mipmaps.
+    Arrays,
+    /// Memory nodes of graphs.
+    Graphs,
+    /// Memory that migrates between host and device.
+    Managed,
+    /// What the driver takes without being asked for bytes: contexts, modules, stacks, streams.
+    Driver,
+}
+
+impl Category {
+    /// The number of categories.
+    pub const COUNT: usize = 7;
+    /// All categories, in the order of their figures.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Linear,
+        Self::Pools,
+        Self::Vmm,
+        Self::Arrays,
+        Self::Graphs,
+        Self::Managed,
+        Self::Driver,
+    ];
+
+    /// As shown to people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::Pools => "pools",
+            Self::Vmm => "vmm",
+            Self::Arrays => "arrays",
+            Self::Graphs => "graphs",
+            Self::Managed => "managed",
+            Self::Driver => "driver",
+        }
+    }
+}
+
+/// A device in one ledger's table. The same device may have another index in another ledger.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
+pub struct DeviceIndex(u8);
+
+impl DeviceIndex {
+    /// Below [`MAX_DEVICES`] only.
+    fn new(index: usize) -> Option<Self> {
+        (index < MAX_DEVICES).then_some(Self(index as u8))
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        (0..MAX_DEVICES as u8).map(Self)
+    }
+
+    /// The position in the table.
+    #[inline]
+    pub const fn get(self) -> usize {
+        // The compiler sees that it is in bounds.
+        self.0 as usize % MAX_DEVICES
+    }
+}
+
+/// A device that a group has seen.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct DeviceEntry {
+    /// In this ledger.
+    pub index: DeviceIndex,
+    /// Which device.
+    pub id: DeviceId,
+    /// Bytes.
+    pub capacity: u64,
+    /// Bytes that a context took when last measured; 0 unknown.
+    pub context_bytes: u64,
+}
+
+/// What a round of cleaning came to.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub struct Cleaned {
+    /// Slots of dead processes that are empty now.
+    pub cleaned: usize,
+    /// Slots of dead processes whose memory the driver may still hold.
+    pub draining: usize,
+}
+
+/// A ledger, mapped into this process. No descriptor stays open.
+///
+/// The mapping is not there in forked children: a child that touches it dies of SIGSEGV. It opens the file anew.
+pub struct Ledger {
+    place: file::Place,
+    map: map::Mapping,
+}
+
+impl Ledger {
+    /// Makes the file, complete and with exactly this mode, unless something has that name already.
+    ///
+    /// The temporary name, in the same directory, begins with a dot; a process killed here leaves it behind.
+    pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
+        file::create(path, mode)
+    }
+
+    /// Opens a ledger as a member.
+    pub fn open(path: &Path) -> Result<Self, LedgerError> {
+        let (place, map) = file::open(path, true)?;
+        Ok(Self { place, map })
+    }
+
+    /// Opens a ledger to look at it. What would change it is an error or does nothing.
+    pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
+        let (place, map) = file::open(path, false)?;
+        Ok(Self { place, map })
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.place.path
+    }
+
+    /// Whether the path leads to this file no longer: the group was removed, perhaps made again.
+    pub fn is_unlinked(&self) -> bool {
+        !self.place.is_current()
+    }
+
+    /// The index of a device; it is put into the table when it is new. `capacity` in bytes.
+    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
+        let header = &self.content().header;
+        if !self.map.writable() {
+            return gpu_table::find(header, &id).ok_or_else(|| LedgerError::ReadOnly {
+                path: self.place.path.clone(),
+            });
+        }
+        gpu_table::insert(header, &id, capacity).ok_or_else(|| LedgerError::NoDevice {
+            path: self.place.path.clone(),
+        })
+    }
+
+    /// The index of a device that the group has seen.
+    pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
+        gpu_table::find(&self.content().header, id)
+    }
+
+    /// The devices that the group has seen.
+    pub fn devices(&self) -> Vec<DeviceEntry> {
+        gpu_table::entries(&self.content().header)
+    }
+
+    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint, not to be trusted.
+    pub fn context_hint(&self, device: DeviceIndex) -> u64 {
+        let entry = &self.content().header.gpus[device.get()];
+        entry.context.load(Ordering::Relaxed)
+    }
+
+    /// Tells the other members what a context takes.
+    pub fn set_context_hint(&self, device: DeviceIndex, bytes: u64) {
+        if self.map.writable() {
+            let entry = &self.content().header.gpus[device.get()];
+            entry.context.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Claims a slot for this process: once per process and ledger, not once per thread.
+    pub fn claim(self: &Arc<Self>, identity: &Identity) -> Result<Slot, LedgerError> {
+        slot::claim(self, identity)
+    }
+
+    /// What the group uses of a device. Sums only: the dead count until somebody cleans them.
+    pub fn usage(&self, device: DeviceIndex) -> Usage {
+        usage::usage(self, device)
+    }
+
+    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast part of
+    /// [`Self::usage`].
+    pub fn charged(&self, device: DeviceIndex) -> u64 {
+        usage::charged(self, device)
+    }
+
+    /// The living members, and the dead that drain.
+    pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
+        usage::processes(self, witness)
+    }
+
+    /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened for reading or removed.
+    pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
+        let mut done = Cleaned::default();
+        if !self.map.writable() {
+            return done;
+        }
+        let Ok(file) = self.place.open(true) else {
+            return done;
+        };
+        for slot in 0..self.high_water() {
+            let owner = &self.content().slots[slot].owner;
+            if owner.pid.load(Ordering::Relaxed) == 0 && !self.has_words(slot) {
+                continue;
+            }
+            match reap::reap(self, &file, slot, witness) {
+                Fate::Live | Fate::Empty | Fate::Busy => {}
+                Fate::Draining => done.draining += 1,
+                Fate::Cleaned => done.cleaned += 1,
+            }
+        }
+        done
+    }
+
+    /// Whether some slot has an owner. One system call; true when it cannot be told.
+    pub fn has_live(&self) -> bool {
+        self.place
+            .open(false)
+            .ok()
+            .and_then(|file| lock::is_locked(&file, Bytes::OWNERS).ok())
+            .unwrap_or(true)
+    }
+
+    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be removed.
+    ///
+    /// Dead members that drain do not count; ask [`Self::clean`] before.
+    pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
+        removal::begin(self)
+    }
+
+    #[inline]
+    fn content(&self) -> &Content {
+        self.map.content()
+    }
+
+    /// Slots below which all members are; the file is not trusted to name no more than there are.
+    #[inline]
+    fn high_water(&self) -> usize {
+        let named = self
+            .content()
+            .header
+            .high_water
+            .value
+            .load(Ordering::Acquire);
+        (named as usize).min(MAX_SLOTS)
+    }
+
+    #[inline]
+    fn word(&self, slot: usize, device: DeviceIndex) -> &AtomicU64 {
+        let index = device.get();
+        &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
+    }
+
+    /// Whether anything is charged in a slot.
+    fn has_words(&self, slot: usize) -> bool {
+        DeviceIndex::all().any(|device| self.word(slot, device).load(Ordering::Relaxed) != 0)
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ledger {}", self.place.path.display())
+    }
+}

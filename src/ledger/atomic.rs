@@ -1,0 +1,59 @@
+//! The only door to atomic operations of the ledger.
+//!
+//! The file is made of [`AtomicU64`] from `std`. The charge algorithm is written against [`Word`], so that exactly the
+//! same code runs on loom's atomics under `--cfg loom`.
+
+pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A 64-bit atomic word.
+pub(super) trait Word {
+    /// Reads the word.
+    fn load(&self, order: Ordering) -> u64;
+    /// Adds and returns the value before.
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    /// Subtracts and returns the value before.
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
+    /// A memory fence of the same world as the word.
+    fn fence(order: Ordering);
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_add(value, order)
+    }
+
+    #[inline]
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_sub(value, order)
+    }
+
+    #[inline]
+    fn fence(order: Ordering) {
+        std::sync::atomic::fence(order);
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Word for loom::sync::atomic::AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_add(value, order)
+    }
+
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_sub(value, order)
+    }
+
+    fn fence(order: Ordering) {
+        loom::sync::atomic::fence(order);
+    }
+}

@@ -1,0 +1,301 @@
+//! Charging: reserve first, then look. No lock, no shared total.
+//!
+//! A request is *published* in the process's own word, as charged and undecided at once, before the sum over all slots
+//! is read. Of two processes that race for the last bytes at least one therefore sees the other; both may (and then
+//! both withdraw and look again), none cannot.
+//!
+//! Everything here is generic over where the words live, so that loom runs the same code.
+
+use super::atomic::{Ordering, Word};
+
+/// Bytes of one unit of a word.
+pub(super) const UNIT: u64 = 4096;
+/// Largest request in units (4 TiB).
+pub(super) const REQUEST_MAX: u64 = 1 << 30;
+/// A word that holds more units (8 TiB) gets nothing further, so that concurrent requests of one process cannot carry
+/// from the charged half into the undecided half: that would take three threads at once with 4 TiB each.
+const WORD_MAX: u64 = 1 << 31;
+/// Further looks that a refusal takes while the looks differ, that is while memory moves under them.
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
+/// Times that one request asks its process for idle memory.
+const RECLAIMS: u32 = 16;
+
+/// Units charged in a word, undecided ones included.
+#[inline]
+pub(super) const fn charged(word: u64) -> u64 {
+    word & 0xffff_ffff
+}
+
+/// Undecided units of a word.
+#[inline]
+pub(super) const fn undecided(word: u64) -> u64 {
+    word >> 32
+}
+
+/// Units of a word that were granted. Never underflows, whatever the file says.
+#[inline]
+pub(super) const fn granted(word: u64) -> u64 {
+    charged(word).saturating_sub(undecided(word))
+}
+
+/// `n` units, charged and undecided.
+#[inline]
+const fn published(n: u64) -> u64 {
+    n | n << 32
+}
+
+/// One device of one ledger on the path leaf → root, as the charging process sees it.
+pub(super) trait Rung {
+    type Word: Word;
+    /// This process's own word.
+    fn own(&self) -> &Self::Word;
+    /// The number of slots to look at.
+    fn high_water(&self) -> &Self::Word;
+    /// The words of the slots below `high_water`, the own one included.
+    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
+    where
+        Self::Word: 'a;
+    /// The limit in units.
+    fn max(&self) -> u64;
+    /// A request was granted: `total` units were seen in sum, `own` are this process's.
+    fn note(&self, total: u64, own: u64);
+}
+
+/// What the slow path needs from outside.
+pub(super) trait Surroundings<R> {
+    /// Gives back idle memory of this process; false when there is none.
+    fn reclaim(&mut self) -> bool;
+    /// Cleans the dead slots of a level.
+    fn reap(&mut self, rung: &R) -> Reaped;
+    /// Waits a random short time for other requests to be decided; false when the time for that is over.
+    fn back_off(&mut self) -> bool;
+    /// Waits a moment for dead slots to drain; false when the time for that is over.
+    fn wait_for_drain(&mut self) -> bool;
+}
+
+/// What cleaning a level came to.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Reaped {
+    /// Memory came back.
+    pub freed: bool,
+    /// Units that will come back soon without anybody's doing: of slots that drain or that somebody is cleaning.
+    pub pending: u64,
+}
+
+/// The level that said no, and the units granted there.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) struct Refusal {
+    pub level: usize,
+    pub charged: u64,
+}
+
+/// One try. `Err` is the level that was over its limit.
+#[inline]
+pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), usize> {
+    let Some((rung, above)) = rungs.split_first() else {
+        return Ok(());
+    };
+    let own = rung.own();
+    if word_is_full(rung, n) {
+        return Err(level);
+    }
+    own.fetch_add(published(n), Ordering::Relaxed);
+    // Of two requests the one whose fence comes second sees what the other published. `high_water` is read behind it
+    // too: a slot that is not below it now will see this request when it publishes its own first.
+    R::Word::fence(Ordering::SeqCst);
+    let total = total(rung);
+    if total > rung.max() {
+        own.fetch_sub(published(n), Ordering::Release);
+        return Err(level);
+    }
+    match attempt(above, level + 1, n) {
+        Ok(()) => {
+            // Only now that all levels passed: cleared earlier, a request that is withdrawn later would have looked
+            // granted to somebody, who was refused for it.
+            let before = own.fetch_sub(n << 32, Ordering::Release);
+            rung.note(total, charged(before));
+            Ok(())
+        }
+        Err(refusing) => {
+            own.fetch_sub(published(n), Ordering::Release);
+            Err(refusing)
+        }
+    }
+}
+
+/// Gives `n` units back at every level. More than is charged gives back what is charged.
+#[inline]
+pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
+    for rung in rungs {
+        let own = rung.own();
+        // Not exact against another thread that gives back too much at the same time; a correct caller never does.
+        let n = n.min(granted(own.load(Ordering::Relaxed)));
+        own.fetch_sub(n, Ordering::Release);
+    }
+}
+
+#[inline]
+fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
+    charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
+}
+
+/// Units charged at a level, undecided ones included.
+#[inline]
+fn total<R: Rung>(rung: &R) -> u64 {
+    let high_water = rung.high_water().load(Ordering::Relaxed);
+    let sum = rung
+        .words(high_water)
+        .map(|word| charged(word.load(Ordering::Relaxed)))
+        .sum();
+    R::Word::fence(Ordering::Acquire);
+    sum
+}
+
+/// A level as one pass over its words saw it; not a moment in time, as memory may move between slots meanwhile.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) struct Look {
+    /// Units, undecided ones included.
+    pub charged: u64,
+    /// Units.
+    pub undecided: u64,
+    /// Differs when the words differ, but for rare chance.
+    print: u64,
+}
+
+impl Look {
+    pub(super) fn granted(&self) -> u64 {
+        self.charged.saturating_sub(self.undecided)
+    }
+}
+
+/// Reads a level without publishing.
+pub(super) fn look<R: Rung>(rung: &R) -> Look {
+    R::Word::fence(Ordering::SeqCst);
+    let high_water = rung.high_water().load(Ordering::Relaxed);
+    let mut look = Look {
+        charged: 0,
+        undecided: 0,
+        print: 0,
+    };
+    for word in rung.words(high_water) {
+        let word = word.load(Ordering::Relaxed);
+        look.charged += charged(word);
+        look.undecided += undecided(word);
+        look.print = (look.print.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    R::Word::fence(Ordering::Acquire);
+    look
+}
+
+/// What a look says about a request.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+enum Verdict {
+    Fits,
+    /// It fits unless undecided requests of others are granted.
+    Contended,
+    Over,
+}
+
+fn verdict<R: Rung>(rung: &R, look: &Look, n: u64) -> Verdict {
+    if look.granted() + n > rung.max() || word_is_full(rung, n) {
+        Verdict::Over
+    } else if look.charged + n > rung.max() {
+        Verdict::Contended
+    } else {
+        Verdict::Fits
+    }
+}
+
+/// The slow path, taken when the first attempt found `level` over its limit. Bounded in time by the surroundings.
+#[cold]
+pub(super) fn contend<R: Rung>(
+    rungs: &[R],
+    n: u64,
+    mut level: usize,
+    surroundings: &mut impl Surroundings<R>,
+) -> Result<(), Refusal> {
+    let mut reclaims = 0;
+    loop {
+        let mut worst = Verdict::Fits;
+        for (index, rung) in rungs.iter().enumerate() {
+            match verdict(rung, &look(rung), n) {
+                Verdict::Fits => {}
+                Verdict::Contended => {
+                    if worst == Verdict::Fits {
+                        (worst, level) = (Verdict::Contended, index);
+                    }
+                }
+                Verdict::Over => {
+                    (worst, level) = (Verdict::Over, index);
+                    break;
+                }
+            }
+        }
+        let Some(rung) = rungs.get(level) else {
+            return Ok(());
+        };
+        match worst {
+            Verdict::Fits => match attempt(rungs, 0, n) {
+                Ok(()) => return Ok(()),
+                Err(refusing) => level = refusing,
+            },
+            Verdict::Contended => {}
+            Verdict::Over => {
+                if reclaims < RECLAIMS && surroundings.reclaim() {
+                    reclaims += 1;
+                    continue;
+                }
+                let reaped = surroundings.reap(rung);
+                if reaped.freed {
+                    continue;
+                }
+                match confirm(rung, n, reaped.pending) {
+                    Confirmed::Over(charged) => return Err(Refusal { level, charged }),
+                    Confirmed::OnlyDraining(charged) => {
+                        if !surroundings.wait_for_drain() {
+                            return Err(Refusal { level, charged });
+                        }
+                    }
+                    Confirmed::Not => {}
+                }
+                continue;
+            }
+        }
+        if !surroundings.back_off() {
+            let charged = rungs.get(level).map_or(0, |rung| look(rung).granted());
+            return Err(Refusal { level, charged });
+        }
+    }
+}
+
+enum Confirmed {
+    Over(u64),
+    OnlyDraining(u64),
+    Not,
+}
+
+/// Looks at least twice: one look may count memory twice that moves from a low slot to a high one under it. Two equal
+/// looks saw no movement; while they differ, it looks on, so that even steady movement does not make a refusal.
+fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
+    let over = |look: &Look| verdict(rung, look, n) == Verdict::Over;
+    let mut last = look(rung);
+    if !over(&last) {
+        return Confirmed::Not;
+    }
+    for _ in 0..LOOKS {
+        let next = look(rung);
+        if !over(&next) {
+            return Confirmed::Not;
+        }
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    let charged = last.granted();
+    if charged.saturating_sub(pending) + n > rung.max() || word_is_full(rung, n) {
+        Confirmed::Over(charged)
+    } else {
+        Confirmed::OnlyDraining(charged)
+    }
+}

@@ -1,0 +1,179 @@
+//! The ledger as a file: made whole or not at all, checked before it is mapped.
+
+use super::layout::{self, FILE_SIZE, MAGIC, PREFACE, VERSION};
+use super::map::Mapping;
+use super::{LedgerError, os};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::mem::size_of;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Which file a path led to.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    }
+}
+
+/// A path and the file that it led to when the ledger was opened.
+pub(super) struct Place {
+    pub path: PathBuf,
+    id: FileId,
+}
+
+fn options(write: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // Never a symbolic link of somebody else's, never waiting for the other end of a pipe. Close-on-exec by default.
+    options
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
+    options
+}
+
+/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is: opening checks it.
+///
+/// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of another name
+/// behind, `.NAME.<pid>.<n>.new`.
+pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
+    if fs::symlink_metadata(path).is_ok() {
+        return Ok(());
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let pid = std::process::id();
+    let (temporary, file) = loop {
+        let temporary = path.with_file_name(format!(".{name}.{pid}.{}.new", serial()));
+        match options(true).create_new(true).mode(0o600).open(&temporary) {
+            Ok(file) => break (temporary, file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(LedgerError::io(path, "create", error)),
+        }
+    };
+    let filled = fill(&file, mode).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => LedgerError::NoSpace {
+            path: path.to_owned(),
+        },
+        _ => LedgerError::io(path, "create", error),
+    });
+    let linked = filled.and_then(|()| match fs::hard_link(&temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(LedgerError::io(path, "create", error))
+        }
+        _ => Ok(()),
+    });
+    // A name that stays behind costs a directory entry; the ledger is no worse for it.
+    let _ = fs::remove_file(&temporary);
+    linked
+}
+
+/// A number that two callers of one process do not share.
+fn serial() -> u64 {
+    use super::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let boot_ms = os::boot_ms();
+    boot_ms << 16 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff
+}
+
+fn fill(file: &File, mode: u32) -> io::Result<()> {
+    file.set_len(FILE_SIZE)?;
+    os::reserve(file, 0, size_of::<layout::Header>() as u64)?;
+    let mut bytes = [0; size_of::<[u64; 8]>()];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(PREFACE) {
+        *bytes = word.to_ne_bytes();
+    }
+    file.write_all_at(&bytes, 0)?;
+    // Not by the mode of open(2), which the umask changes.
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// Opens, checks and maps a ledger.
+pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerError> {
+    let file = options(write)
+        .open(path)
+        .map_err(|error| LedgerError::io(path, "open", error))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| LedgerError::io(path, "open", error))?;
+    check(&file, &metadata, path)?;
+    let mapping =
+        Mapping::new(&file, write).map_err(|error| LedgerError::io(path, "map", error))?;
+    let place = Place {
+        path: path.to_owned(),
+        id: FileId::of(&metadata),
+    };
+    Ok((place, mapping))
+}
+
+fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), LedgerError> {
+    if !metadata.is_file() {
+        return Err(LedgerError::damaged(path, "not a regular file"));
+    }
+    let mut bytes = [0; size_of::<[u64; 8]>()];
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "cut short"),
+            _ => LedgerError::io(path, "read", error),
+        })?;
+    let mut found = [0; 8];
+    for (word, bytes) in found.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    if found[0] != MAGIC {
+        return Err(LedgerError::damaged(path, "not a ledger"));
+    }
+    if found[1] != VERSION {
+        return Err(LedgerError::Version {
+            path: path.to_owned(),
+            found: found[1],
+            expected: VERSION,
+        });
+    }
+    if found != PREFACE {
+        return Err(LedgerError::damaged(path, "its header names other sizes"));
+    }
+    if metadata.len() != FILE_SIZE {
+        return Err(LedgerError::damaged(
+            path,
+            "of another length than its header names",
+        ));
+    }
+    Ok(())
+}
+
+impl Place {
+    /// A description of its own of the same file.
+    pub(super) fn open(&self, write: bool) -> Result<File, LedgerError> {
+        let replaced = || LedgerError::Replaced {
+            path: self.path.clone(),
+        };
+        let io = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => replaced(),
+            _ => LedgerError::io(&self.path, "open", error),
+        };
+        let file = options(write).open(&self.path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if FileId::of(&metadata) == self.id {
+            Ok(file)
+        } else {
+            Err(replaced())
+        }
+    }
+
+    /// Whether the path still leads to the file. An error other than "no such file" says nothing against it.
+    pub(super) fn is_current(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(metadata) => FileId::of(&metadata) == self.id,
+            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)),
+        }
+    }
+}

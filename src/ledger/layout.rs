@@ -1,0 +1,187 @@
+//! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read any word at any time.
+//!
+//! ```text
+//! 0          header: preface, high_water, group statistics, GPU table, room for an event ring
+//! 16 KiB     words: for each block of 8 devices, one cache line per slot
+//! +1 MiB     slots: one page each: identity and statistics
+//! ```
+//! The words of one device lie in consecutive cache lines, because a charge reads all of them: with one page per slot
+//! instead, the same lines would fall into one set of the first-level cache and into as many TLB entries as slots.
+//! A change of any of this is a new [`VERSION`].
+
+use super::atomic::AtomicU64;
+use super::{Category, MAX_DEVICES, MAX_SLOTS};
+use std::mem::{offset_of, size_of};
+
+/// "gpulimit" as the bytes of the file's first word.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
+/// Version of this layout and of the protocol on it.
+pub(super) const VERSION: u64 = 1;
+
+/// Devices whose words share one cache line.
+pub(super) const LINE_DEVICES: usize = 8;
+/// Blocks of devices.
+pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
+/// 64-bit words of a slot's command.
+pub(super) const COMMAND_WORDS: usize = 8;
+
+const PAGE: usize = 4096;
+const RING: usize = 12 * 1024;
+
+/// What the file says about itself, written once before the file has a name.
+#[repr(C, align(64))]
+pub(super) struct Preface {
+    pub magic: AtomicU64,
+    pub version: AtomicU64,
+    pub header_size: AtomicU64,
+    pub words_size: AtomicU64,
+    pub slot_size: AtomicU64,
+    pub slots: AtomicU64,
+    pub devices: AtomicU64,
+    pub file_size: AtomicU64,
+}
+
+/// The values of a [`Preface`] of this version, in its order.
+pub(super) const PREFACE: [u64; 8] = [
+    MAGIC,
+    VERSION,
+    size_of::<Header>() as u64,
+    (BLOCKS * size_of::<Block>()) as u64,
+    size_of::<SlotPage>() as u64,
+    MAX_SLOTS as u64,
+    MAX_DEVICES as u64,
+    FILE_SIZE,
+];
+
+/// Length of the file.
+pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
+
+/// Slots that were ever claimed: all live slots lie below. Only grows.
+#[repr(C, align(64))]
+pub(super) struct HighWater {
+    pub value: AtomicU64,
+    spare: [AtomicU64; 7],
+}
+
+/// One GPU or MIG instance that the group has seen.
+#[repr(C, align(64))]
+pub(super) struct GpuEntry {
+    /// The identity, in three parts that are each written once (see `gpu_table`).
+    pub id: [AtomicU64; 3],
+    /// Bytes.
+    pub capacity: AtomicU64,
+    /// Bytes that a context took when it was last measured; 0 unknown.
+    pub context: AtomicU64,
+    spare: [AtomicU64; 3],
+}
+
+/// The first bytes of the file.
+#[repr(C)]
+pub(super) struct Header {
+    pub preface: Preface,
+    pub high_water: HighWater,
+    spare_low: [AtomicU64; 48],
+    /// Largest sum in bytes that a granted request saw, per device.
+    pub peaks: [AtomicU64; MAX_DEVICES],
+    /// Refused requests since the group began, per device.
+    pub refusals: [AtomicU64; MAX_DEVICES],
+    pub gpus: [GpuEntry; MAX_DEVICES],
+    spare_high: [AtomicU64; 128],
+    ring: [AtomicU64; RING / 8],
+}
+
+/// The words of one slot for eight devices: charged (low half) and undecided (high half), in units of 4 KiB.
+#[repr(C, align(64))]
+pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
+
+/// The words of all slots for eight devices.
+pub(super) type Block = [WordLine; MAX_SLOTS];
+
+/// Who owns a slot. Written by the claiming and the cleaning process under the slot's claim lock.
+#[repr(C, align(64))]
+pub(super) struct Owner {
+    /// 0: nobody.
+    pub pid: AtomicU64,
+    pub pid_ns: AtomicU64,
+    pub start_time: AtomicU64,
+    pub uid: AtomicU64,
+    /// Milliseconds of the boot clock at which the slot was claimed.
+    pub birth: AtomicU64,
+    /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found dead.
+    pub dead_since: AtomicU64,
+    spare: [AtomicU64; 2],
+    pub command: [AtomicU64; COMMAND_WORDS],
+}
+
+/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only.
+#[repr(C)]
+pub(super) struct DeviceStats {
+    pub by: [AtomicU64; Category::COUNT],
+    pub idle: AtomicU64,
+    pub peak: AtomicU64,
+    /// A count.
+    pub refusals: AtomicU64,
+    spare: [AtomicU64; 2],
+}
+
+/// A slot without its words.
+#[repr(C)]
+pub(super) struct SlotPage {
+    pub owner: Owner,
+    spare: [AtomicU64; 112],
+    pub stats: [DeviceStats; MAX_DEVICES],
+}
+
+/// The whole file.
+#[repr(C)]
+pub(super) struct Content {
+    pub header: Header,
+    pub words: [Block; BLOCKS],
+    pub slots: [SlotPage; MAX_SLOTS],
+}
+
+/// Where a slot's page begins in the file.
+pub(super) const fn slot_offset(slot: usize) -> u64 {
+    (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
+}
+
+/// Where a slot's words of a block of devices begin in the file.
+pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
+    (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
+}
+
+const _: () = {
+    assert!(size_of::<Preface>() == 64 && size_of::<Preface>() == size_of::<[u64; 8]>());
+    assert!(offset_of!(Preface, version) == 8 && offset_of!(Preface, header_size) == 16);
+    assert!(offset_of!(Preface, words_size) == 24 && offset_of!(Preface, slot_size) == 32);
+    assert!(offset_of!(Preface, slots) == 40 && offset_of!(Preface, devices) == 48);
+    assert!(offset_of!(Preface, file_size) == 56);
+
+    assert!(offset_of!(Header, preface) == 0);
+    assert!(size_of::<HighWater>() == 64 && offset_of!(HighWater, value) == 0);
+    assert!(offset_of!(Header, high_water) == 64);
+    assert!(offset_of!(Header, peaks) == 512);
+    assert!(offset_of!(Header, refusals) == 768);
+    assert!(size_of::<GpuEntry>() == 64 && offset_of!(GpuEntry, id) == 0);
+    assert!(offset_of!(GpuEntry, capacity) == 24 && offset_of!(GpuEntry, context) == 32);
+    assert!(offset_of!(Header, gpus) == 1024);
+    assert!(offset_of!(Header, ring) == PAGE);
+    assert!(size_of::<Header>() == 4 * PAGE);
+
+    assert!(MAX_DEVICES % LINE_DEVICES == 0);
+    assert!(size_of::<WordLine>() == 64 && size_of::<Block>() == MAX_SLOTS * 64);
+    assert!(offset_of!(Content, words) == 4 * PAGE);
+
+    assert!(offset_of!(Owner, pid) == 0 && offset_of!(Owner, pid_ns) == 8);
+    assert!(offset_of!(Owner, start_time) == 16 && offset_of!(Owner, uid) == 24);
+    assert!(offset_of!(Owner, birth) == 32 && offset_of!(Owner, dead_since) == 40);
+    assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
+    assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
+    assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
+    assert!(size_of::<DeviceStats>() == 96);
+    assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
+    assert!(size_of::<SlotPage>() == PAGE);
+    assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);
+    assert!(offset_of!(Content, slots) % PAGE == 0);
+    assert!(size_of::<Content>() == 260 * PAGE + MAX_SLOTS * PAGE);
+};

@@ -1,0 +1,238 @@
+//! Charging a path of groups, as processes see it.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::charge::{self, Reaped, Rung, Surroundings, UNIT};
+use super::layout::{LINE_DEVICES, WordLine};
+use super::random::Random;
+use super::reap;
+use super::{DeviceIndex, Slot, Witness};
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+/// One level of the path leaf → root.
+#[derive(Copy, Clone, Debug)]
+pub struct Level<'a> {
+    /// This process's slot in the level's ledger.
+    pub slot: &'a Slot,
+    /// The device in that ledger's table.
+    pub device: DeviceIndex,
+    /// The limit in bytes; `u64::MAX` none.
+    pub max: u64,
+}
+
+/// What a process can do about a full group. Asked on the slow path only.
+pub trait Pressure {
+    /// Gives back memory that the process holds but does not use, uncharging it; false when there was none. The device
+    /// is that of the first level, the leaf.
+    fn reclaim(&self, device: DeviceIndex) -> bool;
+    /// Who knows what the driver still holds for dead members.
+    fn witness(&self) -> &dyn Witness;
+}
+
+/// A level has no room for a request.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Refused {
+    /// Index into the levels.
+    pub level: usize,
+    /// Bytes granted at that level.
+    pub charged: u64,
+    /// The limit of that level in bytes.
+    pub max: u64,
+}
+
+/// Charges `bytes`, rounded up to 4 KiB, at every level, or at none. Before the driver is asked.
+///
+/// A grant takes no lock and no system call and does not allocate. A refusal is final: the request does not fit with
+/// what is granted, nothing of the dead is left to clean, and this process has nothing to give back. It takes up to a
+/// second when another process was stopped in the middle of a charge that stands in the way, and as long as dead
+/// members drain (a second without a witness, 30 s at most) if their memory would make room.
+///
+/// `levels` may not name one slot and device twice.
+#[inline]
+pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Result<(), Refused> {
+    let n = bytes.div_ceil(UNIT);
+    if n == 0 {
+        return Ok(());
+    }
+    if n > charge::REQUEST_MAX {
+        return Err(never(levels, n, 0));
+    }
+    match charge::attempt(levels, 0, n) {
+        Ok(()) => Ok(()),
+        Err(level) => slow(levels, n, level, pressure),
+    }
+}
+
+/// Gives `bytes`, rounded up to 4 KiB, back at every level. After the driver has freed them.
+///
+/// What is charged together is to be given back together or in multiples of 4 KiB, as each call rounds up.
+#[inline]
+pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
+    charge::uncharge(levels, bytes.div_ceil(UNIT));
+}
+
+#[cold]
+fn slow(
+    levels: &[Level<'_>],
+    n: u64,
+    level: usize,
+    pressure: &dyn Pressure,
+) -> Result<(), Refused> {
+    // No amount of waiting helps.
+    if let Some(level) = levels.iter().position(|level| n > Rung::max(level)) {
+        return Err(never(levels, n, level));
+    }
+    let mut contention = Contention::new(levels, pressure);
+    charge::contend(levels, n, level, &mut contention).map_err(|refusal| Refused {
+        level: refusal.level,
+        charged: refusal.charged * UNIT,
+        max: levels.get(refusal.level).map_or(0, |level| level.max),
+    })
+}
+
+#[cold]
+fn never(levels: &[Level<'_>], n: u64, level: usize) -> Refused {
+    let level = levels
+        .iter()
+        .position(|level| n > Rung::max(level))
+        .unwrap_or(level);
+    let at = levels.get(level);
+    Refused {
+        level,
+        charged: at.map_or(0, |at| charge::look(at).granted() * UNIT),
+        max: at.map_or(0, |at| at.max),
+    }
+}
+
+impl Rung for Level<'_> {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn own(&self) -> &AtomicU64 {
+        self.slot.word(self.device)
+    }
+
+    #[inline]
+    fn high_water(&self) -> &AtomicU64 {
+        &self.slot.ledger().content().header.high_water.value
+    }
+
+    #[inline]
+    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    where
+        Self::Word: 'a,
+    {
+        let index = self.device.get();
+        let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
+        // A file that names more slots than there are has all of them read.
+        let high_water = (high_water as usize).min(block.len());
+        block[..high_water]
+            .iter()
+            .map(move |WordLine(line)| &line[index % LINE_DEVICES])
+    }
+
+    #[inline]
+    fn max(&self) -> u64 {
+        self.max / UNIT
+    }
+
+    #[inline]
+    fn note(&self, total: u64, own: u64) {
+        raise(&self.slot.stats(self.device).peak, own * UNIT);
+        let peaks = &self.slot.ledger().content().header.peaks;
+        raise(&peaks[self.device.get()], total * UNIT);
+    }
+}
+
+/// Reads first: mostly there is nothing to write, and the line stays shared.
+#[inline]
+fn raise(peak: &AtomicU64, bytes: u64) {
+    if bytes > peak.load(Ordering::Relaxed) {
+        peak.fetch_max(bytes, Ordering::Relaxed);
+    }
+}
+
+/// How long undecided requests of others may stand in the way. The window in which a request is undecided is a
+/// microsecond, so this is for processes that lost the processor in it, and for those stopped in it.
+const PATIENCE: Duration = Duration::from_secs(1);
+const DRAIN_STEP: Duration = Duration::from_millis(1);
+/// The longest that a slot drains, and some.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
+
+/// One request on the slow path.
+struct Contention<'a> {
+    leaf: Option<DeviceIndex>,
+    pressure: &'a dyn Pressure,
+    random: Random,
+    since: Instant,
+    backing_off_since: Option<Instant>,
+    back_offs: u32,
+}
+
+impl<'a> Contention<'a> {
+    fn new(levels: &[Level<'a>], pressure: &'a dyn Pressure) -> Self {
+        Self {
+            leaf: levels.first().map(|level| level.device),
+            pressure,
+            random: Random::new(),
+            since: Instant::now(),
+            backing_off_since: None,
+            back_offs: 0,
+        }
+    }
+}
+
+impl Surroundings<Level<'_>> for Contention<'_> {
+    fn reclaim(&mut self) -> bool {
+        self.leaf
+            .is_some_and(|device| self.pressure.reclaim(device))
+    }
+
+    fn reap(&mut self, level: &Level<'_>) -> Reaped {
+        // Without a descriptor (the program has used them up) the dead cannot be told from the living.
+        let file: Option<File> = level.slot.ledger().place.open(true).ok();
+        let Some(file) = file else {
+            return Reaped::default();
+        };
+        let swept = reap::sweep(
+            level.slot.ledger(),
+            &file,
+            level.device,
+            level.slot.index(),
+            self.pressure.witness(),
+        );
+        Reaped {
+            freed: swept.cleaned,
+            pending: swept.pending,
+        }
+    }
+
+    fn back_off(&mut self) -> bool {
+        let now = Instant::now();
+        let since = *self.backing_off_since.get_or_insert(now);
+        if now.duration_since(since) > PATIENCE {
+            return false;
+        }
+        self.back_offs += 1;
+        match self.back_offs {
+            1..=3 => {
+                for _ in 0..self.random.below(64 << self.back_offs) {
+                    std::hint::spin_loop();
+                }
+            }
+            4..=8 => std::thread::yield_now(),
+            // Up to a millisecond.
+            n => {
+                let nanos = self.random.below(50_000 << (n - 8).min(4));
+                std::thread::sleep(Duration::from_nanos(nanos as u64));
+            }
+        }
+        true
+    }
+
+    fn wait_for_drain(&mut self) -> bool {
+        self.backing_off_since = None;
+        std::thread::sleep(DRAIN_STEP);
+        self.since.elapsed() < DRAIN_PATIENCE
+    }
+}

@@ -1,0 +1,89 @@
+//! Open-file-description locks: who owns a slot, and who is claiming or cleaning it.
+//!
+//! Unlike POSIX record locks they belong to the description, not to the process: they exclude threads of one process,
+//! and closing another descriptor of the file does not drop them. No call here waits.
+#![allow(unsafe_code)]
+
+use super::MAX_SLOTS;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// A range of lock bytes.
+#[derive(Copy, Clone)]
+pub(super) struct Bytes {
+    start: usize,
+    len: usize,
+}
+
+impl Bytes {
+    /// "Slot has an owner."
+    pub(super) const fn owner(slot: usize) -> Self {
+        Self {
+            start: slot,
+            len: 1,
+        }
+    }
+
+    /// "Slot is being claimed or cleaned."
+    pub(super) const fn claim(slot: usize) -> Self {
+        Self {
+            start: MAX_SLOTS + slot,
+            len: 1,
+        }
+    }
+
+    /// The owner bytes of all slots.
+    pub(super) const OWNERS: Self = Self {
+        start: 0,
+        len: MAX_SLOTS,
+    };
+    /// The claim bytes of all slots.
+    pub(super) const CLAIMS: Self = Self {
+        start: MAX_SLOTS,
+        len: MAX_SLOTS,
+    };
+}
+
+fn control(file: &File, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
+    // SAFETY: `flock` is plain integers, some of them padding in some libcs; zero is valid for all.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = bytes.start as libc::off_t;
+    lock.l_len = bytes.len as libc::off_t;
+    loop {
+        // SAFETY: these commands read and write one `flock`, which `lock` is.
+        match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+            0 => return Ok(lock),
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Takes the lock on `file`'s description; false when another description holds any of the bytes.
+pub(super) fn try_lock(file: &File, bytes: Bytes) -> io::Result<bool> {
+    match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives the lock back. Closing is not enough: a child forked meanwhile may have the descriptor too.
+pub(super) fn unlock(file: &File, bytes: Bytes) -> io::Result<()> {
+    control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
+}
+
+/// Whether another description holds any of the bytes. Works on a descriptor open for reading.
+pub(super) fn is_locked(file: &File, bytes: Bytes) -> io::Result<bool> {
+    control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
+        .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
+}

@@ -1,0 +1,33 @@
+//! Numbers to step out of each other's way. Nothing depends on their quality.
+
+use super::os;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Xorshift, seeded by time, process and thread.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new() -> Self {
+        let here = 0u8;
+        let nanos = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.as_nanos() as u64);
+        let seed = nanos
+            ^ (&raw const here as u64).rotate_left(24)
+            ^ u64::from(std::process::id()).rotate_left(40)
+            ^ os::boot_ms();
+        Self((seed | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number below `end`; 0 when `end` is 0.
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        (self.next() >> 11).checked_rem(end as u64).unwrap_or(0) as usize
+    }
+}

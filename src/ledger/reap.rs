@@ -1,0 +1,191 @@
+//! Dead slots: they drain, then they are zeroed.
+//!
+//! The owner lock of a killed process goes within milliseconds, but the driver needs up to 190 ms to free its memory
+//! (measured). Until then the charge stands.
+
+use super::atomic::Ordering;
+use super::layout::{DeviceStats, SlotPage};
+use super::lock::{self, Bytes};
+use super::{DeviceIndex, Identity, Ledger, charge, gpu_table, os};
+use crate::device::DeviceId;
+use std::fs::File;
+
+/// Knows what the driver still holds for the dead.
+pub trait Witness {
+    /// Whether the driver still lists memory of this dead process on the device; `None` when that cannot be told, and a
+    /// grace time decides.
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool>;
+}
+
+/// Cannot tell: the grace time decides.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct NoWitness;
+
+impl Witness for NoWitness {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+        None
+    }
+}
+
+/// Milliseconds after which a dead slot is drained when no witness can tell.
+pub(super) const GRACE_MS: u64 = 1_000;
+/// Milliseconds after which a dead slot is drained whatever the witness says: a driver that lists a dead process for so
+/// long lists it for ever.
+pub(super) const DRAIN_MAX_MS: u64 = 30_000;
+
+/// What became of a slot that was looked at for cleaning.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Fate {
+    /// It has an owner.
+    Live,
+    /// Somebody else is claiming or cleaning it.
+    Busy,
+    /// Nothing was in it.
+    Empty,
+    /// The driver may still hold memory of its owner.
+    Draining,
+    Cleaned,
+}
+
+/// Cleans a slot if its owner is dead and it is drained. A question that the system does not answer leaves it alone.
+pub(super) fn reap(ledger: &Ledger, file: &File, slot: usize, witness: &dyn Witness) -> Fate {
+    match lock::is_locked(file, Bytes::owner(slot)) {
+        Ok(false) => {}
+        Ok(true) | Err(_) => return Fate::Live,
+    }
+    match lock::try_lock(file, Bytes::claim(slot)) {
+        Ok(true) => {}
+        Ok(false) => return Fate::Busy,
+        Err(_) => return Fate::Live,
+    }
+    let fate = reap_claimed(ledger, file, slot, witness);
+    // Not before the words are zero: a claimer may own the slot a moment later. Should it fail, closing releases it.
+    let _ = lock::unlock(file, Bytes::claim(slot));
+    fate
+}
+
+/// As [`reap`], with the claim lock held on `file`.
+pub(super) fn reap_claimed(
+    ledger: &Ledger,
+    file: &File,
+    slot: usize,
+    witness: &dyn Witness,
+) -> Fate {
+    // Again, as it may have been claimed before the claim lock was ours.
+    match lock::is_locked(file, Bytes::owner(slot)) {
+        Ok(false) => {}
+        Ok(true) | Err(_) => return Fate::Live,
+    }
+    let owner = &ledger.content().slots[slot].owner;
+    let fate = if !ledger.has_words(slot) {
+        match owner.pid.load(Ordering::Relaxed) {
+            0 => Fate::Empty,
+            _ => Fate::Cleaned,
+        }
+    } else if is_drained(ledger, slot, witness) {
+        Fate::Cleaned
+    } else {
+        return Fate::Draining;
+    };
+    zero(ledger, slot);
+    fate
+}
+
+/// The claim lock is held and the owner is dead. Stamps the time at which that was first seen.
+fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
+    let owner = &ledger.content().slots[slot].owner;
+    let now = os::boot_ms();
+    let mut since = owner.dead_since.load(Ordering::Relaxed);
+    // Later than now: by a process with another boot clock, or damage.
+    if since == 0 || since > now {
+        owner.dead_since.store(now, Ordering::Relaxed);
+        since = now;
+    }
+    has_drained(ledger, slot, witness, now - since)
+}
+
+/// Whether a slot whose owner is known to be dead for so many milliseconds is drained.
+pub(super) fn has_drained(
+    ledger: &Ledger,
+    slot: usize,
+    witness: &dyn Witness,
+    dead_ms: u64,
+) -> bool {
+    if dead_ms >= DRAIN_MAX_MS {
+        return true;
+    }
+    let content = ledger.content();
+    let identity = Identity::read(&content.slots[slot].owner);
+    let mut known = true;
+    for device in DeviceIndex::all() {
+        if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let holds = identity
+            .zip(gpu_table::id(&content.header, device))
+            .and_then(|(process, device)| witness.holds_memory(&process, &device));
+        match holds {
+            Some(true) => return false,
+            Some(false) => {}
+            None => known = false,
+        }
+    }
+    known || dead_ms >= GRACE_MS
+}
+
+/// Empties a slot. For its owner, or under its claim lock.
+pub(super) fn zero(ledger: &Ledger, slot: usize) {
+    let SlotPage { owner, stats, .. } = &ledger.content().slots[slot];
+    for device in DeviceIndex::all() {
+        let word = ledger.word(slot, device);
+        if word.load(Ordering::Relaxed) != 0 {
+            word.store(0, Ordering::Release);
+        }
+    }
+    for stats in stats {
+        let DeviceStats {
+            by,
+            idle,
+            peak,
+            refusals,
+            ..
+        } = stats;
+        for figure in by.iter().chain([idle, peak, refusals]) {
+            if figure.load(Ordering::Relaxed) != 0 {
+                figure.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+    Identity::erase(owner);
+}
+
+/// What cleaning the slots with charges on one device came to.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Swept {
+    pub cleaned: bool,
+    /// Units granted to slots that drain or are being cleaned.
+    pub pending: u64,
+}
+
+/// Cleans all slots but `own` that have a charge on the device.
+pub(super) fn sweep(
+    ledger: &Ledger,
+    file: &File,
+    device: DeviceIndex,
+    own: usize,
+    witness: &dyn Witness,
+) -> Swept {
+    let mut swept = Swept::default();
+    for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
+        let word = ledger.word(slot, device).load(Ordering::Relaxed);
+        if word == 0 {
+            continue;
+        }
+        match reap(ledger, file, slot, witness) {
+            Fate::Live | Fate::Empty => {}
+            Fate::Busy | Fate::Draining => swept.pending += charge::granted(word),
+            Fate::Cleaned => swept.cleaned = true,
+        }
+    }
+    swept
+}

@@ -1,0 +1,303 @@
+//! One process's line in the ledger, and how a process gets one.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::charge;
+use super::file::Place;
+use super::layout::{self, BLOCKS, DeviceStats, SlotPage};
+use super::lock::{self, Bytes};
+use super::map::Anchor;
+use super::random::Random;
+use super::reap::{self, Fate, NoWitness};
+use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_SLOTS, os};
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A claimed slot: this process's charges and statistics in one ledger.
+///
+/// The kernel lock that says "owned" hangs on a mapping of its own, not on a descriptor: closing all descriptors does
+/// not lose it, a forked child does not inherit it, exec and death in whatever form end it. In a forked child the slot
+/// must not be used; dropping it there does nothing.
+///
+/// Dropping gives everything back at once, so it may be done only when the driver holds no memory for this process any
+/// more. A process that ends without dropping leaves a slot that drains.
+pub struct Slot {
+    ledger: Arc<Ledger>,
+    index: usize,
+    // The lock. Dropped after the words are zeroed.
+    _owner: Anchor,
+}
+
+impl Slot {
+    /// The ledger that the slot is in.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Bytes granted to this process.
+    pub fn charged(&self, device: DeviceIndex) -> u64 {
+        charge::granted(self.word(device).load(Ordering::Relaxed)) * charge::UNIT
+    }
+
+    /// Sets the bytes of a category, absolute. A figure for people: limits are kept by charges alone.
+    pub fn publish(&self, device: DeviceIndex, category: Category, bytes: u64) {
+        self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the bytes that are charged in advance but not used.
+    pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
+        self.stats(device).idle.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a refused request, for this process and for the group.
+    pub fn count_refusal(&self, device: DeviceIndex) {
+        self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
+        let group = &self.ledger.content().header.refusals;
+        group[device.get()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn word(&self, device: DeviceIndex) -> &AtomicU64 {
+        self.ledger.word(self.index, device)
+    }
+
+    #[inline]
+    pub(super) fn stats(&self, device: DeviceIndex) -> &DeviceStats {
+        &self.page().stats[device.get()]
+    }
+
+    #[inline]
+    fn page(&self) -> &SlotPage {
+        &self.ledger.content().slots[self.index]
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.ledger.map.is_ours() {
+            reap::zero(&self.ledger, self.index);
+        }
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "slot {} of {}",
+            self.index,
+            self.ledger.place.path.display()
+        )
+    }
+}
+
+/// Tries at random slots before all slots are gone through.
+const TRIES: u32 = 64;
+/// Slots of unknown owners that are asked after before the ledger grows.
+const PROBES: u32 = 16;
+/// Rounds through all slots while some are only being claimed, cleaned or drained.
+const ROUNDS: u32 = 300;
+const ROUND_PAUSE: Duration = Duration::from_millis(5);
+
+/// Claims a slot for this process.
+///
+/// Low slots are preferred, as every charge reads all slots up to the highest ever claimed. Processes that start at
+/// once would all go for the lowest free slot; each slot that is lost to another doubles the number of free slots
+/// among which the next is drawn, so that a thousand of them need a handful of tries each.
+pub(super) fn claim(ledger: &Arc<Ledger>, identity: &Identity) -> Result<Slot, LedgerError> {
+    let place = &ledger.place;
+    if !ledger.map.writable() {
+        return Err(LedgerError::ReadOnly {
+            path: place.path.clone(),
+        });
+    }
+    let owner = place.open(true)?;
+    let claim = place.open(true)?;
+    let candidate = Candidate {
+        ledger,
+        identity,
+        owner: &owner,
+        claim: &claim,
+    };
+    let mut random = Random::new();
+
+    let mut crowd = 1;
+    for _ in 0..TRIES {
+        let Some(slot) = pick(ledger, &candidate, crowd, &mut random)? else {
+            break;
+        };
+        match candidate.take(slot)? {
+            Take::Taken(anchor) => return Ok(candidate.slot(slot, anchor)),
+            Take::Busy | Take::Held | Take::Draining => crowd = (crowd * 2).min(MAX_SLOTS),
+        }
+    }
+    for _ in 0..ROUNDS {
+        // The group is being removed when all claim locks are held.
+        if !place.is_current() {
+            return Err(LedgerError::Replaced {
+                path: place.path.clone(),
+            });
+        }
+        let mut soon = false;
+        let first = random.below(MAX_SLOTS);
+        for step in 0..MAX_SLOTS {
+            let slot = (first + step) % MAX_SLOTS;
+            match candidate.take(slot)? {
+                Take::Taken(anchor) => return Ok(candidate.slot(slot, anchor)),
+                Take::Held => {}
+                Take::Busy | Take::Draining => soon = true,
+            }
+        }
+        if !soon {
+            break;
+        }
+        std::thread::sleep(ROUND_PAUSE);
+    }
+    Err(LedgerError::NoSlot {
+        path: place.path.clone(),
+    })
+}
+
+/// A random one of the first `crowd` slots that look free; before the ledger grows for it, one whose owner died.
+fn pick(
+    ledger: &Ledger,
+    candidate: &Candidate<'_>,
+    crowd: usize,
+    random: &mut Random,
+) -> Result<Option<usize>, LedgerError> {
+    let nobody = |slot: &usize| {
+        ledger.content().slots[*slot]
+            .owner
+            .pid
+            .load(Ordering::Relaxed)
+            == 0
+    };
+    let high_water = ledger.high_water();
+    let free = (0..high_water).filter(nobody).take(crowd).count();
+    if free < crowd && high_water > 0 {
+        // Also those who were killed before they charged anything leave their name; nobody else cleans these slots.
+        let first = random.below(high_water);
+        for step in 0..high_water.min(PROBES as usize) {
+            let slot = (first + step) % high_water;
+            if !nobody(&slot) && candidate.is_abandoned(slot)? {
+                return Ok(Some(slot));
+            }
+        }
+    }
+    // Above `high_water` every slot looks free, as its page was never written.
+    let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
+    Ok((0..high_water)
+        .filter(nobody)
+        .chain(high_water..MAX_SLOTS)
+        .nth(wanted))
+}
+
+enum Take {
+    Taken(Anchor),
+    /// Somebody is claiming or cleaning it.
+    Busy,
+    /// It has a living owner.
+    Held,
+    /// Its owner is dead, and the driver may still hold his memory.
+    Draining,
+}
+
+struct Candidate<'a> {
+    ledger: &'a Arc<Ledger>,
+    identity: &'a Identity,
+    owner: &'a File,
+    claim: &'a File,
+}
+
+impl Candidate<'_> {
+    fn place(&self) -> &Place {
+        &self.ledger.place
+    }
+
+    fn error(&self, action: &'static str) -> impl Fn(io::Error) -> LedgerError {
+        let path = self.place().path.clone();
+        move |error| match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => LedgerError::NoSpace { path: path.clone() },
+            _ => LedgerError::io(&path, action, error),
+        }
+    }
+
+    /// Whether a slot that bears a name has no owner and no charge.
+    fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
+        let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
+        Ok(!held && !self.ledger.has_words(slot))
+    }
+
+    fn slot(&self, index: usize, owner: Anchor) -> Slot {
+        Slot {
+            ledger: Arc::clone(self.ledger),
+            index,
+            _owner: owner,
+        }
+    }
+
+    fn take(&self, slot: usize) -> Result<Take, LedgerError> {
+        // Asked first: most slots of a full ledger are held, and this leaves those who clean undisturbed.
+        if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
+            return Ok(Take::Held);
+        }
+        let claimed = lock::try_lock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
+        if !claimed {
+            return Ok(Take::Busy);
+        }
+        let taken = self.take_claimed(slot);
+        // Explicitly, as a child forked meanwhile may keep the description alive. Released last: until then nobody
+        // else touches the slot.
+        lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
+        taken
+    }
+
+    /// The claim lock is held.
+    fn take_claimed(&self, slot: usize) -> Result<Take, LedgerError> {
+        self.reserve(slot).map_err(self.error("reserve space"))?;
+        match reap::reap_claimed(self.ledger, self.claim, slot, &NoWitness) {
+            Fate::Live => return Ok(Take::Held),
+            Fate::Busy => return Ok(Take::Busy),
+            Fate::Draining => return Ok(Take::Draining),
+            Fate::Empty | Fate::Cleaned => {}
+        }
+        let owned = lock::try_lock(self.owner, Bytes::owner(slot)).map_err(self.error("lock"))?;
+        if !owned {
+            return Ok(Take::Held);
+        }
+        let anchor = match Anchor::new(self.owner) {
+            Ok(anchor) => anchor,
+            Err(error) => {
+                let _ = lock::unlock(self.owner, Bytes::owner(slot));
+                return Err(self.error("map")(error));
+            }
+        };
+        let page = &self.ledger.content().slots[slot];
+        page.owner.birth.store(os::boot_ms(), Ordering::Relaxed);
+        self.identity.write(&page.owner);
+        // Before this process's first publish: others read it after their own.
+        let high_water = &self.ledger.content().header.high_water.value;
+        high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
+        Ok(Take::Taken(anchor))
+    }
+
+    /// Room for everything that the slot's owner writes: where there is none, that is an error here and not a SIGBUS
+    /// there.
+    fn reserve(&self, slot: usize) -> io::Result<()> {
+        for block in 0..BLOCKS {
+            let line = size_of::<layout::WordLine>() as u64;
+            os::reserve(self.claim, layout::line_offset(block, slot), line)?;
+        }
+        os::reserve(
+            self.claim,
+            layout::slot_offset(slot),
+            size_of::<SlotPage>() as u64,
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! Reading a ledger: sums and per-process figures, in bytes.
+
+use super::atomic::Ordering;
+use super::charge::{self, UNIT};
+use super::layout::DeviceStats;
+use super::lock::{self, Bytes};
+use super::reap::{self, Witness};
+use super::{Category, DeviceIndex, Identity, Ledger, os};
+
+/// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
+/// granted at some moment plus what moved between members while reading.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub struct Usage {
+    /// Granted, of the living and of the dead that drain.
+    pub charged: u64,
+    /// Asked for and not decided at this moment; not part of `charged`.
+    pub undecided: u64,
+    /// The largest sum that a granted request has seen since the group began, requests then undecided included. Never
+    /// above the limit of that time.
+    pub peak: u64,
+    /// Refused requests since the group began; a count.
+    pub refusals: u64,
+    /// Shares of `charged` as the members published them.
+    pub by: [u64; Category::COUNT],
+    /// Charged in advance but not used.
+    pub idle: u64,
+}
+
+/// One process's part of a group.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ProcessUsage {
+    /// Who it is.
+    pub identity: Identity,
+    /// False: dead, and the driver may still hold its memory.
+    pub alive: bool,
+    /// The devices on which it has, or had, a charge.
+    pub devices: Vec<DeviceUsage>,
+}
+
+/// One process's part of a group on one device.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct DeviceUsage {
+    /// The device.
+    pub device: DeviceIndex,
+    /// Granted.
+    pub charged: u64,
+    /// The largest `charged` of the process's life.
+    pub peak: u64,
+    /// Refused requests; a count.
+    pub refusals: u64,
+    /// Shares of `charged` as the process published them.
+    pub by: [u64; Category::COUNT],
+    /// Charged in advance but not used.
+    pub idle: u64,
+}
+
+pub(super) fn charged(ledger: &Ledger, device: DeviceIndex) -> u64 {
+    (0..ledger.high_water())
+        .map(|slot| charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)))
+        .sum::<u64>()
+        * UNIT
+}
+
+pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
+    let header = &ledger.content().header;
+    let mut usage = Usage {
+        peak: header.peaks[device.get()].load(Ordering::Relaxed),
+        refusals: header.refusals[device.get()].load(Ordering::Relaxed),
+        ..Usage::default()
+    };
+    for slot in 0..ledger.high_water() {
+        let word = ledger.word(slot, device).load(Ordering::Relaxed);
+        if word == 0 {
+            continue;
+        }
+        usage.charged += charge::granted(word) * UNIT;
+        usage.undecided += charge::undecided(word) * UNIT;
+        let stats = &ledger.content().slots[slot].stats[device.get()];
+        for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
+            *sum = sum.saturating_add(figure);
+        }
+        usage.idle = usage
+            .idle
+            .saturating_add(stats.idle.load(Ordering::Relaxed));
+    }
+    usage
+}
+
+fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
+    Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed))
+}
+
+pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUsage> {
+    // Without a descriptor nobody can be told dead.
+    let file = ledger.place.open(false).ok();
+    let is_dead = |slot| {
+        file.as_ref()
+            .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false)))
+    };
+    let now = os::boot_ms();
+    let mut processes = Vec::new();
+    for slot in 0..ledger.high_water() {
+        let page = &ledger.content().slots[slot];
+        let Some(identity) = Identity::read(&page.owner) else {
+            continue;
+        };
+        let dead = is_dead(slot);
+        if dead {
+            let since = page.owner.dead_since.load(Ordering::Relaxed);
+            let dead_ms = if since == 0 {
+                0
+            } else {
+                now.saturating_sub(since)
+            };
+            if !ledger.has_words(slot) || reap::has_drained(ledger, slot, witness, dead_ms) {
+                continue;
+            }
+        }
+        processes.push(ProcessUsage {
+            identity,
+            alive: !dead,
+            devices: DeviceIndex::all()
+                .filter_map(|device| device_usage(ledger, slot, device))
+                .collect(),
+        });
+    }
+    processes
+}
+
+fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<DeviceUsage> {
+    let stats = &ledger.content().slots[slot].stats[device.get()];
+    let usage = DeviceUsage {
+        device,
+        charged: charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)) * UNIT,
+        peak: stats.peak.load(Ordering::Relaxed),
+        refusals: stats.refusals.load(Ordering::Relaxed),
+        by: by(stats),
+        idle: stats.idle.load(Ordering::Relaxed),
+    };
+    (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
+}
