@@ -1,0 +1,175 @@
+//! What goes wrong with groups.
+
+use super::name::LONGEST;
+use crate::ledger::LedgerError;
+use crate::limits::LimitsError;
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a group, or the root of all groups, cannot be used.
+#[derive(Debug)]
+pub enum GroupError {
+    /// A text that is no name of a group.
+    Name {
+        /// The text.
+        name: String,
+    },
+    /// The system refused.
+    Io {
+        /// What was tried: `open`, `create`, `list`, `remove`.
+        what: &'static str,
+        /// The root, the group or a file in it.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A directory that others could tamper with.
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: Fault,
+    },
+    /// No such group.
+    Missing {
+        /// The group asked for.
+        name: String,
+        /// The root it was looked for in.
+        root: PathBuf,
+        /// The groups that there are.
+        known: Vec<String>,
+    },
+    /// Programs run in the group.
+    InUse {
+        /// The group.
+        name: String,
+    },
+    /// The group is being made or removed by somebody who takes too long.
+    Held {
+        /// The directory of the group.
+        path: PathBuf,
+    },
+    /// Its limits cannot be used.
+    Limits(LimitsError),
+    /// Its ledger cannot be used.
+    Ledger(LedgerError),
+}
+
+/// Why a directory is not trusted.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// It is a symbolic link.
+    Symlink,
+    /// It is something else than a directory.
+    NotDirectory,
+    /// It belongs to this user, who is neither ourselves nor root.
+    Owner(u32),
+    /// Others may write it; the permissions.
+    Writable(u32),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symlink => f.write_str("is a symbolic link"),
+            Self::NotDirectory => f.write_str("is not a directory"),
+            Self::Owner(uid) => write!(f, "belongs to user {uid}"),
+            Self::Writable(mode) => write!(f, "may be written by others (mode {mode:04o})"),
+        }
+    }
+}
+
+impl Fault {
+    /// What to do about it.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Symlink | Self::NotDirectory => {
+                "remove it, or name a directory of your own in GPULIMIT_ROOT"
+            }
+            Self::Owner(_) => "name a directory of your own in GPULIMIT_ROOT",
+            Self::Writable(_) => {
+                "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
+            }
+        }
+    }
+}
+
+impl fmt::Display for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name { name } => write!(
+                f,
+                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -",
+                name.escape_debug()
+            ),
+            Self::Io { what, path, error } => {
+                write!(f, "cannot {what} {}: {error}", path.display())?;
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
+                        .write_str(": ask who administers it, or name a directory of your own in GPULIMIT_ROOT"),
+                    io::ErrorKind::NotFound => {
+                        f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
+                    }
+                    io::ErrorKind::StorageFull => f.write_str(": free some space there"),
+                    _ => Ok(()),
+                }
+            }
+            Self::Unsafe { path, why } => {
+                write!(f, "{} {why}: {}", path.display(), why.remedy())
+            }
+            Self::Missing { name, root, known } => {
+                write!(f, "no group '{name}' in {}", root.display())?;
+                for (i, group) in known.iter().take(8).enumerate() {
+                    write!(f, "{}{group}", if i == 0 { " (there is " } else { ", " })?;
+                }
+                match known.len() {
+                    0 => f.write_str(" (there are none)")?,
+                    1..=8 => f.write_str(")")?,
+                    more => write!(f, " and {} more)", more - 8)?,
+                }
+                write!(
+                    f,
+                    ": make it with `gpulimit run --name {name} --max SIZE -- COMMAND`"
+                )
+            }
+            Self::InUse { name } => {
+                write!(
+                    f,
+                    "programs run in group '{name}': end them first, `gpulimit ps {name}` lists them"
+                )
+            }
+            Self::Held { path } => write!(
+                f,
+                "{} is being made or removed by another program: try again, or end a stopped gpulimit",
+                path.display()
+            ),
+            Self::Limits(error) => error.fmt(f),
+            Self::Ledger(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for GroupError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { error, .. } => Some(error),
+            Self::Limits(error) => error.source(),
+            Self::Ledger(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<LimitsError> for GroupError {
+    fn from(error: LimitsError) -> Self {
+        Self::Limits(error)
+    }
+}
+
+impl From<LedgerError> for GroupError {
+    fn from(error: LedgerError) -> Self {
+        Self::Ledger(error)
+    }
+}

@@ -1,0 +1,342 @@
+//! One process's membership in a group and, later, in the groups above it.
+
+use super::{Group, GroupError, Root};
+use crate::device::DeviceId;
+use crate::ledger::{
+    self, Category, DeviceIndex, Identity, Ledger, Level, MAX_DEVICES, Pressure, ProcessUsage,
+    Slot, Witness,
+};
+use crate::limits::Limits;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Levels on the path from a group to the root.
+pub const MAX_DEPTH: usize = 8;
+
+/// How often somebody who comes in while the group is removed and made again tries anew.
+const ATTEMPTS: u32 = 16;
+
+/// A process in a group, until drop.
+pub struct Member {
+    /// From the group itself upwards; never empty, [`MAX_DEPTH`] at most.
+    levels: Vec<Station>,
+}
+
+/// A device as a member charges it. Cheap to copy; belongs to the [`Member`] that made it.
+#[derive(Copy, Clone, Debug)]
+pub struct MemberDevice {
+    id: DeviceId,
+    capacity: u64,
+    /// Its index in the ledger of each level.
+    index: [DeviceIndex; MAX_DEPTH],
+}
+
+impl MemberDevice {
+    /// Which device.
+    pub const fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Its memory in bytes, as the driver says.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+}
+
+/// One group on the path: what it allows, and our slot in it.
+struct Station {
+    name: Box<str>,
+    limits: Limits,
+    // Dropped before the ledger that it is in.
+    slot: Slot,
+    ledger: Arc<Ledger>,
+    max: [Remembered; MAX_DEVICES],
+}
+
+/// A charge that a group did not allow.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Refusal<'a> {
+    /// The group that said no.
+    pub group: &'a str,
+    /// Bytes charged in it when it did.
+    pub charged: u64,
+    /// Bytes that it may use.
+    pub max: u64,
+}
+
+impl fmt::Display for Refusal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use crate::units::gib;
+        let Self {
+            group,
+            charged,
+            max,
+        } = *self;
+        write!(f, "group {group} uses {} of {}", gib(charged), gib(max))
+    }
+}
+
+impl Error for Refusal<'_> {}
+
+impl Member {
+    /// Makes this process a member of the group.
+    ///
+    /// Once per process, and again in a forked child that uses devices of its own. A group that is being removed
+    /// is waited for, for a bounded time.
+    pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
+        for _ in 0..ATTEMPTS {
+            let group = root.group(name)?;
+            match Station::enter(&group) {
+                Err(error) if is_missing(&error) && root.group(name).is_err() => break,
+                Err(error) => return Err(error),
+                // Removed by hand under us: what was entered is not the group that others see.
+                Ok(station) if station.ledger.is_unlinked() => {}
+                Ok(station) => {
+                    return Ok(Self {
+                        levels: vec![station],
+                    });
+                }
+            }
+        }
+        Err(root.missing(name))
+    }
+
+    /// The name of the group itself.
+    pub fn group(&self) -> &str {
+        &self.leaf().name
+    }
+
+    fn leaf(&self) -> &Station {
+        &self.levels[0]
+    }
+
+    /// Whether the group was removed, by hand, while we are in it.
+    pub fn is_orphaned(&self) -> bool {
+        self.levels
+            .iter()
+            .any(|station| station.ledger.is_unlinked())
+    }
+
+    /// The device of this identity, which has `capacity` bytes in all.
+    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<MemberDevice, GroupError> {
+        let first = self.leaf().ledger.device(id, capacity)?;
+        let mut index = [first; MAX_DEPTH];
+        for (index, station) in index.iter_mut().zip(&self.levels).skip(1) {
+            *index = station.ledger.device(id, capacity)?;
+        }
+        Ok(MemberDevice {
+            id,
+            capacity,
+            index,
+        })
+    }
+
+    /// Charges `bytes`, at every level or at none.
+    pub fn charge(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+    ) -> Result<(), Refusal<'_>> {
+        let refused = match self.levels.len() {
+            1 => ledger::charge(&[self.level(device, 0)], bytes, pressure),
+            deep => ledger::charge(&self.path(device)[..deep], bytes, pressure),
+        };
+        refused.map_err(|refused| Refusal {
+            group: self
+                .levels
+                .get(refused.level)
+                .map_or("", |station| &station.name),
+            charged: refused.charged,
+            max: refused.max,
+        })
+    }
+
+    /// Gives back `bytes` that were charged, after the driver has freed them.
+    pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
+        match self.levels.len() {
+            1 => ledger::uncharge(&[self.level(device, 0)], bytes),
+            deep => ledger::uncharge(&self.path(device)[..deep], bytes),
+        }
+    }
+
+    fn level(&self, device: &MemberDevice, at: usize) -> Level<'_> {
+        let station = &self.levels[at];
+        Level {
+            slot: &station.slot,
+            device: device.index[at],
+            max: station.max(device, device.index[at]),
+        }
+    }
+
+    /// All levels; beyond the last one, the last one again.
+    fn path(&self, device: &MemberDevice) -> [Level<'_>; MAX_DEPTH] {
+        let last = self.levels.len() - 1;
+        std::array::from_fn(|at| self.level(device, at.min(last)))
+    }
+
+    fn stations<'a>(
+        &'a self,
+        device: &'a MemberDevice,
+    ) -> impl Iterator<Item = (&'a Station, DeviceIndex)> {
+        self.levels.iter().zip(device.index.iter().copied())
+    }
+
+    /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at once.
+    pub fn max(&self, device: &MemberDevice) -> u64 {
+        let limits = self
+            .stations(device)
+            .map(|(station, index)| station.max(device, index));
+        limits.min().unwrap_or(u64::MAX)
+    }
+
+    /// The bytes that could still be charged; `u64::MAX` when there is no limit.
+    pub fn free(&self, device: &MemberDevice) -> u64 {
+        self.tightest(device).map_or(u64::MAX, |(free, _)| free)
+    }
+
+    /// The bytes charged at the level with the least left; without any limit, in the group itself.
+    pub fn charged(&self, device: &MemberDevice) -> u64 {
+        match self.tightest(device) {
+            Some((_, charged)) => charged,
+            None => self.leaf().ledger.charged(device.index[0]),
+        }
+    }
+
+    /// What is free and what is charged at the level with the least left; `None` without any limit.
+    fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
+        let limited = self.stations(device).filter_map(|(station, index)| {
+            let max = station.max(device, index);
+            (max != u64::MAX).then(|| {
+                let charged = station.ledger.charged(index);
+                (max.saturating_sub(charged), charged)
+            })
+        });
+        limited.min()
+    }
+
+    /// Shows how many of our bytes are of this category: the whole figure, not a difference.
+    pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.publish(index, category, bytes);
+        }
+    }
+
+    /// Shows how many of our charged bytes are not in use.
+    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.publish_idle(index, bytes);
+        }
+    }
+
+    /// Counts a refusal.
+    pub fn count_refusal(&self, device: &MemberDevice) {
+        for (station, index) in self.stations(device) {
+            station.slot.count_refusal(index);
+        }
+    }
+
+    /// The bytes that a context takes, as a member last measured it; 0 when none did.
+    pub fn context_hint(&self, device: &MemberDevice) -> u64 {
+        self.leaf().ledger.context_hint(device.index[0])
+    }
+
+    /// Tells other members what a context takes.
+    pub fn set_context_hint(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.ledger.set_context_hint(index, bytes);
+        }
+    }
+
+    /// The processes of the group, with what each uses of every device.
+    pub fn processes(&self, _device: &MemberDevice, witness: &dyn Witness) -> Vec<ProcessUsage> {
+        self.leaf().ledger.processes(witness)
+    }
+
+    /// The ledger of the group itself.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.leaf().ledger
+    }
+}
+
+impl Station {
+    fn enter(group: &Group) -> Result<Self, GroupError> {
+        let _hold = group.hold()?;
+        let limits = Limits::open(&group.limits_path())?;
+        let ledger = Arc::new(Ledger::open(&group.ledger_path())?);
+        let slot = ledger.claim(&Identity::of_self())?;
+        Ok(Self {
+            name: group.name().into(),
+            limits,
+            slot,
+            ledger,
+            max: std::array::from_fn(|_| Remembered::default()),
+        })
+    }
+
+    fn max(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
+        let compute = || self.limits.max_at(&device.id, device.capacity);
+        match self.max.get(index.get()) {
+            Some(remembered) => remembered.get(self.limits.generation(), compute),
+            None => compute().0,
+        }
+    }
+}
+
+/// A limit worked out for one generation of the rules.
+///
+/// A sequence lock whose writers give up instead of waiting: who finds another thread storing answers from the
+/// rules.
+#[derive(Default)]
+struct Remembered {
+    /// Twice (the generation plus 1), plus 1 while a thread stores; 0 when nothing is remembered.
+    stamp: AtomicU64,
+    max: AtomicU64,
+}
+
+impl Remembered {
+    #[inline]
+    fn get(&self, generation: u64, compute: impl FnOnce() -> (u64, u64)) -> u64 {
+        let wanted = Self::stamp(generation);
+        let before = self.stamp.load(Ordering::Acquire);
+        if before == wanted {
+            let max = self.max.load(Ordering::Relaxed);
+            fence(Ordering::Acquire);
+            if self.stamp.load(Ordering::Relaxed) == wanted {
+                return max;
+            }
+        }
+        self.renew(before, compute())
+    }
+
+    #[cold]
+    fn renew(&self, before: u64, (max, generation): (u64, u64)) -> u64 {
+        let busy = before | 1;
+        let mine = before & 1 == 0
+            && self
+                .stamp
+                .compare_exchange(before, busy, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        if mine {
+            fence(Ordering::Release);
+            self.max.store(max, Ordering::Relaxed);
+            self.stamp.store(Self::stamp(generation), Ordering::Release);
+        }
+        max
+    }
+
+    const fn stamp(generation: u64) -> u64 {
+        generation.wrapping_add(1) << 1
+    }
+}
+
+fn is_missing(error: &GroupError) -> bool {
+    match error {
+        GroupError::Missing { .. } => true,
+        GroupError::Limits(error) => error.is_missing(),
+        // The limits, which are removed first, were there.
+        _ => false,
+    }
+}

@@ -1,0 +1,259 @@
+//! Which group a process belongs to, as its environment says.
+//!
+//! Strongest first: `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools. Whatever cannot be
+//! understood is an error: a limit that was asked for is never silently none.
+
+mod error;
+mod request;
+
+pub use error::{PolicyError, Why};
+pub use request::{LimitRequest, RequestSelector};
+
+use crate::device::DeviceId;
+use crate::group::{Group, Kind, Member, Root, check_name};
+use crate::ledger::Identity;
+use crate::limits::{LimitSet, Selector};
+use std::ffi::OsString;
+
+/// The group to be in.
+pub const GROUP: &str = "GPULIMIT_GROUP";
+/// The limits of a group for this job alone.
+pub const MAX: &str = "GPULIMIT_MAX";
+/// NVIDIA MPS: `0=2G,1=512M`.
+const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// NVIDIA's containers: whole MiB.
+const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+
+/// The variables that ask for a group of the job's own. A process that starts with one of them and without
+/// [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
+pub const JOB_VARIABLES: &[&str] = &{
+    let mut all = [""; 4 + NUMBERED.len()];
+    all[0] = MAX;
+    all[1] = PLAIN;
+    all[2] = MPS;
+    all[3] = CONTAINER;
+    let mut i = 0;
+    while i < NUMBERED.len() {
+        all[4 + i] = NUMBERED[i];
+        i += 1;
+    }
+    all
+};
+
+/// HAMi and others: a size, 0 is no limit.
+const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+
+macro_rules! numbered {
+    ($($n:literal)*) => { [$(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*] };
+}
+
+/// As [`PLAIN`], for one GPU by its CUDA ordinal.
+const NUMBERED: [&str; 32] = numbered!(
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+);
+
+/// Reads one environment variable.
+pub type Environment<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
+/// Where a process belongs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Assignment {
+    /// The root that has the group.
+    pub root: Root,
+    /// The name of the group.
+    pub group: String,
+    /// The limits to make the group with where it does not exist; without them it must exist.
+    pub create: Option<LimitRequest>,
+}
+
+/// What the environment asks for; `None` when that is no limit at all.
+pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
+    let group = match text(env, GROUP)? {
+        Some(group) => {
+            if group.is_empty() {
+                return Err(value(
+                    GROUP,
+                    &group,
+                    Why::Empty("name a group, or unset it"),
+                ));
+            }
+            check_name(&group)?;
+            Some(group)
+        }
+        None => None,
+    };
+    let job = group
+        .as_deref()
+        .is_none_or(|name| name.starts_with("job-") && Kind::of(name) == Kind::Job);
+    if !job {
+        return Ok(Some(Assignment {
+            root: Root::locate(env)?,
+            group: group.unwrap_or_default(),
+            create: None,
+        }));
+    }
+    let asked = requests(env)?;
+    let create = match asked {
+        Asked::Limits(request) => Some(request),
+        // Another tool says in so many words that there is no limit.
+        Asked::None => return Ok(None),
+        Asked::Nothing if group.is_none() => return Ok(None),
+        Asked::Nothing => None,
+    };
+    let group = group.unwrap_or_else(|| {
+        let me = Identity::of_self();
+        job_group_name(me.pid, me.start_time)
+    });
+    Ok(Some(Assignment {
+        root: Root::locate(env)?,
+        group,
+        create,
+    }))
+}
+
+/// The name of the group of a job whose first process this is.
+pub fn job_group_name(pid: u32, start_time: u64) -> String {
+    format!("job-{pid}-{start_time}")
+}
+
+impl Assignment {
+    /// Makes this process a member of its group, which is made first where it may be.
+    ///
+    /// `gpus` says which there are, by CUDA ordinal; it is asked only when a rule names one.
+    pub fn join(&self, gpus: &dyn Fn() -> Vec<(u32, DeviceId)>) -> Result<Member, PolicyError> {
+        let Some(request) = &self.create else {
+            return Ok(Member::join(&self.root, &self.group)?);
+        };
+        let gpus = if request.needs_gpus() {
+            gpus()
+        } else {
+            Vec::new()
+        };
+        let limits = request.resolve(&gpus)?;
+        // Garbage that stays does no harm to this job.
+        let _ = self.root.collect_garbage();
+        let created = self.root.create(&self.group, &limits)?;
+        if !created.new {
+            add_missing(&created.group, &limits)?;
+        }
+        Ok(Member::join(&self.root, &self.group)?)
+    }
+}
+
+/// Adds rules for GPUs that the one who made the group did not see. Rules that are there stay: somebody may have
+/// changed them since.
+fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
+    let there = group
+        .limits()?
+        .rules()
+        .map_err(crate::group::GroupError::from)?;
+    let missing = |there: &LimitSet, selector: Selector| there.get(selector).is_none();
+    if limits
+        .rules
+        .iter()
+        .any(|(selector, _)| missing(&there, *selector))
+    {
+        group.write_limits(|set| {
+            for (selector, size) in &limits.rules {
+                if missing(set, *selector) {
+                    set.set(*selector, *size);
+                }
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// What the variables that make a job group say.
+enum Asked {
+    /// These limits.
+    Limits(LimitRequest),
+    /// That there is to be none.
+    None,
+    /// Nothing: they are not set.
+    Nothing,
+}
+
+fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
+    let request = |variable: &str, rules, lenient| {
+        Ok(Asked::Limits(LimitRequest {
+            rules,
+            variable: variable.into(),
+            lenient,
+        }))
+    };
+    if let Some(text) = text(env, MAX)? {
+        if text.trim().is_empty() {
+            return Err(value(
+                MAX,
+                &text,
+                Why::Empty("give a size such as 4G, or unset it"),
+            ));
+        }
+        let rules = request::list(&text).map_err(|why| value(MAX, &text, why))?;
+        return request(MAX, rules, false);
+    }
+    let mut none = false;
+    let mut rules = Vec::new();
+    let mut first = PLAIN;
+    let numbered = NUMBERED
+        .iter()
+        .zip(0..)
+        .map(|(name, n)| (*name, RequestSelector::Ordinal(n)));
+    for (name, selector) in [(PLAIN, RequestSelector::All)].into_iter().chain(numbered) {
+        if let Some(size) = foreign(env, name, request::or_zero)? {
+            none = true;
+            if let Some(size) = size {
+                if rules.is_empty() {
+                    first = name;
+                }
+                rules.push((selector, size));
+            }
+        }
+    }
+    if !rules.is_empty() {
+        return request(first, rules, true);
+    }
+    if let Some(rules) = foreign(env, MPS, request::mps)? {
+        return request(MPS, rules, true);
+    }
+    if let Some(size) = foreign(env, CONTAINER, request::mebibytes)? {
+        return request(CONTAINER, vec![(RequestSelector::All, size)], true);
+    }
+    Ok(if none { Asked::None } else { Asked::Nothing })
+}
+
+/// A variable of another tool, in that tool's syntax.
+fn foreign<T>(
+    env: &Environment<'_>,
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, Why>,
+) -> Result<Option<T>, PolicyError> {
+    let Some(text) = text(env, name)? else {
+        return Ok(None);
+    };
+    let trimmed = text.trim();
+    if trimmed.is_empty() {
+        return Err(value(name, &text, Why::Empty("give a size, or unset it")));
+    }
+    parse(trimmed)
+        .map(Some)
+        .map_err(|why| value(name, &text, why))
+}
+
+fn text(env: &Environment<'_>, name: &str) -> Result<Option<String>, PolicyError> {
+    let Some(raw) = env(name) else {
+        return Ok(None);
+    };
+    raw.into_string()
+        .map(Some)
+        .map_err(|raw| value(name, &raw.to_string_lossy(), Why::NotText))
+}
+
+fn value(variable: &str, text: &str, why: Why) -> PolicyError {
+    PolicyError::Value {
+        variable: variable.into(),
+        text: text.into(),
+        why,
+    }
+}

@@ -1,0 +1,133 @@
+//! What goes wrong between the environment and a group.
+
+use crate::device::DeviceId;
+use crate::group::GroupError;
+use crate::units::SizeError;
+use std::error::Error;
+use std::fmt;
+
+/// Why the limit that the environment asks for cannot be applied.
+#[derive(Debug)]
+pub enum PolicyError {
+    /// A variable whose text means nothing.
+    Value {
+        /// The variable.
+        variable: String,
+        /// Its text.
+        text: String,
+        /// What is wrong with it, and what is accepted.
+        why: Why,
+    },
+    /// A rule for a GPU that this process does not have.
+    UnknownGpu {
+        /// The variable that has the rule.
+        variable: String,
+        /// How it names the GPU.
+        gpu: String,
+        /// The GPUs that there are.
+        known: Vec<(u32, DeviceId)>,
+    },
+    /// A prefix of more than one UUID, or two rules for one GPU.
+    Ambiguous {
+        /// The variable that has the rule.
+        variable: String,
+        /// How it names the GPU.
+        gpu: String,
+        /// What it may mean, or what it means again.
+        matches: Vec<(u32, DeviceId)>,
+    },
+    /// The root or the group cannot be used.
+    Group(GroupError),
+}
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Why {
+    /// Nothing in it.
+    Empty(&'static str),
+    /// Not UTF-8.
+    NotText,
+    /// A size is wrong.
+    Size(SizeError),
+    /// Not of the form that the variable has.
+    Form(&'static str),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty(remedy) => write!(f, "it is empty: {remedy}"),
+            Self::NotText => f.write_str("it is not UTF-8"),
+            Self::Size(error) => error.fmt(f),
+            Self::Form(expected) => write!(f, "expected {expected}"),
+        }
+    }
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value {
+                variable,
+                text,
+                why,
+            } => {
+                write!(f, "{variable}='{}': {why}", text.escape_debug())
+            }
+            Self::UnknownGpu {
+                variable,
+                gpu,
+                known,
+            } => {
+                write!(
+                    f,
+                    "{variable} has a limit for GPU '{}', which this process does not have",
+                    gpu.escape_debug()
+                )?;
+                list(f, known)
+            }
+            Self::Ambiguous {
+                variable,
+                gpu,
+                matches,
+            } => {
+                write!(
+                    f,
+                    "{variable}: '{}' names a GPU that is not clear or has a limit already",
+                    gpu.escape_debug()
+                )?;
+                list(f, matches)
+            }
+            Self::Group(error) => error.fmt(f),
+        }
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
+    if gpus.is_empty() {
+        return f.write_str(": there is no GPU");
+    }
+    for (i, (ordinal, id)) in gpus.iter().enumerate() {
+        write!(
+            f,
+            "{}{ordinal} = {id}",
+            if i == 0 { ": there is " } else { ", " }
+        )?;
+    }
+    Ok(())
+}
+
+impl Error for PolicyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Group(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<GroupError> for PolicyError {
+    fn from(error: GroupError) -> Self {
+        Self::Group(error)
+    }
+}
