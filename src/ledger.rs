@@ -112,6 +112,12 @@ impl DeviceIndex {
     }
 }
 
+impl From<DeviceIndex> for usize {
+    fn from(index: DeviceIndex) -> Self {
+        index.get()
+    }
+}
+
 /// A device that a group has seen.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceEntry {
