@@ -1,0 +1,135 @@
+/* What a call costs, on the driver as it is found (so: with or without a preload), without any framework.
+ *
+ *   bench start      cuInit, primary context, exit: timed from outside as a whole process
+ *   bench calls      prints "@{json}": nanoseconds per pair or per call, the median of its batches
+ *
+ * Only dlopen and dlsym are needed, so it is built once for any machine. The prototypes are those of the CUDA driver API. */
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef unsigned long long address;
+typedef void *handle;
+
+static void *library;
+
+static void *symbol(const char *name) {
+    void *found = dlsym(library, name);
+    if (!found) {
+        fprintf(stderr, "bench: the driver has no %s\n", name);
+        exit(3);
+    }
+    return found;
+}
+
+static void must(int status, const char *what) {
+    if (status) {
+        fprintf(stderr, "bench: %s answered %d\n", what, status);
+        exit(3);
+    }
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e9 + t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+enum { BATCHES = 31 };
+static int written;
+
+static void result(const char *name, double *batches) {
+    qsort(batches, BATCHES, sizeof *batches, by_value);
+    printf("%s\"%s\": %.1f", written++ ? ", " : "@{", name, batches[BATCHES / 2]);
+}
+
+/* Times BATCHES batches of `times` runs of `body`; one batch more runs first to warm up. */
+#define MEASURE(name, times, body)                            \
+    do {                                                      \
+        double batches[BATCHES];                              \
+        for (int batch = -1; batch < BATCHES; batch++) {      \
+            double begin = now();                             \
+            for (int i = 0; i < (times); i++) {               \
+                body;                                         \
+            }                                                 \
+            if (batch >= 0) batches[batch] = (now() - begin) / (times); \
+        }                                                     \
+        result(name, batches);                                \
+    } while (0)
+
+static const char *const EMPTY_KERNEL =
+    ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+
+int main(int argc, char **argv) {
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "bench: %s\n", dlerror());
+        return 3;
+    }
+    int (*init)(unsigned) = symbol("cuInit");
+    int (*retain)(handle *, int) = symbol("cuDevicePrimaryCtxRetain");
+    int (*set_current)(handle) = symbol("cuCtxSetCurrent");
+    handle context;
+    must(init(0), "cuInit");
+    must(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    must(set_current(context), "cuCtxSetCurrent");
+    if (argc < 2 || strcmp(argv[1], "calls")) return 0;
+
+    int (*alloc)(address *, size_t) = symbol("cuMemAlloc_v2");
+    int (*give)(address) = symbol("cuMemFree_v2");
+    int (*alloc_async)(address *, size_t, handle) = symbol("cuMemAllocAsync");
+    int (*give_async)(address, handle) = symbol("cuMemFreeAsync");
+    int (*default_pool)(handle *, int) = symbol("cuDeviceGetDefaultMemPool");
+    int (*pool_set)(handle, int, void *) = symbol("cuMemPoolSetAttribute");
+    int (*info)(size_t *, size_t *) = symbol("cuMemGetInfo_v2");
+    int (*stream_create)(handle *, unsigned) = symbol("cuStreamCreate");
+    int (*load)(handle *, const void *) = symbol("cuModuleLoadData");
+    int (*function)(handle *, handle, const char *) = symbol("cuModuleGetFunction");
+    int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **) =
+        symbol("cuLaunchKernel");
+    int (*synchronise)(void) = symbol("cuCtxSynchronize");
+    address block, hold;
+    handle stream, pool, module, kernel;
+    size_t left, total;
+
+    must(stream_create(&stream, 1), "cuStreamCreate");
+    MEASURE("new_block_pair", 40, (must(alloc(&block, 2 << 20), "cuMemAlloc"), must(give(block), "cuMemFree")));
+
+    must(alloc(&hold, 4096), "cuMemAlloc");
+    MEASURE("in_block_pair_1", 2000, (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    enum { MANY = 50000 };
+    static address many[MANY];
+    for (int i = 0; i < MANY; i++) must(alloc(&many[i], 4096), "cuMemAlloc");
+    /* One in the middle goes, so that the pair finds room in a block that is held. */
+    must(give(many[MANY / 2]), "cuMemFree");
+    MEASURE("in_block_pair_50000", 2000, (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    for (int i = 0; i < MANY; i++)
+        if (i != MANY / 2) must(give(many[i]), "cuMemFree");
+
+    unsigned long long keep = ~0ull;
+    must(default_pool(&pool, 0), "cuDeviceGetDefaultMemPool");
+    must(pool_set(pool, 4, &keep), "cuMemPoolSetAttribute(release threshold)");
+    MEASURE("async_pair", 2000,
+            (must(alloc_async(&block, 1 << 20, stream), "cuMemAllocAsync"), must(give_async(block, stream), "cuMemFreeAsync")));
+    must(synchronise(), "cuCtxSynchronize");
+
+    MEASURE("mem_get_info", 300, must(info(&left, &total), "cuMemGetInfo"));
+
+    must(load(&module, EMPTY_KERNEL), "cuModuleLoadData");
+    must(function(&kernel, module, "nothing"), "cuModuleGetFunction");
+    /* Short batches with a synchronise between them: never the time of a full launch queue. */
+    MEASURE("launch", 200, {
+        must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+        if (i == 199) must(synchronise(), "cuCtxSynchronize");
+    });
+    printf("}\n");
+    return 0;
+}

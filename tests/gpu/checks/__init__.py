@@ -1,0 +1,18 @@
+"""The checks, in the order they run: each module registers its own."""
+
+from checks import (  # noqa: F401
+    view,
+    pytorch,
+    jax,
+    cupy,
+    numba,
+    cuda_c,
+    training,
+    exactness,
+    sharing,
+    live,
+    killed,
+    refusal,
+    wrong_input,
+    speed,
+)

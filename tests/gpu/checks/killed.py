@@ -1,0 +1,39 @@
+"""After SIGKILL the memory goes to the next process, and never before the driver has freed it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from harness import GIB, MIB, Outcome, capped, check, gpu_index, judged, mib, python
+from judge import Nvml
+
+
+@check("kill-holder", timeout=90)
+def kill_holder(outcome: Outcome) -> None:
+    """The next process gets 40 GiB at once after a holder of 40 GiB is killed, without passing 44 GiB."""
+    # On a smaller GPU the same with less.
+    size = min(40, Nvml(gpu_index()).total() // GIB - 6) * GIB
+    cap = size + 4 * GIB
+    with judged(outcome, cap) as judge:
+        holder, heir = (capped(python("driver.py"), f"{cap // MIB}M", name="inherit") for _ in range(2))
+        pid = holder.reply(30)["ready"]
+        heir.reply(30)
+        for program in (holder, heir):
+            outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        taken = holder.ask("alloc", size=GIB, times=size // GIB)
+        outcome.expect(taken.get("done") == size // GIB, f"the holder got {taken}")
+        refused = heir.ask("alloc", size=size)
+        outcome.expect(refused.get("status") == 2, f"beside a living holder: {refused}")
+        os.kill(pid, signal.SIGKILL)
+        begin = time.monotonic()
+        answer = heir.ask("alloc", size=size)
+        waited = (time.monotonic() - begin) * 1e3
+        outcome.expect(answer.get("done") == 1, f"the heir got {answer} after {waited:.0f} ms")
+        holder_status = holder.finish()
+        outcome.expect(holder_status in (-9, 137), f"the killed program's status came out as {holder_status}")
+        outcome.expect(heir.finish() == 0, f"the heir ended badly: {heir.tail()}")
+        seen = judge.read()
+    outcome.figures |= {"held": size, "waited_ms": round(waited, 1)}
+    outcome.key.append(f"{size // GIB} GiB after {waited:.0f} ms, peak {mib(seen['sum_peak'])} of {mib(cap)}")

@@ -1,0 +1,88 @@
+"""What wrong input gets: the program's own error and a clear line, never a crash."""
+
+from __future__ import annotations
+
+from harness import CAP, MIB, Outcome, bare, capped, check, judged, preloaded, python
+
+
+@check("below-context", timeout=120)
+def below_context(outcome: Outcome) -> None:
+    """A limit below a context: out of memory and a line that says so; the program's own exit status."""
+    with judged(outcome, 100 * MIB):
+        program = capped(python("driver.py"), "100M")
+        program.reply(30)
+        answer = program.ask("start")
+        outcome.figures["start"] = answer
+        outcome.expect(answer.get("status") == 2, f"cuDevicePrimaryCtxRetain under 100 MiB: {answer}")
+        program.say("quit", status=42)
+        status = program.finish()
+        outcome.expect(status == 42, f"exit status {status}, not the program's 42")
+        lines = program.refusals()
+        outcome.figures["lines"] = lines[:3]
+        if outcome.expect(lines, "no line on stderr"):
+            outcome.expect("context" in " ".join(lines), f"the line does not speak of the context: {lines[0]}")
+            outcome.key.append(lines[0][:160])
+
+
+@check("below-context-torch", timeout=90, needs=("torch",))
+def below_context_torch(outcome: Outcome) -> None:
+    """The same under PyTorch: an exception that says out of memory."""
+    with judged(outcome, 100 * MIB):
+        program = capped(python("torch_agent.py"), "100M")
+        program.reply(90)
+        answer = program.ask("start")
+        outcome.expect("out of memory" in answer.get("text", "").lower(), f"PyTorch says {answer}")
+        outcome.key.append(f"{answer.get('error')}")
+        outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
+
+
+@check("wrong-limit", timeout=60)
+def wrong_limit(outcome: Outcome) -> None:
+    """A limit that cannot be read stops the GPU use, not the program, and the line shows the text."""
+    for text in ("4Q", "-1", "", "lots"):
+        program = preloaded(python("driver.py"), text)
+        program.reply(30)
+        answer = program.ask("start")
+        program.say("quit", status=7)
+        status = program.finish()
+        # An empty text is no limit to some and a wrong one to others: it only must not crash.
+        if text:
+            lines = program.refusals()
+            outcome.expect(answer.get("status", 0) != 0, f"{text!r}: the GPU could be used: {answer}")
+            outcome.expect(any(text in line for line in lines), f"{text!r}: no line names it: {program.tail()}")
+            outcome.figures[text] = {"start": answer, "lines": lines[:2]}
+        outcome.expect("steps" in answer, f"{text!r}: {answer}")
+        outcome.expect(status == 7, f"{text!r}: exit status {status}, not the program's 7")
+    outcome.key.append(" / ".join(outcome.figures.get("4Q", {}).get("lines", []))[:160])
+
+
+@check("no-limit", timeout=60)
+def no_limit(outcome: Outcome) -> None:
+    """Without any limit set, the same results as without the library, and nothing printed."""
+    found = {}
+    for label, program in (("bare", bare(python("driver.py"))), ("preloaded", preloaded(python("driver.py"), None))):
+        program.reply(30)
+        found[label] = program.ask("calls")
+        outcome.expect(program.finish() == 0, f"{label}: ended badly: {program.tail()}")
+        if label == "preloaded":
+            outcome.expect(not program.errors, f"printed: {program.tail()}")
+    different = {k: (v, found["preloaded"].get(k)) for k, v in found["bare"].items() if found["preloaded"].get(k) != v}
+    outcome.figures |= found
+    outcome.expect(not different and len(found["bare"]) > 15, f"differ: {different or found['bare']}")
+    outcome.key.append(f"{len(found['bare'])} results equal")
+
+
+@check("capped-codes", timeout=60)
+def capped_codes(outcome: Outcome) -> None:
+    """Under a cap that is not reached, the same return codes; only the sizes follow the cap."""
+    found = {}
+    for label, program in (("bare", bare(python("driver.py"))), ("capped", capped(python("driver.py")))):
+        program.reply(30)
+        found[label] = program.ask("calls")
+        outcome.expect(program.finish() == 0, f"{label}: ended badly: {program.tail()}")
+    sizes = ("info", "device")
+    different = {k: (v, found["capped"].get(k)) for k, v in found["bare"].items() if k not in sizes and found["capped"].get(k) != v}
+    outcome.expect(not different and len(found["bare"]) > 15, f"differ: {different or found['bare']}")
+    for name in sizes:
+        outcome.expect(found["capped"].get(name) == CAP, f"{name} is {found['capped'].get(name)}")
+    outcome.key.append(f"{len(found['bare'])} results equal")

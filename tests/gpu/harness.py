@@ -1,0 +1,308 @@
+"""What every check uses: registration, running programs under a cap, talking to them, collecting figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from judge import Judge
+
+HERE = Path(__file__).resolve().parent
+MIB = 1 << 20
+GIB = 1 << 30
+CAP = 4 * GIB
+"""The cap of most checks, bytes."""
+EXACT = 2 * MIB
+"""How far our figure may lie from NVML's at rest, bytes."""
+SLACK = 64 * MIB
+"""A program that fills until refused must come this near to its cap, bytes."""
+
+
+class Skip(Exception):
+    """The machine lacks what the check needs; the text says what."""
+
+
+@dataclass
+class Outcome:
+    """What a check found. Failures make the verdict, `key` is what the table shows."""
+
+    figures: dict = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    key: list[str] = field(default_factory=list)
+
+    def expect(self, holds: object, text: str) -> bool:
+        """Note a failure with `text` unless `holds`."""
+        if not holds:
+            self.failures.append(text)
+        return bool(holds)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One entry of the list: its name, what it needs, how long it may take (seconds)."""
+
+    name: str
+    subject: str
+    function: Callable[[Outcome], None]
+    timeout: float
+    needs: tuple[str, ...]
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = ()) -> Callable:
+    """Register a check. `needs` are Python modules without which it is skipped; its docstring is its subject."""
+
+    def register(function: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+        subject = (function.__doc__ or name).strip().splitlines()[0]
+        assert name not in CHECKS, name
+        CHECKS[name] = Check(name, subject, function, timeout, needs)
+        return function
+
+    return register
+
+
+def missing(modules: tuple[str, ...]) -> list[str]:
+    """Those of the Python modules that are not installed."""
+    return [module for module in modules if importlib.util.find_spec(module) is None]
+
+
+# ---- where things are
+
+
+def binary(name: str) -> Path:
+    """A program of the bundle."""
+    return HERE / "bin" / name
+
+
+def library() -> Path:
+    """The preload library of the bundle."""
+    return HERE / "lib" / "gpulimit" / "libgpulimit.so"
+
+
+def gpu_index() -> int:
+    """The NVML index of the GPU under test."""
+    return int(os.environ.get("GPU_CHECK_INDEX", "0"))
+
+
+def mib(size: float) -> str:
+    """Bytes as MiB for a table cell."""
+    return f"{size / MIB:.1f} MiB"
+
+
+# ---- programs
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without any limit: no preload of ours, no GPULIMIT_ variable but the root."""
+    keep = {"GPULIMIT_ROOT"}
+    return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and (not k.startswith("GPULIMIT_") or k in keep)}
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    """The command for one of the programs in work/."""
+    return [sys.executable, str(HERE / "work" / script), *arguments]
+
+
+class Program:
+    """A running program: its output lines, its stderr, its exit status.
+
+    Its standard input and output carry one JSON object a line (see work/agent.py); other output is kept as text.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self.command = command
+        self._process = subprocess.Popen(
+            command,
+            env=environment if environment is not None else plain_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            bufsize=1,
+        )
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._replies: queue.Queue[dict | None] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read_output), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.daemon = True
+            reader.start()
+
+    def _read_output(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("@{"):
+                self._replies.put(json.loads(line[1:]))
+            else:
+                self.lines.append(line.rstrip("\n"))
+        self._replies.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self.errors.append(line.rstrip("\n"))
+
+    def say(self, do: str, **arguments: object) -> None:
+        """Send an order without waiting for its reply."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except OSError as gone:
+            raise RuntimeError(f"{self.command[-1]} is gone: {self.tail()}") from gone
+
+    def reply(self, timeout: float = 60) -> dict:
+        """The next reply; an exception when the program ends or stays silent for `timeout` seconds."""
+        try:
+            answer = self._replies.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no reply within {timeout:.0f} s: {self.tail()}") from None
+        if answer is None:
+            status = self._process.wait(10)
+            raise RuntimeError(f"the program ended with {status}: {self.tail()}")
+        return answer
+
+    def ask(self, do: str, timeout: float = 60, **arguments: object) -> dict:
+        """Send an order and wait for its reply."""
+        self.say(do, **arguments)
+        return self.reply(timeout)
+
+    def finish(self, timeout: float = 30) -> int:
+        """Close its input, wait for its end, return its status (negative: the signal)."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise TimeoutError(f"no end within {timeout:.0f} s: {self.tail()}") from None
+        for reader in self._readers:
+            reader.join(5)
+        return status
+
+    def refusals(self) -> list[str]:
+        """The lines that gpulimit printed."""
+        return [line for line in self.errors if line.startswith("gpulimit: ")]
+
+    def tail(self) -> str:
+        """The end of what it wrote, for a failure's text."""
+        return " | ".join((self.lines[-2:] + self.errors[-4:]))[-600:]
+
+
+def capped(command: list[str], limit: str = "4G", name: str | None = None, **variables: str) -> Program:
+    """A program under `gpulimit run --max LIMIT [--name NAME]`."""
+    group = ["--name", name] if name else []
+    front = [str(binary("gpulimit")), "run", "--max", limit, *group, "--"]
+    return Program(front + command, {**plain_environment(), **variables})
+
+
+def preloaded(command: list[str], limit: str | None = "4G", **variables: str) -> Program:
+    """A program under a plain preload, with GPULIMIT_MAX unless `limit` is None."""
+    environment = {**plain_environment(), "LD_PRELOAD": str(library()), **variables}
+    if limit is not None:
+        environment["GPULIMIT_MAX"] = limit
+    return Program(command, environment)
+
+
+def bare(command: list[str], **variables: str) -> Program:
+    """A program without us."""
+    return Program(command, {**plain_environment(), **variables})
+
+
+def gpulimit(*arguments: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+    """Run the controller and return what it said."""
+    command = [str(binary("gpulimit")), *arguments]
+    return subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def usage_by_pid() -> dict[int, int]:
+    """Bytes by pid as `gpulimit ps --json` reports them, over all GPUs."""
+    answer = gpulimit("ps", "--json")
+    if answer.returncode:
+        raise RuntimeError(f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")
+    held: dict[int, int] = {}
+    for process in json.loads(answer.stdout)["processes"]:
+        held[process["pid"]] = held.get(process["pid"], 0) + process["usage"]
+    return held
+
+
+# ---- judging
+
+
+@contextmanager
+def judged(outcome: Outcome, cap: int, label: str = "") -> Iterator[Judge]:
+    """Sample while the block runs; afterwards the sum of the session's processes must never have passed `cap`."""
+    with Judge(gpu_index()) as judge:
+        yield judge
+        verdict(outcome, judge.read(), cap, label)
+
+
+def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
+    """Hold a judge's report against a cap and keep its evidence."""
+    evidence = ("sum_peak", "samples", "failed_samples", "interval_mean_ms", "gap_max_ms", "gaps_over_5_ms")
+    outcome.figures[f"nvml{'_' + label if label else ''}"] = {k: seen[k] for k in evidence} | {"cap": cap}
+    over = seen["sum_peak"] - cap
+    outcome.expect(over <= 0, f"{label + ': ' if label else ''}NVML showed {mib(seen['sum_peak'])}, {mib(over)} over the cap")
+    outcome.expect(seen["samples"] > 0, "the judge took no sample")
+
+
+def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
+    """Our figure beside NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
+    seen = {int(pid): used for pid, used in judge.settled()["last"].items()}
+    ours = usage_by_pid()
+    differences = {pid: ours.get(pid, 0) - used for pid, used in seen.items()}
+    worst = max(differences.values(), key=abs, default=0)
+    outcome.figures.setdefault("at_rest", {})[label] = {
+        "nvml": sum(seen.values()),
+        "ours": sum(ours.get(pid, 0) for pid in seen),
+        "worst_difference": worst,
+    }
+    outcome.expect(seen, f"{label}: NVML lists none of the check's processes")
+    outcome.expect(abs(worst) <= EXACT, f"{label}: our figure is {worst / MIB:+.2f} MiB off NVML's")
+    return worst
+
+
+def reached(outcome: Outcome, seen: dict, cap: int) -> None:
+    """A fill must come near its cap, or we refuse too early."""
+    short = cap - seen["sum_peak"]
+    outcome.figures["short_of_cap"] = short
+    outcome.key.append(f"peak {mib(seen['sum_peak'])}, {mib(short)} short")
+    outcome.expect(short <= SLACK, f"refused {mib(short)} before the cap")
+
+
+def run_check(entry: Check) -> dict:
+    """Run one check in this process and return its record."""
+    outcome, start = Outcome(), time.monotonic()
+    try:
+        lacking = missing(entry.needs)
+        if lacking:
+            raise Skip(f"not installed: {', '.join(lacking)}")
+        entry.function(outcome)
+    except Skip as reason:
+        return {"verdict": "skip", "reason": str(reason), "figures": outcome.figures, "key": [str(reason)]}
+    except Exception as error:  # a check that breaks is a check that fails, with what it knew so far
+        outcome.failures.append(f"{type(error).__name__}: {error}")
+    return {
+        "verdict": "fail" if outcome.failures else "pass",
+        "failures": outcome.failures,
+        "figures": outcome.figures,
+        "key": outcome.key,
+        "seconds": round(time.monotonic() - start, 2),
+    }

@@ -1,0 +1,120 @@
+"""An agent on the bare driver API, without any framework: starts in the time of a context.
+
+All sizes are bytes; `status` is the driver's return code (0 success, 2 out of memory).
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import agent
+
+cuda = ctypes.CDLL("libcuda.so.1")
+size_t, pointer, u64 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
+OUT_OF_MEMORY = 2
+context = pointer()
+held: list[int] = []
+
+
+def start() -> dict:
+    """cuInit and the primary context; says how far it came."""
+    steps = {"cuInit": cuda.cuInit(0)}
+    if not steps["cuInit"]:
+        device = ctypes.c_int()
+        steps["cuDeviceGet"] = cuda.cuDeviceGet(ctypes.byref(device), 0)
+        steps["cuDevicePrimaryCtxRetain"] = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        if context:
+            steps["cuCtxSetCurrent"] = cuda.cuCtxSetCurrent(context)
+    return {"steps": steps, "status": max(steps.values())}
+
+
+def allocate(size: int) -> int:
+    """cuMemAlloc; returns the driver's status."""
+    address = u64()
+    status = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(size))
+    if not status:
+        held.append(address.value)
+    return status
+
+
+def alloc(size: int, times: int = 1) -> dict:
+    """`times` allocations of `size`; stops at the first that is refused."""
+    done = status = 0
+    while done < times and not status:
+        status = allocate(size)
+        done += not status
+    return {"done": done, "status": status}
+
+
+def fill(seed: int, largest: int, smallest: int = 4096) -> dict:
+    """Odd sizes until refused, then ever smaller ones."""
+
+    def one(size: int) -> None:
+        status = allocate(size)
+        if status != 0:
+            raise MemoryError(status)
+
+    found = agent.fill(one, seed, largest, smallest)
+    return {"bytes": found["bytes"], "status": int(found.get("text", "0"))}
+
+
+def churn(seed: int, rounds: int, largest: int) -> dict:
+    """Allocate until refused, give half back, again: races for the last bytes when several do it."""
+    granted = refused = 0
+    source = agent.sizes(seed, largest)
+    for _ in range(rounds):
+        status = allocate(next(source))
+        granted += not status
+        if status == OUT_OF_MEMORY:
+            refused += 1
+            for address in held[::2]:
+                cuda.cuMemFree_v2(u64(address))
+            del held[::2]
+        elif status:
+            return {"granted": granted, "refused": refused, "status": status}
+    return {"granted": granted, "refused": refused, "status": 0}
+
+
+def free() -> dict:
+    """Give everything back."""
+    status = max([cuda.cuMemFree_v2(u64(address)) for address in held], default=0)
+    held.clear()
+    return {"status": status}
+
+
+def info() -> dict:
+    """cuMemGetInfo and cuDeviceTotalMem."""
+    left, total, device = size_t(), size_t(), size_t()
+    status = cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total))
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(device), 0)
+    return {"status": status, "free": left.value, "total": total.value, "device_total": device.value}
+
+
+def calls() -> dict:
+    """Return codes and results of a mix of right and wrong calls: must be the same with and without the library."""
+    found: dict[str, object] = {"start": start()["steps"], "info": info()["total"], "device": info()["device_total"]}
+    address, number, text = u64(), ctypes.c_int(), ctypes.create_string_buffer(64)
+    found["zero"] = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(0))
+    found["null"] = cuda.cuMemAlloc_v2(None, size_t(4096))
+    found["huge"] = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(1 << 46))
+    found["free_wrong"] = cuda.cuMemFree_v2(u64(0x1234560000))
+    found["free_null"] = cuda.cuMemFree_v2(u64(0))
+    found["alloc"] = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(3 << 20))
+    found["free"] = cuda.cuMemFree_v2(address)
+    found["free_twice"] = cuda.cuMemFree_v2(address)
+    found["async"] = cuda.cuMemAllocAsync(ctypes.byref(address), size_t(1 << 20), None)
+    found["async_free"] = cuda.cuMemFreeAsync(address, None)
+    found["sync"] = cuda.cuCtxSynchronize()
+    found["bad_device"] = cuda.cuDeviceGet(ctypes.byref(number), 4711)
+    found["bad_total"] = cuda.cuDeviceTotalMem_v2(ctypes.byref(size_t()), 4711)
+    found["name"] = cuda.cuDeviceGetName(text, 64, 0)
+    found["name_text"] = text.value.decode()
+    found["version"] = cuda.cuDriverGetVersion(ctypes.byref(number))
+    found["version_number"] = number.value
+    found["pitch"] = cuda.cuMemAllocPitch_v2(ctypes.byref(address), ctypes.byref(size_t()), size_t(1000), size_t(10), 4)
+    found["pitch_free"] = cuda.cuMemFree_v2(address)
+    return found
+
+
+if __name__ == "__main__":
+    agent.serve({"start": start, "alloc": alloc, "fill": fill, "churn": churn, "free": free, "info": info, "calls": calls})

@@ -1,0 +1,66 @@
+"""An agent on JAX. All sizes are bytes."""
+
+from __future__ import annotations
+
+import agent
+import jax
+import jax.numpy as jnp
+
+held: list[jax.Array] = []
+LADDER = tuple(size | 17 for size in (300 << 20, 111 << 20, 50 << 20, 17 << 20, 5 << 20, 2 << 20, 1 << 20))
+
+
+def info() -> dict:
+    """What the device says of its memory; the platform allocator says nothing."""
+    return {"stats": jax.devices()[0].memory_stats() or {}, "platform": jax.devices()[0].platform}
+
+
+def kernels() -> dict:
+    """Real work of several kinds; also makes the fill's programs, so that the fill itself compiles nothing."""
+    x = jax.random.normal(jax.random.key(1), (512, 512))
+    total = jax.jit(lambda a: jnp.sum(jax.nn.softmax(a @ a) + jnp.sort(a)))(x)
+    grown = jax.jit(jax.grad(lambda a: jnp.tanh(a @ a).sum()))(x).sum()
+    image = jax.lax.conv(jnp.ones((4, 3, 32, 32)), jnp.ones((8, 3, 3, 3)), (1, 1), "SAME").mean()
+    for size in LADDER:
+        jax.block_until_ready(made(size)())
+    return {"checksum": float(total + grown + image)}
+
+
+programs: dict[int, object] = {}
+
+
+def made(size: int):
+    """A compiled program whose result is `size` bytes."""
+    if size not in programs:
+        programs[size] = jax.jit(lambda: jnp.full((size,), 1, jnp.uint8))
+    return programs[size]
+
+
+def fill() -> dict:
+    """Arrays of falling odd sizes, each until refused."""
+    first, total = {}, 0
+    for size in LADDER:
+        while True:
+            try:
+                held.append(jax.block_until_ready(made(size)()))
+                total += size
+            except Exception as error:
+                first = first or {"exception": agent.type_name(error), "text": str(error)[:400]}
+                break
+    return {**first, "bytes": total, "is_jax_error": first.get("exception") == agent.type_name(jax.errors.JaxRuntimeError("x"))}
+
+
+def free() -> dict:
+    """Drop the arrays."""
+    held.clear()
+    return {}
+
+
+def alloc(size: int) -> dict:
+    """One array of `size` bytes."""
+    held.append(jax.block_until_ready(jnp.full((size,), 1, jnp.uint8)))
+    return {}
+
+
+if __name__ == "__main__":
+    agent.serve({order.__name__: order for order in (info, kernels, fill, free, alloc)})

@@ -1,0 +1,61 @@
+"""An agent on Numba's CUDA target. All sizes are bytes."""
+
+from __future__ import annotations
+
+import agent
+import numpy
+from numba import cuda
+
+held: list = []
+
+
+@cuda.jit
+def mark(block):
+    """Touch the start of a block."""
+    block[cuda.threadIdx.x] = 1
+
+
+def info() -> dict:
+    """The view that Numba gives."""
+    left, total = cuda.current_context().get_memory_info()
+    return {"free": int(left), "total": int(total)}
+
+
+def kernels() -> dict:
+    """One compiled kernel, there and back."""
+    block = cuda.to_device(numpy.zeros(64, numpy.uint8))
+    mark[1, 64](block)
+    return {"checksum": float(block.copy_to_host().sum())}
+
+
+def allocate(size: int):
+    """A device array of `size` bytes with a kernel run on it."""
+    block = cuda.device_array(size, numpy.uint8)
+    mark[1, 64](block)
+    return block
+
+
+def fill(seed: int = 3, largest: int = 300 << 20) -> dict:
+    """Odd sizes until Numba's own out-of-memory error, then ever smaller ones."""
+    found = agent.fill(allocate, seed, largest)
+    held.extend(found.pop("blocks"))
+    cuda.synchronize()
+    return found
+
+
+def free() -> dict:
+    """Drop the arrays; Numba frees late, so its list of pending frees is worked off."""
+    held.clear()
+    cuda.current_context().deallocations.clear()
+    cuda.synchronize()
+    return {}
+
+
+def alloc(size: int) -> dict:
+    """One array of `size` bytes."""
+    held.append(allocate(size))
+    return {}
+
+
+if __name__ == "__main__":
+    agent.serve({order.__name__: order for order in (info, kernels, fill, free, alloc)})
