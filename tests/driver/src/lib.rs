@@ -1,1 +1,22 @@
 //! The simulated NVIDIA driver: the model of the machine's GPUs that its libcuda and libnvidia-ml share.
+//!
+//! [`machine`] is the hardware: one shared file with what every process holds on every GPU. The other modules are one
+//! process's side of the driver: contexts, blocks, pools, virtual memory. The C interfaces are in the `cuda` and `nvml`
+//! packages beside this one; nothing here knows a C signature.
+
+pub mod abi;
+pub mod blocks;
+pub mod context;
+pub mod device;
+pub mod driver;
+pub mod grant;
+pub mod knobs;
+pub mod machine;
+pub mod pool;
+pub mod process;
+pub mod space;
+pub mod status;
+pub mod stream;
+pub mod vmm;
+
+pub use status::{Outcome, Status};

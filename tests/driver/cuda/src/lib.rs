@@ -1,1 +1,17 @@
 //! libcuda.so.1 of the simulated driver.
+//!
+//! `symbols` lists every exported function once. The other modules are the handlers: they translate C arguments for the
+//! model in `gpulimit-sim`.
+#![allow(unsafe_code)]
+
+mod context;
+mod copy;
+mod device;
+mod host;
+mod lookup;
+mod memory;
+mod module;
+mod pool;
+mod stream;
+mod symbols;
+mod vmm;

@@ -1,1 +1,10 @@
-//! libnvidia-ml.so.1 of the simulated driver.
+//! libnvidia-ml.so.1 of the simulated driver: the GPUs, their memory and the processes that hold it.
+//!
+//! Works without the simulated libcuda, in any process, also in a forked child: all it reads is the machine's state.
+#![allow(unsafe_code, missing_docs)]
+
+mod code;
+mod device;
+mod process;
+mod symbols;
+mod system;

@@ -1,0 +1,106 @@
+//! Copies and fills. They are done at once; large ones move only the first part of the data (see [`space`]).
+
+use gpulimit_sim::space::space;
+use gpulimit_sim::stream::Stream;
+use gpulimit_sim::{Outcome, Status};
+
+use crate::context::here;
+use gpulimit_sim::abi::In;
+
+pub fn copy(to: u64, from: u64, bytes: usize, _twin: bool) -> Outcome<()> {
+    here()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    if to == 0 || from == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    // SAFETY: addresses outside the device space are the C caller's.
+    unsafe { space().copy(to, from, bytes) };
+    Ok(())
+}
+
+pub fn copy_async(to: u64, from: u64, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
+    match Stream::from_handle(stream)? {
+        Some(stream) if stream.is_capturing() => Ok(()),
+        _ => copy(to, from, bytes, twin),
+    }
+}
+
+pub fn copy_peer(
+    to: u64,
+    _target: usize,
+    from: u64,
+    _source: usize,
+    bytes: usize,
+    twin: bool,
+) -> Outcome<()> {
+    copy(to, from, bytes, twin)
+}
+
+pub fn copy_peer_async(
+    to: u64,
+    _target: usize,
+    from: u64,
+    _source: usize,
+    bytes: usize,
+    stream: usize,
+    twin: bool,
+) -> Outcome<()> {
+    copy_async(to, from, bytes, stream, twin)
+}
+
+/// Copies of shapes are accepted and move nothing.
+pub fn copy_shape(params: In<u8>, _twin: bool) -> Outcome<()> {
+    here()?;
+    if params.is_null() {
+        Err(Status::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}
+
+pub fn copy_shape_async(params: In<u8>, _stream: usize, twin: bool) -> Outcome<()> {
+    copy_shape(params, twin)
+}
+
+fn fill(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
+    here()?;
+    if count > 0 && !space().contains(to) && crate::host::find(to as usize).is_none() {
+        return Err(Status::INVALID_VALUE);
+    }
+    // SAFETY: device addresses, or pinned memory of the C caller.
+    unsafe { space().fill(to, value, width, count) };
+    Ok(())
+}
+
+fn fill_async(to: u64, value: u32, width: usize, count: usize, stream: usize) -> Outcome<()> {
+    match Stream::from_handle(stream)? {
+        Some(stream) if stream.is_capturing() => Ok(()),
+        _ => fill(to, value, width, count),
+    }
+}
+
+pub fn fill8(to: u64, value: u8, count: usize, _twin: bool) -> Outcome<()> {
+    fill(to, value.into(), 1, count)
+}
+
+pub fn fill16(to: u64, value: u16, count: usize, _twin: bool) -> Outcome<()> {
+    fill(to, value.into(), 2, count)
+}
+
+pub fn fill32(to: u64, value: u32, count: usize, _twin: bool) -> Outcome<()> {
+    fill(to, value, 4, count)
+}
+
+pub fn fill8_async(to: u64, value: u8, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
+    fill_async(to, value.into(), 1, count, stream)
+}
+
+pub fn fill16_async(to: u64, value: u16, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
+    fill_async(to, value.into(), 2, count, stream)
+}
+
+pub fn fill32_async(to: u64, value: u32, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
+    fill_async(to, value, 4, count, stream)
+}

@@ -1,0 +1,144 @@
+//! Initialisation, errors and the GPUs.
+
+use gpulimit_sim::driver::{self, driver};
+use gpulimit_sim::machine::Machine;
+use gpulimit_sim::{Outcome, Status, device, status};
+use std::sync::atomic::Ordering::Relaxed;
+
+use gpulimit_sim::abi::{Out, Text};
+
+pub fn init(flags: u32) -> Outcome<()> {
+    if flags != 0 {
+        Err(Status::INVALID_VALUE)
+    } else {
+        driver::init()
+    }
+}
+
+pub fn driver_version(version: Out<i32>) -> Outcome<()> {
+    let machine = Machine::get().map_err(|_| Status::UNKNOWN)?;
+    version.put(machine.knobs.driver_version.load(Relaxed) as i32)
+}
+
+fn describe(
+    error: i32,
+    text: Out<usize>,
+    pick: fn((&'static str, &'static str)) -> &'static str,
+) -> Outcome<()> {
+    match status::describe(error) {
+        Some(both) => text.put(pick(both).as_ptr() as usize),
+        None => {
+            text.put_if(0);
+            Err(Status::INVALID_VALUE)
+        }
+    }
+}
+
+pub fn error_name(error: i32, text: Out<usize>) -> Outcome<()> {
+    describe(error, text, |both| both.0)
+}
+
+pub fn error_string(error: i32, text: Out<usize>) -> Outcome<()> {
+    describe(error, text, |both| both.1)
+}
+
+/// The PCI index of an ordinal.
+pub fn index(ordinal: i32) -> Outcome<usize> {
+    device::resolve(driver()?.machine, ordinal)
+}
+
+/// The ordinal of a PCI index.
+pub fn ordinal(index: usize) -> Outcome<i32> {
+    let visible = device::visible(driver()?.machine);
+    visible
+        .iter()
+        .position(|at| *at == index)
+        .map(|at| at as i32)
+        .ok_or(Status::INVALID_DEVICE)
+}
+
+pub fn get(out: Out<i32>, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    out.put(ordinal)
+}
+
+pub fn count(count: Out<i32>) -> Outcome<()> {
+    count.put(device::visible(driver()?.machine).len() as i32)
+}
+
+pub fn name(name: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    name.text(device::NAME, length)
+}
+
+pub fn uuid(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
+    uuid.put(device::uuid(index(ordinal)?))
+}
+
+/// LUIDs exist on Windows only.
+pub fn luid(_luid: Out<u8>, _mask: Out<u32>, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    Err(Status::NOT_SUPPORTED)
+}
+
+pub fn total(bytes: Out<usize>, ordinal: i32) -> Outcome<()> {
+    let index = index(ordinal)?;
+    bytes.put(device::capacity(driver()?.machine, index) as usize)
+}
+
+/// The 32-bit interface says what fits.
+pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
+    let index = index(ordinal)?;
+    bytes.put(u32::try_from(device::capacity(driver()?.machine, index)).unwrap_or(u32::MAX))
+}
+
+pub fn attribute(value: Out<i32>, attribute: i32, ordinal: i32) -> Outcome<()> {
+    value.put(device::attribute(index(ordinal)?, attribute).ok_or(Status::INVALID_VALUE)?)
+}
+
+pub fn capability(major: Out<i32>, minor: Out<i32>, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    major.put(9)?;
+    minor.put(0)
+}
+
+pub fn bus_id(text: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
+    text.text(&device::pci(index(ordinal)?).bus_id(), length)
+}
+
+pub fn by_bus_id(out: Out<i32>, text: Text) -> Outcome<()> {
+    let wanted = text.str()?.to_uppercase();
+    let visible = device::visible(driver()?.machine);
+    let found = visible.iter().position(|index| {
+        let id = device::pci(*index).bus_id();
+        // The domain and the function may be left out.
+        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
+            || wanted == format!("0000{id}")
+    });
+    out.put(found.ok_or(Status::INVALID_DEVICE)? as i32)
+}
+
+pub fn can_access_peer(can: Out<i32>, ordinal: i32, peer: i32) -> Outcome<()> {
+    can.put((index(ordinal)? != index(peer)?).into())
+}
+
+pub fn p2p_attribute(value: Out<i32>, attribute: i32, source: i32, target: i32) -> Outcome<()> {
+    if index(source)? == index(target)? {
+        return Err(Status::INVALID_DEVICE);
+    }
+    value.put((attribute != 1).into())
+}
+
+pub fn texture_width(width: Out<usize>, _format: i32, _channels: u32, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    width.put(1 << 28)
+}
+
+pub fn affinity_support(supported: Out<i32>, _kind: i32, ordinal: i32) -> Outcome<()> {
+    index(ordinal)?;
+    supported.put(0)
+}
+
+pub fn profiler() -> Outcome<()> {
+    driver().map(drop)
+}

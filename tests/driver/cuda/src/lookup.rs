@@ -1,0 +1,108 @@
+//! `cuGetProcAddress`. The rules were read off eight real drivers; the two versions fail in different ways.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gpulimit_sim::machine::Machine;
+use gpulimit_sim::{Outcome, Status};
+
+use crate::symbols::{SYMBOLS, Symbol};
+use gpulimit_sim::abi::{Out, Text};
+
+/// What was asked for.
+enum Answer {
+    Found(usize),
+    /// The empty name, which callers use to try the door.
+    Empty,
+    Unknown,
+    TooOld,
+}
+
+/// The rows by base name, so that a lookup does not read the whole table.
+fn rows() -> &'static [&'static Symbol] {
+    static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
+    ROWS.get_or_init(|| {
+        let mut rows: Vec<&Symbol> = SYMBOLS.iter().collect();
+        rows.sort_by_key(|symbol| (symbol.base, symbol.per_thread, symbol.version));
+        rows
+    })
+}
+
+fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
+    let name = symbol.bytes()?;
+    if flags > 3 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let driver = Machine::get().map_or(13_000, |machine| {
+        machine.knobs.driver_version.load(Relaxed) as i32
+    });
+    if version > driver && driver >= 13_000 {
+        return Err(Status::INVALID_VALUE);
+    }
+    if name.is_empty() {
+        return Ok(Answer::Empty);
+    }
+    // A negative version asks for the newest, as one beyond the driver's does on drivers before 13.0.
+    let newest = if version < 0 {
+        driver
+    } else {
+        version.min(driver)
+    };
+    let rows = rows();
+    let first = rows.partition_point(|row| row.base.as_bytes() < name);
+    let rows = rows[first..]
+        .iter()
+        .take_while(|row| row.base.as_bytes() == name);
+    let exists = rows.clone().any(|row| row.version <= driver);
+    let best = |per_thread| {
+        rows.clone()
+            .filter(|row| row.per_thread == per_thread && row.version <= newest)
+            .max_by_key(|row| row.version)
+    };
+    let plain = best(false);
+    let found = if flags >= 2 {
+        twin(plain.copied(), best(true).copied())
+    } else {
+        plain.copied()
+    };
+    Ok(match found {
+        Some(row) => Answer::Found(row.address.0 as usize),
+        None if exists => Answer::TooOld,
+        None => Answer::Unknown,
+    })
+}
+
+/// The per-thread twin, unless the plain function has a newer variant than it.
+fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
+    match (plain, twin) {
+        (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),
+        (plain, twin) => twin.or(plain),
+    }
+}
+
+/// The version of CUDA 11: not finding is an error, and leaves the pointer alone.
+pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()> {
+    match look(symbol, version, flags)? {
+        Answer::Found(address) => pfn.put(address),
+        Answer::Empty => pfn.put(0),
+        Answer::Unknown | Answer::TooOld => Err(Status::NOT_FOUND),
+    }
+}
+
+/// The version of CUDA 12: not finding is a success with NULL and a status that says why.
+pub fn v2(
+    symbol: Text,
+    pfn: Out<usize>,
+    version: i32,
+    flags: u64,
+    status: Out<i32>,
+) -> Outcome<()> {
+    let (address, why) = match look(symbol, version, flags)? {
+        Answer::Found(address) => (address, 0),
+        Answer::Empty | Answer::Unknown => (0, 1),
+        Answer::TooOld => (0, 2),
+    };
+    pfn.put(address)?;
+    status.put_if(why);
+    Ok(())
+}

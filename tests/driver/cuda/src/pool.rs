@@ -1,0 +1,175 @@
+//! Stream-ordered memory and pools.
+
+use std::sync::PoisonError;
+
+use gpulimit_sim::driver::driver;
+use gpulimit_sim::pool::Pool;
+use gpulimit_sim::stream::Stream;
+use gpulimit_sim::{Outcome, Status, blocks, context};
+
+use crate::device;
+use gpulimit_sim::abi::{In, Out};
+
+pub fn allocate(dptr: Out<u64>, bytes: usize, stream: usize, _twin: bool) -> Outcome<()> {
+    let driver = driver()?;
+    if dptr.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let context = match Stream::from_handle(stream)? {
+        Some(stream) if stream.is_capturing() => {
+            return dptr.put(stream.capture_allocation(bytes as u64)?);
+        }
+        Some(stream) => stream.context,
+        None => context::current()?,
+    };
+    dptr.put(
+        driver
+            .current_pool(context.device())
+            .allocate(bytes as u64)?,
+    )
+}
+
+pub fn allocate_from(
+    dptr: Out<u64>,
+    bytes: usize,
+    pool: usize,
+    stream: usize,
+    _twin: bool,
+) -> Outcome<()> {
+    driver()?;
+    if dptr.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let pool = Pool::from_handle(pool)?;
+    match Stream::from_handle(stream)? {
+        Some(stream) if stream.is_capturing() => {
+            return dptr.put(stream.capture_allocation(bytes as u64)?);
+        }
+        Some(_) => {}
+        None => drop(context::current()?),
+    }
+    dptr.put(pool.allocate(bytes as u64)?)
+}
+
+pub fn free(dptr: u64, stream: usize, _twin: bool) -> Outcome<()> {
+    driver()?;
+    match Stream::from_handle(stream)? {
+        Some(stream) if stream.is_capturing() => Ok(()),
+        _ => blocks::free(dptr),
+    }
+}
+
+/// The GPU of a `CUmemLocation`: none for the host.
+fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
+    match location {
+        [1, ordinal] => device::index(ordinal)
+            .map(Some)
+            .map_err(|_| Status::INVALID_VALUE),
+        [2 | 3, _] => Ok(None),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
+    driver()?;
+    let device = location(props.field(8).get()?)?;
+    pool.put(Pool::make(device).handle())
+}
+
+pub fn destroy(pool: usize) -> Outcome<()> {
+    let driver = driver()?;
+    let pool = Pool::from_handle(pool)?;
+    if let Some(device) = pool.device() {
+        let gpu = driver.gpu(device);
+        if std::ptr::eq(pool, gpu.default_pool) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let mut current = gpu
+            .current_pool
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if std::ptr::eq(*current, pool) {
+            *current = gpu.default_pool;
+        }
+    }
+    pool.destroy()
+}
+
+pub fn trim(pool: usize, keep: usize) -> Outcome<()> {
+    driver()?;
+    Pool::from_handle(pool)?.trim(keep as u64)
+}
+
+pub fn set_attribute(pool: usize, attribute: i32, value: In<u8>) -> Outcome<()> {
+    driver()?;
+    let value = match attribute {
+        1..=3 => u64::from(value.field::<u32>(0).get()?),
+        _ => value.field::<u64>(0).get()?,
+    };
+    Pool::from_handle(pool)?.set_attribute(attribute, value)
+}
+
+pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
+    driver()?;
+    let answer = Pool::from_handle(pool)?.attribute(attribute)?;
+    match attribute {
+        1..=3 => value.cast().put(answer as u32),
+        _ => value.cast().put(answer),
+    }
+}
+
+pub fn set_access(pool: usize, _map: In<u8>, _count: usize) -> Outcome<()> {
+    driver()?;
+    Pool::from_handle(pool).map(drop)
+}
+
+pub fn access(flags: Out<i32>, pool: usize, _location: In<[i32; 2]>) -> Outcome<()> {
+    driver()?;
+    Pool::from_handle(pool)?;
+    flags.put(3)
+}
+
+pub fn default_of(pool: Out<usize>, ordinal: i32) -> Outcome<()> {
+    pool.put(driver()?.gpu(device::index(ordinal)?).default_pool.handle())
+}
+
+pub fn current_of(pool: Out<usize>, ordinal: i32) -> Outcome<()> {
+    pool.put(driver()?.current_pool(device::index(ordinal)?).handle())
+}
+
+fn set_current(index: usize, handle: usize) -> Outcome<()> {
+    let pool = Pool::from_handle(handle)?;
+    if pool.device() != Some(index) {
+        return Err(Status::INVALID_VALUE);
+    }
+    *driver()?
+        .gpu(index)
+        .current_pool
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = pool;
+    Ok(())
+}
+
+pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
+    set_current(device::index(ordinal)?, pool)
+}
+
+/// Pinned memory (1) of a GPU is the only kind with a default pool here.
+fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
+    match (location(at.get()?)?, kind) {
+        (Some(index), 1) => Ok(index),
+        _ => Err(Status::NOT_SUPPORTED),
+    }
+}
+
+pub fn default_at(pool: Out<usize>, at: In<[i32; 2]>, kind: i32) -> Outcome<()> {
+    pool.put(driver()?.gpu(place(at, kind)?).default_pool.handle())
+}
+
+pub fn current_at(pool: Out<usize>, at: In<[i32; 2]>, kind: i32) -> Outcome<()> {
+    pool.put(driver()?.current_pool(place(at, kind)?).handle())
+}
+
+pub fn set_current_at(at: In<[i32; 2]>, kind: i32, pool: usize) -> Outcome<()> {
+    set_current(place(at, kind)?, pool)
+}

@@ -1,0 +1,107 @@
+//! Virtual memory management.
+
+use gpulimit_sim::driver::driver;
+use gpulimit_sim::machine::BLOCK;
+use gpulimit_sim::{Outcome, Status, vmm};
+
+use crate::device;
+use gpulimit_sim::abi::{In, Out};
+
+pub fn reserve(
+    address: Out<u64>,
+    bytes: usize,
+    alignment: usize,
+    _wanted: u64,
+    flags: u64,
+) -> Outcome<()> {
+    driver()?;
+    if flags != 0 || address.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    address.put(vmm::reserve(bytes as u64, alignment as u64)?)
+}
+
+pub fn unreserve(address: u64, bytes: usize) -> Outcome<()> {
+    driver()?;
+    vmm::unreserve(address, bytes as u64)
+}
+
+/// The GPU of a `CUmemAllocationProp`: none for host memory. The location is at offset 8.
+fn place(prop: In<u8>) -> Outcome<Option<usize>> {
+    let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
+    let ordinal = match kind {
+        1 => id,
+        // The id of a locality domain holds the GPU in its lowest byte.
+        6 => id & 0xff,
+        2 | 3 => return Ok(None),
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    device::index(ordinal).map(Some)
+}
+
+pub fn create(handle: Out<u64>, bytes: usize, prop: In<u8>, flags: u64) -> Outcome<()> {
+    driver()?;
+    if flags != 0 || handle.is_null() || prop.field::<i32>(0).get()? != 1 {
+        return Err(Status::INVALID_VALUE);
+    }
+    handle.put(vmm::create(
+        place(prop)?,
+        bytes as u64,
+        prop.field(0).get()?,
+    )?)
+}
+
+pub fn release(handle: u64) -> Outcome<()> {
+    driver()?;
+    vmm::release(handle)
+}
+
+pub fn map(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Outcome<()> {
+    driver()?;
+    if flags != 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    vmm::map(address, bytes as u64, offset as u64, handle)
+}
+
+pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
+    driver()?;
+    vmm::unmap(address, bytes as u64)
+}
+
+/// The last descriptor's flags count; which GPU they are for is not modelled.
+pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
+    driver()?;
+    for index in 0..count {
+        let flags = access.field::<i32>(index * 12 + 8).get()?;
+        vmm::set_access(address, bytes as u64, flags as u64)?;
+    }
+    Ok(())
+}
+
+pub fn access(flags: Out<u64>, _location: In<[i32; 2]>, address: u64) -> Outcome<()> {
+    driver()?;
+    flags.put(vmm::access(address)?)
+}
+
+pub fn granularity(bytes: Out<usize>, prop: In<u8>, option: i32) -> Outcome<()> {
+    driver()?;
+    place(prop)?;
+    if !matches!(option, 0 | 1) {
+        return Err(Status::INVALID_VALUE);
+    }
+    bytes.put(BLOCK as usize)
+}
+
+pub fn properties(prop: Out<[u8; 32]>, handle: u64) -> Outcome<()> {
+    driver()?;
+    prop.put(vmm::properties(handle)?)
+}
+
+pub fn retain(handle: Out<u64>, address: u64) -> Outcome<()> {
+    driver()?;
+    if handle.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    handle.put(vmm::retain(address)?)
+}

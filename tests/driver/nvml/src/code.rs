@@ -1,0 +1,43 @@
+//! `nvmlReturn_t`.
+
+use gpulimit_sim::Status;
+
+/// What an NVML call answers: nothing, or the reason it failed.
+pub type Answer = Result<(), Code>;
+
+/// An `nvmlReturn_t` other than success.
+#[derive(Clone, Copy)]
+pub struct Code(pub i32);
+
+impl Code {
+    pub const UNINITIALIZED: Code = Code(1);
+    pub const INVALID_ARGUMENT: Code = Code(2);
+    pub const NOT_SUPPORTED: Code = Code(3);
+    pub const NOT_FOUND: Code = Code(6);
+    pub const INSUFFICIENT_SIZE: Code = Code(7);
+    pub const DRIVER_NOT_LOADED: Code = Code(9);
+    pub const VERSION_MISMATCH: Code = Code(25);
+}
+
+/// A pointer that could not be written or read.
+impl From<Status> for Code {
+    fn from(_: Status) -> Self {
+        Code::INVALID_ARGUMENT
+    }
+}
+
+/// `nvmlErrorString`, NUL-terminated.
+pub fn describe(code: i32) -> &'static str {
+    match code {
+        0 => "Success\0",
+        1 => "Uninitialized\0",
+        2 => "Invalid Argument\0",
+        3 => "Not Supported\0",
+        4 => "Insufficient Permissions\0",
+        6 => "Not Found\0",
+        7 => "Insufficient Size\0",
+        9 => "Driver Not Loaded\0",
+        25 => "Argument Version Mismatch\0",
+        _ => "Unknown Error\0",
+    }
+}

@@ -1,0 +1,71 @@
+//! Reads the true usage of a simulated machine and changes its knobs.
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gpulimit_sim::machine::{BLOCK, Machine, remove_state};
+use gpulimit_sim::{device, grant, process};
+
+const USAGE: &str = "usage: gpulimit-sim-ctl usage | reset-peak | knob NAME VALUE | remove
+  usage       what every GPU and process uses, as JSON
+  reset-peak  start the peaks anew from what is used now
+  knob        change a setting while programs run
+  remove      remove the machine's state file";
+
+fn usage(machine: &Machine) -> String {
+    let holders = process::holders(machine);
+    let devices: Vec<String> = (0..device::count(machine))
+        .map(|index| {
+            let processes: Vec<String> = holders
+                .iter()
+                .filter(|holder| holder.held[index] > 0)
+                .map(|holder| {
+                    format!(
+                        "{{\"pid\":{},\"bytes\":{},\"dying\":{}}}",
+                        holder.pid, holder.held[index], holder.dying
+                    )
+                })
+                .collect();
+            format!(
+                "{{\"uuid\":\"{}\",\"capacity\":{},\"used\":{},\"peak\":{},\"processes\":[{}]}}",
+                device::uuid_text(index),
+                device::capacity(machine, index),
+                grant::used(machine, index) * BLOCK,
+                grant::peak(machine, index) * BLOCK,
+                processes.join(",")
+            )
+        })
+        .collect();
+    format!(
+        "{{\"lag_ms\":{},\"devices\":[{}]}}",
+        machine.knobs.kill_lag.load(Relaxed),
+        devices.join(",")
+    )
+}
+
+fn run(arguments: &[&str]) -> Result<(), String> {
+    let machine = || Machine::get().map_err(|error| error.to_string());
+    match arguments {
+        ["usage"] => println!("{}", usage(machine()?)),
+        ["reset-peak"] => {
+            let machine = machine()?;
+            (0..device::count(machine)).for_each(|index| grant::reset_peak(machine, index));
+        }
+        ["knob", name, value] => machine()?.knobs.set(name, value)?,
+        ["remove"] => remove_state(),
+        _ => return Err(USAGE.to_owned()),
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The GPUs: identity, order and visibility. All are H100 80GB, as the facts were measured on one.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::machine::Machine;
+use crate::{Outcome, Status};
+
+/// The product name.
+pub const NAME: &str = "NVIDIA H100 80GB HBM3";
+/// Multiprocessors of one GPU.
+pub const MULTIPROCESSORS: u64 = 132;
+/// Threads that one multiprocessor can hold.
+pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
+
+/// Where a GPU sits on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pci {
+    /// PCI domain.
+    pub domain: u32,
+    /// PCI bus.
+    pub bus: u32,
+    /// PCI device.
+    pub device: u32,
+}
+
+impl Pci {
+    /// `0000:1B:00.0`
+    pub fn bus_id(self) -> String {
+        format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
+    }
+}
+
+/// The address of the GPU with this index in PCI order.
+pub fn pci(index: usize) -> Pci {
+    Pci {
+        domain: 0,
+        bus: 0x1b + 0x0d * index as u32,
+        device: 0,
+    }
+}
+
+/// The identity of the GPU with this index in PCI order: a version 4 UUID made from the index.
+pub fn uuid(index: usize) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(index as u64 + 0x51);
+    for half in bytes.chunks_exact_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        half.copy_from_slice(&(mixed ^ mixed >> 31).to_be_bytes());
+    }
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    bytes
+}
+
+/// `GPU-` and the UUID, as NVML writes it.
+pub fn uuid_text(index: usize) -> String {
+    let hex: String = uuid(index)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
+}
+
+/// How many GPUs the machine has.
+pub fn count(machine: &Machine) -> usize {
+    machine.knobs.devices.load(Relaxed) as usize
+}
+
+/// What CUDA calls the GPU's total memory, in bytes.
+pub fn capacity(machine: &Machine, index: usize) -> u64 {
+    machine.knobs.capacity[index].load(Relaxed)
+}
+
+/// CUDA's ordinals: the PCI index of each GPU that this process sees.
+pub fn visible(machine: &Machine) -> &'static [usize] {
+    static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
+    VISIBLE.get_or_init(|| {
+        let mut order: Vec<usize> = (0..count(machine)).collect();
+        let by_bus = std::env::var("CUDA_DEVICE_ORDER").is_ok_and(|order| order == "PCI_BUS_ID");
+        if machine.knobs.reversed.load(Relaxed) != 0 && !by_bus {
+            order.reverse();
+        }
+        match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) => select(&order, &list),
+            Err(_) => order,
+        }
+    })
+}
+
+/// The part of `order` that the list names by index or UUID; the list ends at the first name that is none, and a GPU
+/// named twice makes it invalid as a whole.
+fn select(order: &[usize], list: &str) -> Vec<usize> {
+    let mut chosen = Vec::new();
+    for name in list.split(',').map(str::trim) {
+        let found = if name.starts_with("GPU-") {
+            let mut fitting = order
+                .iter()
+                .filter(|index| uuid_text(**index).starts_with(name));
+            let first = fitting.next();
+            if fitting.next().is_some() {
+                None
+            } else {
+                first
+            }
+        } else {
+            name.parse::<usize>()
+                .ok()
+                .and_then(|ordinal| order.get(ordinal))
+        };
+        match found {
+            Some(index) if chosen.contains(index) => return Vec::new(),
+            Some(index) => chosen.push(*index),
+            None => break,
+        }
+    }
+    chosen
+}
+
+/// The PCI index of a CUDA ordinal.
+///
+/// # Errors
+/// `INVALID_DEVICE` when there is no such ordinal.
+pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|ordinal| visible(machine).get(ordinal).copied())
+        .ok_or(Status::INVALID_DEVICE)
+}
+
+/// `cuDeviceGetAttribute` for the GPU; 0 for what an H100 does not have. Numbers: CUDA 13.0, `CUdevice_attribute`.
+pub fn attribute(index: usize, attribute: i32) -> Option<i32> {
+    let place = pci(index);
+    Some(match attribute {
+        1 => 1024,
+        2 | 3 => 1024,
+        4 => 64,
+        5 => i32::MAX,
+        6 | 7 => 65_535,
+        8 => 49_152,
+        9 => 65_536,
+        10 => 32,
+        11 => i32::MAX,
+        12 => 65_536,
+        13 => 1_980_000,
+        14 => 512,
+        15 => 1,
+        16 => MULTIPROCESSORS as i32,
+        17..=19 => 0,
+        20 => 0,
+        21 => 131_072,
+        22 => 131_072,
+        23 => 65_536,
+        24..=26 => 16_384,
+        27 => 32_768,
+        28 => 32_768,
+        29 => 2048,
+        30 => 512,
+        31 => 1,
+        32 => 1,
+        33 => place.bus as i32,
+        34 => place.device as i32,
+        35 => 0,
+        36 => 2_619_000,
+        37 => 5120,
+        38 => 50 << 20,
+        39 => THREADS_PER_MULTIPROCESSOR as i32,
+        40 => 3,
+        41 => 1,
+        42 => 32_768,
+        43 => 2048,
+        45 => 32_768,
+        46 => 2048,
+        47..=49 => 16_384,
+        50 => place.domain as i32,
+        51 => 32,
+        52 => 32_768,
+        53 => 2046,
+        54 => 32_768,
+        55 => 32_768,
+        56 => 65_536,
+        57..=59 => 16_384,
+        60 => 32_768,
+        61 => 32_768,
+        62 => 2046,
+        63 => 32_768,
+        64 => 2046,
+        65..=68 => 32_768,
+        69 => 268_435_456,
+        70 => 131_072,
+        71 => 65_000,
+        72 => 2_097_136,
+        73 => 32_768,
+        74 => 32_768,
+        75 => 9,
+        76 => 0,
+        77 => 32_768,
+        78..=80 => 1,
+        81 => 233_472,
+        82 => 65_536,
+        83 => 1,
+        84 => 0,
+        85 => index as i32,
+        86 => 1,
+        87 => 2,
+        88 => 0,
+        89..=91 => 1,
+        92..=94 => 1,
+        95 => 1,
+        96 => 0,
+        97 => 232_448,
+        98 => 1,
+        99 => 1,
+        100 => 0,
+        101 => 0,
+        102 => 1,
+        103 => 1,
+        104 => 0,
+        105 => 0,
+        106 => 32,
+        107 => 16,
+        108 => 134_213_632,
+        109 => 1,
+        110 => 1,
+        111 => 1024,
+        112 => 0,
+        113 => 1,
+        114 => 1,
+        115 => 1,
+        116 => 1,
+        117 => 1,
+        118 => 1,
+        119 => 9,
+        120 => 1,
+        121 => 1,
+        122 => 1,
+        123 => 1,
+        124 => 0,
+        125 => 0,
+        126 => 1,
+        127 => 0,
+        128 => 0,
+        129 => 0,
+        130 => 0,
+        131 => 0,
+        132 => 0,
+        133 => 0,
+        134 => -1,
+        135..=160 => 0,
+        _ => return None,
+    })
+}

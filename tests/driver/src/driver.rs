@@ -1,0 +1,140 @@
+//! One process's side of the driver: initialisation, and physical memory taken and given on its behalf.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::context::Context;
+use crate::machine::{MAX_DEVICES, Machine};
+use crate::pool::Pool;
+use crate::process::Process;
+use crate::{Outcome, Status, device};
+
+const READY: u32 = 1;
+const FORKED: u32 = 2;
+
+static STATE: AtomicU32 = AtomicU32::new(0);
+
+/// What the process has on one GPU.
+pub struct Gpu {
+    /// The primary context; one object for the life of the process.
+    pub primary: &'static Context,
+    /// The default pool.
+    pub default_pool: &'static Pool,
+    /// The pool that `cuMemAllocAsync` uses.
+    pub current_pool: Mutex<&'static Pool>,
+    /// Live contexts.
+    pub contexts: AtomicU32,
+}
+
+/// The initialised driver.
+pub struct Driver {
+    /// The machine.
+    pub machine: &'static Machine,
+    process: &'static Process,
+    gpus: [OnceLock<Gpu>; MAX_DEVICES],
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+extern "C" fn forked() {
+    let _ = STATE.compare_exchange(READY, FORKED, SeqCst, SeqCst);
+}
+
+/// Initialises the driver in this process.
+///
+/// # Errors
+/// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE` when no GPU is visible.
+pub fn init() -> Outcome<()> {
+    if STATE.load(Acquire) == FORKED {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    let machine = Machine::get().map_err(|error| {
+        eprintln!("gpulimit-sim: {error}");
+        Status::UNKNOWN
+    })?;
+    if device::visible(machine).is_empty() {
+        return Err(Status::NO_DEVICE);
+    }
+    if DRIVER.get().is_none() {
+        let process = Process::own().map_err(|error| {
+            eprintln!("gpulimit-sim: {error}");
+            Status::UNKNOWN
+        })?;
+        DRIVER.get_or_init(|| {
+            // SAFETY: the handler only touches an atomic.
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+            Driver {
+                machine,
+                process,
+                gpus: [const { OnceLock::new() }; MAX_DEVICES],
+            }
+        });
+        STATE.store(READY, Release);
+    }
+    Ok(())
+}
+
+/// The driver, once initialised.
+///
+/// # Errors
+/// `NOT_INITIALIZED` before, and in a forked child.
+pub fn driver() -> Outcome<&'static Driver> {
+    if STATE.load(Acquire) != READY {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    DRIVER.get().ok_or(Status::NOT_INITIALIZED)
+}
+
+impl Driver {
+    /// What the process has on the GPU with this PCI index.
+    pub fn gpu(&self, index: usize) -> &Gpu {
+        self.gpus[index].get_or_init(|| {
+            let default_pool = Pool::make(Some(index));
+            Gpu {
+                primary: Context::primary(index),
+                default_pool,
+                current_pool: Mutex::new(default_pool),
+                contexts: AtomicU32::new(0),
+            }
+        })
+    }
+
+    /// Takes physical memory without giving up anything for it; false when the GPU has not that much left.
+    pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
+        bytes == 0 || self.process.take(device, bytes)
+    }
+
+    /// Takes physical memory; when there is not enough, pools first give back what they do not use.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn take(&self, device: usize, bytes: u64) -> Outcome<()> {
+        if self.take_bare(device, bytes) {
+            return Ok(());
+        }
+        Pool::trim_all(device);
+        if self.take_bare(device, bytes) {
+            Ok(())
+        } else {
+            Err(Status::OUT_OF_MEMORY)
+        }
+    }
+
+    /// Gives physical memory back.
+    pub fn give(&self, device: usize, bytes: u64) {
+        if bytes > 0 {
+            self.process.give(device, bytes);
+        }
+    }
+
+    /// The pool that `cuMemAllocAsync` uses on the GPU.
+    pub fn current_pool(&self, device: usize) -> &'static Pool {
+        *self
+            .gpu(device)
+            .current_pool
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,165 @@
+//! Taking and giving physical memory, exactly and without locks.
+//!
+//! Per GPU one word says how many blocks are used *and* which operation of which slot made it so. Whoever comes next
+//! first writes that operation into the slot's own word (the *settling*, the same for everybody who does it), then makes
+//! its own. So the sum of the slots is always the used figure but for one operation that anybody can complete, and a
+//! process may be killed or stopped between any two instructions.
+//!
+//! | word | bits, low to high |
+//! |---|---|
+//! | device | 24 blocks used, 12 slot, 28 sequence |
+//! | slot, held | 24 blocks held, 12 unused, 28 sequence |
+//! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
+//!
+//! A slot's operations are made by its owner, one at a time per GPU, and after its death by any number of reapers,
+//! which all intend the same: to give back all of it.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use crate::machine::{BLOCK, DeviceWords, Held, Machine};
+
+const COUNT_BITS: u32 = 24;
+const COUNT: u64 = (1 << COUNT_BITS) - 1;
+const CHANGE: u64 = (1 << (COUNT_BITS + 1)) - 1;
+const BIAS: i64 = 1 << COUNT_BITS;
+const NOBODY: u64 = 0xfff;
+const SEQUENCE: u64 = (1 << 28) - 1;
+
+/// A GPU's word when nothing was ever taken.
+pub const EMPTY: u64 = NOBODY << COUNT_BITS;
+
+fn count(word: u64) -> u64 {
+    word & COUNT
+}
+
+fn sequence(word: u64) -> u64 {
+    word >> 36
+}
+
+fn device_word(used: u64, slot: usize, sequence: u64) -> u64 {
+    used | (slot as u64) << COUNT_BITS | sequence << 36
+}
+
+fn intent_word(change: i64, sequence: u64) -> u64 {
+    (change + BIAS) as u64 | sequence << 36
+}
+
+/// Completes the last operation on the GPU and returns its word.
+fn settle(machine: &Machine, device: usize) -> u64 {
+    let words = &machine.devices[device];
+    'look: loop {
+        let word = words.word.load(SeqCst);
+        let slot = (word >> COUNT_BITS) & NOBODY;
+        if slot == NOBODY {
+            return word;
+        }
+        words.peak.fetch_max(count(word), AcqRel);
+        let operation = sequence(word);
+        let held = &machine.slots[slot as usize].held[device];
+        loop {
+            let old = held.word.load(SeqCst);
+            if sequence(old) == operation {
+                return word;
+            }
+            let intent = held.intent.load(SeqCst);
+            // Neither the operation before it nor its intent: the word has moved on since we read it.
+            if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
+                continue 'look;
+            }
+            let change = (intent & CHANGE) as i64 - BIAS;
+            let new = (count(old) as i64 + change) as u64 | operation << 36;
+            let _ = held.word.compare_exchange(old, new, SeqCst, SeqCst);
+        }
+    }
+}
+
+/// Blocks used on the GPU by all processes.
+pub fn used(machine: &Machine, device: usize) -> u64 {
+    count(machine.devices[device].word.load(Acquire))
+}
+
+/// Blocks that one slot holds on the GPU.
+pub fn held(machine: &Machine, slot: usize, device: usize) -> u64 {
+    settle(machine, device);
+    count(machine.slots[slot].held[device].word.load(Acquire))
+}
+
+/// The most blocks ever used at a time.
+pub fn peak(machine: &Machine, device: usize) -> u64 {
+    settle(machine, device);
+    machine.devices[device].peak.load(Acquire)
+}
+
+/// Starts the peak anew from what is used now.
+pub fn reset_peak(machine: &Machine, device: usize) {
+    let word = settle(machine, device);
+    machine.devices[device].peak.store(count(word), SeqCst);
+    settle(machine, device);
+}
+
+/// Changes what the calling process's slot holds by so many blocks; false when the GPU has not that much left.
+///
+/// One call at a time per slot and GPU: the caller holds the process's lock.
+pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
+    let words: &DeviceWords = &machine.devices[device];
+    let held: &Held = &machine.slots[slot].held[device];
+    let capacity = machine.knobs.capacity[device].load(Acquire) / BLOCK;
+    settle(machine, device);
+    let operation = (sequence(held.word.load(SeqCst)) + 1) & SEQUENCE;
+    held.intent.store(intent_word(blocks, operation), SeqCst);
+    loop {
+        let word = settle(machine, device);
+        let used = count(word) as i64 + blocks;
+        if blocks > 0 && used > capacity as i64 {
+            return false;
+        }
+        let new = device_word(used as u64, slot, operation);
+        if words
+            .word
+            .compare_exchange(word, new, SeqCst, SeqCst)
+            .is_ok()
+        {
+            settle(machine, device);
+            return true;
+        }
+    }
+}
+
+/// Gives back all that a dead owner's slot holds on the GPU. Any number of reapers may do so at once, and late.
+pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
+    let words = &machine.devices[device];
+    let line = &machine.slots[slot];
+    let held = &line.held[device];
+    loop {
+        settle(machine, device);
+        let intent = held.intent.load(SeqCst);
+        let before = held.word.load(SeqCst);
+        // Only what was read while the dead one still owned the slot may be given back.
+        if line.owner.load(SeqCst) != owner || count(before) == 0 {
+            return;
+        }
+        let operation = (sequence(before) + 1) & SEQUENCE;
+        let mine = intent_word(-(count(before) as i64), operation);
+        if intent != mine
+            && held
+                .intent
+                .compare_exchange(intent, mine, SeqCst, SeqCst)
+                .is_err()
+        {
+            continue;
+        }
+        let word = settle(machine, device);
+        if held.word.load(SeqCst) != before {
+            continue;
+        }
+        let new = device_word(count(word) - count(before), slot, operation);
+        if words
+            .word
+            .compare_exchange(word, new, SeqCst, SeqCst)
+            .is_ok()
+        {
+            settle(machine, device);
+        }
+    }
+}

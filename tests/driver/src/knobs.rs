@@ -1,0 +1,249 @@
+//! Settings of the machine: from the environment when it is made, and live through `gpulimit-sim-ctl knob`.
+
+use std::env;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::machine::{BLOCK, MAX_DEVICES};
+
+/// Rules for single symbols that can be set at a time.
+pub const MAX_RULES: usize = 64;
+const NAME_WORDS: usize = 6;
+
+/// The settings that the shared state holds.
+#[repr(C)]
+pub struct Knobs {
+    /// Not 0 when any latency or failure is set: the only word that an ordinary call reads.
+    pub active: AtomicU32,
+    /// Number of GPUs.
+    pub devices: AtomicU32,
+    /// Per GPU: what `cuDeviceTotalMem` says, in bytes.
+    pub capacity: [AtomicU64; MAX_DEVICES],
+    /// What a context costs, in bytes.
+    pub context_bytes: AtomicU64,
+    /// How long a dead process's memory stays used, in ms.
+    pub kill_lag: AtomicU64,
+    /// What `cuDriverGetVersion` says.
+    pub driver_version: AtomicU32,
+    /// Not 0: CUDA's default (fastest first) order of the GPUs is the reverse of the PCI order.
+    pub reversed: AtomicU32,
+    /// Not 0: NVML's process lists are empty, as where /proc is not mounted.
+    pub no_proc: AtomicU32,
+    /// What every call takes, in ns, unless a rule names the symbol.
+    pub latency: AtomicU64,
+    /// Latency and failure of single symbols.
+    pub rules: [Rule; MAX_RULES],
+}
+
+/// What is set for one symbol.
+#[repr(C)]
+pub struct Rule {
+    name: [AtomicU64; NAME_WORDS],
+    /// ns; `u64::MAX` = not set.
+    latency: AtomicU64,
+    /// The code in the low half, which call (0 = all) in the high one; 0 = not set.
+    failure: AtomicU64,
+}
+
+/// What the symbol's next call shall do, beside its work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// How long the call takes at least, in ns.
+    pub latency: u64,
+    /// The code to fail with.
+    pub failure: Option<i32>,
+}
+
+fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
+    let mut bytes = [0u8; NAME_WORDS * 8];
+    bytes
+        .get_mut(..name.len())?
+        .copy_from_slice(name.as_bytes());
+    let mut words = [0; NAME_WORDS];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+    }
+    Some(words)
+}
+
+/// The settings as the environment gives them when a machine is made.
+pub struct Settings(Vec<(&'static str, String)>);
+
+/// Environment variable and knob of each setting.
+pub const NAMES: &[(&str, &str)] = &[
+    ("GPULIMIT_SIM_GPUS", "gpus"),
+    ("GPULIMIT_SIM_CAPACITY", "capacity"),
+    ("GPULIMIT_SIM_CONTEXT_BYTES", "context-bytes"),
+    ("GPULIMIT_SIM_KILL_LAG_MS", "kill-lag-ms"),
+    ("GPULIMIT_SIM_DRIVER_VERSION", "driver-version"),
+    ("GPULIMIT_SIM_REVERSED", "reversed"),
+    ("GPULIMIT_SIM_NO_PROC", "no-proc"),
+    ("GPULIMIT_SIM_LATENCY", "latency"),
+    ("GPULIMIT_SIM_FAIL", "fail"),
+];
+
+impl Settings {
+    /// Reads the variables of [`NAMES`].
+    pub fn from_environment() -> Self {
+        Settings(
+            NAMES
+                .iter()
+                .filter_map(|(variable, knob)| Some((*knob, env::var(variable).ok()?)))
+                .filter(|(_, value)| !value.is_empty())
+                .collect(),
+        )
+    }
+}
+
+impl Knobs {
+    /// Sets the defaults, then the given settings. A value that cannot be read is reported on stderr and left out: a
+    /// test that misspells a knob should see it.
+    pub fn configure(&self, settings: &Settings) {
+        self.devices.store(1, Relaxed);
+        for capacity in &self.capacity {
+            capacity.store(85_017_493_504, Relaxed);
+        }
+        self.context_bytes.store(543_162_368, Relaxed);
+        self.kill_lag.store(120, Relaxed);
+        self.driver_version.store(13_000, Relaxed);
+        for (knob, value) in &settings.0 {
+            if let Err(error) = self.set(knob, value) {
+                eprintln!("gpulimit-sim: {error}");
+            }
+        }
+    }
+
+    /// Sets one knob. Lists are comma-separated and replace what was set before.
+    ///
+    /// # Errors
+    /// A line that names the knob and the value.
+    pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
+        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
+        match knob {
+            "gpus" => {
+                let count = number(value)?;
+                if count > MAX_DEVICES as u64 {
+                    return Err(format!("knob gpus: {count} is more than {MAX_DEVICES}"));
+                }
+                self.devices.store(count as u32, Relaxed);
+            }
+            "capacity" => {
+                let sizes = value
+                    .split(',')
+                    .map(number)
+                    .collect::<Result<Vec<_>, _>>()?;
+                let last = *sizes.last().ok_or_else(bad)?;
+                for (index, capacity) in self.capacity.iter().enumerate() {
+                    capacity.store(*sizes.get(index).unwrap_or(&last), Relaxed);
+                }
+            }
+            "context-bytes" => self
+                .context_bytes
+                .store(number(value)?.next_multiple_of(BLOCK), Relaxed),
+            "kill-lag-ms" => self.kill_lag.store(number(value)?, Relaxed),
+            "driver-version" => self.driver_version.store(number(value)? as u32, Relaxed),
+            "reversed" => self.reversed.store(number(value)? as u32, Relaxed),
+            "no-proc" => self.no_proc.store(number(value)? as u32, Relaxed),
+            "latency" => {
+                let mut all = 0;
+                let mut rules = Vec::new();
+                for part in value.split(',').filter(|part| !part.is_empty()) {
+                    match part.rsplit_once(':') {
+                        Some((name, ns)) => rules.push((pack(name).ok_or_else(bad)?, number(ns)?)),
+                        None => all = number(part)?,
+                    }
+                }
+                for rule in &self.rules {
+                    rule.latency.store(u64::MAX, Relaxed);
+                }
+                for (name, ns) in rules {
+                    self.rule(name)?.latency.store(ns, Release);
+                }
+                self.latency.store(all, Relaxed);
+            }
+            "fail" => {
+                let mut rules = Vec::new();
+                for part in value
+                    .split(',')
+                    .filter(|part| !part.is_empty() && *part != "none")
+                {
+                    let (name, failure) = part.rsplit_once(':').ok_or_else(bad)?;
+                    let (code, call) = failure.split_once('@').unwrap_or((failure, "0"));
+                    rules.push((
+                        pack(name).ok_or_else(bad)?,
+                        number(code)? | number(call)? << 32,
+                    ));
+                }
+                for rule in &self.rules {
+                    rule.failure.store(0, Relaxed);
+                }
+                for (name, failure) in rules {
+                    self.rule(name)?.failure.store(failure, Release);
+                }
+            }
+            _ => return Err(format!("no knob {knob:?}; there are {}", list())),
+        }
+        let set = self.latency.load(Relaxed) != 0
+            || self.rules.iter().any(|rule| {
+                rule.failure.load(Relaxed) != 0
+                    || !matches!(rule.latency.load(Relaxed), 0 | u64::MAX)
+            });
+        self.active.store(set.into(), Release);
+        Ok(())
+    }
+
+    fn rule(&self, name: [u64; NAME_WORDS]) -> Result<&Rule, String> {
+        let free = [0; NAME_WORDS];
+        for wanted in [name, free] {
+            let found = self.rules.iter().find(|rule| rule.name() == wanted);
+            if let Some(rule) = found {
+                for (word, value) in rule.name.iter().zip(name) {
+                    word.store(value, Relaxed);
+                }
+                if wanted == free {
+                    rule.latency.store(u64::MAX, Relaxed);
+                }
+                return Ok(rule);
+            }
+        }
+        Err(format!("more than {MAX_RULES} symbols with rules"))
+    }
+
+    /// What the knobs say about the symbol; `calls` counts its calls in this process, the present one included.
+    pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
+        let mut orders = Orders {
+            latency: self.latency.load(Relaxed),
+            failure: None,
+        };
+        let Some(name) = pack(symbol) else {
+            return orders;
+        };
+        if let Some(rule) = self.rules.iter().find(|rule| rule.name() == name) {
+            match rule.latency.load(Acquire) {
+                u64::MAX => {}
+                latency => orders.latency = latency,
+            }
+            let failure = rule.failure.load(Acquire);
+            let call = failure >> 32;
+            if failure != 0 && (call == 0 || call == calls) {
+                orders.failure = Some(failure as u32 as i32);
+            }
+        }
+        orders
+    }
+}
+
+fn list() -> String {
+    NAMES
+        .iter()
+        .map(|(_, knob)| *knob)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+impl Rule {
+    fn name(&self) -> [u64; NAME_WORDS] {
+        std::array::from_fn(|index| self.name[index].load(Relaxed))
+    }
+}

@@ -1,0 +1,222 @@
+//! The machine: what all processes together hold on every GPU, in one file of shared memory.
+//!
+//! Only atomics, no locks: a process may be killed or stopped at any instruction and blocks nobody. [`crate::grant`] is
+//! the protocol on the words; [`crate::process`] decides who owns a slot.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::knobs::{Knobs, Rule, Settings};
+
+/// Physical memory is handed out in blocks of this many bytes.
+pub const BLOCK: u64 = 2 << 20;
+/// The most GPUs of one machine.
+pub const MAX_DEVICES: usize = 16;
+/// The most processes at a time that hold memory.
+pub const MAX_PROCESSES: usize = 4000;
+/// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
+pub const RESERVED: u64 = 480 << 20;
+
+const MAGIC: u64 = 0x6770_756c_696d_0003;
+
+/// The shared state. All-zero is a valid, empty machine, which [`Machine::create`] then configures.
+#[repr(C)]
+pub struct Machine {
+    magic: AtomicU64,
+    /// Settings that may change while programs run.
+    pub knobs: Knobs,
+    /// One more than the highest slot that was ever owned.
+    pub high_water: AtomicU32,
+    /// When the slots were last looked through for dead owners, in ms of the monotonic clock.
+    pub last_scan: AtomicU64,
+    /// Per GPU: what is used.
+    pub devices: [DeviceWords; MAX_DEVICES],
+    /// Per process: what it holds.
+    pub slots: [Slot; MAX_PROCESSES],
+}
+
+/// One GPU's words.
+#[repr(C, align(64))]
+pub struct DeviceWords {
+    /// Blocks used and the last operation, see [`crate::grant`].
+    pub word: AtomicU64,
+    /// The most blocks ever used at a time.
+    pub peak: AtomicU64,
+}
+
+/// One process's line.
+#[repr(C, align(64))]
+pub struct Slot {
+    /// 0 = free; else the owner: pid (in its own namespace) in the high half, a unique birth number in the low one.
+    pub owner: AtomicU64,
+    /// Inode of the owner's PID namespace.
+    pub namespace: AtomicU64,
+    /// When the owner began to exit, in ms of the monotonic clock; 0 = it did not say.
+    pub exiting: AtomicU64,
+    /// When the owner was found dead, in ms; 0 = alive as far as known.
+    pub died: AtomicU64,
+    /// Per GPU: what the process holds.
+    pub held: [Held; MAX_DEVICES],
+}
+
+/// What one process holds on one GPU, see [`crate::grant`].
+#[repr(C)]
+pub struct Held {
+    /// Blocks held and the operation that made it so.
+    pub word: AtomicU64,
+    /// The operation about to be made.
+    pub intent: AtomicU64,
+}
+
+/// Milliseconds of the machine's monotonic clock; never 0.
+pub fn now_ms() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// Where the machine's state is: `GPULIMIT_SIM_STATE`, or a file of the user's own in shared memory.
+pub fn state_path() -> PathBuf {
+    match std::env::var_os("GPULIMIT_SIM_STATE") {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        // SAFETY: getuid cannot fail.
+        _ => PathBuf::from(format!("/dev/shm/gpulimit-sim-{}", unsafe {
+            libc::getuid()
+        })),
+    }
+}
+
+impl Machine {
+    /// The machine of this process, made at first use.
+    ///
+    /// # Errors
+    /// When the state file can neither be opened nor created, or is another version's.
+    pub fn get() -> io::Result<&'static Machine> {
+        static MACHINE: OnceLock<Result<&'static Machine, String>> = OnceLock::new();
+        MACHINE
+            .get_or_init(|| {
+                Machine::open().map_err(|error| format!("{}: {error}", state_path().display()))
+            })
+            .as_ref()
+            .map(|machine| *machine)
+            .map_err(|error| io::Error::other(error.clone()))
+    }
+
+    /// A fresh descriptor of the state file.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn file() -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(state_path())
+    }
+
+    fn open() -> io::Result<&'static Machine> {
+        for _ in 0..8 {
+            match Machine::file() {
+                Ok(file) => return Machine::map(&file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Machine::create()?,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("the state file keeps vanishing"))
+    }
+
+    /// Writes a configured machine beside the path and links it there, so that nobody ever sees half of one.
+    fn create() -> io::Result<()> {
+        let path = state_path();
+        let mut fresh = path.clone().into_os_string();
+        fresh.push(format!(".{}.{}", std::process::id(), now_ms()));
+        let fresh = PathBuf::from(fresh);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(&fresh)?;
+        // Every user of the machine shares its GPUs, whatever the creator's umask.
+        file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
+        file.set_len(size_of::<Machine>() as u64)?;
+        let machine = Machine::map_raw(&file)?;
+        machine.knobs.configure(&Settings::from_environment());
+        for device in &machine.devices {
+            device.word.store(crate::grant::EMPTY, Ordering::Relaxed);
+        }
+        machine.magic.store(MAGIC, Ordering::Release);
+        let made = std::fs::hard_link(&fresh, &path);
+        let _ = std::fs::remove_file(&fresh);
+        // SAFETY: `machine` was mapped above with this size and nobody else has seen it.
+        unsafe {
+            libc::munmap(
+                std::ptr::from_ref(machine).cast_mut().cast(),
+                size_of::<Machine>(),
+            )
+        };
+        match made {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn map(file: &File) -> io::Result<&'static Machine> {
+        if file.metadata()?.len() != size_of::<Machine>() as u64 {
+            return Err(io::Error::other(
+                "not a simulated machine of this version; remove it",
+            ));
+        }
+        let machine = Machine::map_raw(file)?;
+        if machine.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(io::Error::other(
+                "not a simulated machine of this version; remove it",
+            ));
+        }
+        Ok(machine)
+    }
+
+    fn map_raw(file: &File) -> io::Result<&'static Machine> {
+        // SAFETY: a fresh shared mapping of a file of exactly this size, never unmapped once handed out. Every field
+        // is an atomic, for which any bit pattern is valid.
+        unsafe {
+            let address = libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Machine>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            );
+            if address == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(&*address.cast::<Machine>())
+        }
+    }
+
+    /// The latency and failure rules.
+    pub fn rules(&self) -> &[Rule] {
+        &self.knobs.rules
+    }
+}
+
+/// Removes the state file; processes that have it mapped keep their machine.
+pub fn remove_state() {
+    if let Ok(path) = CString::new(state_path().as_os_str().as_bytes()) {
+        // SAFETY: a NUL-terminated path.
+        unsafe { libc::unlink(path.as_ptr()) };
+    }
+}

@@ -1,0 +1,395 @@
+//! Memory pools: stream-ordered memory, which belongs to the pool and not to the pointer.
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+
+use crate::driver::{Driver, driver};
+use crate::machine::BLOCK;
+use crate::space::{Entry, Use, space};
+use crate::{Outcome, Status};
+
+/// A pool grows in steps of this many bytes (measured).
+pub const STEP: u64 = 32 << 20;
+const GRAIN: u64 = 512;
+/// Freed ranges that are kept apart for a request of the same size, before they are merged with their neighbours.
+const QUICK: usize = 16;
+
+/// Addresses are spread well enough by one multiplication.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 29;
+    }
+}
+
+/// A pool. Never freed, so that a handle that outlives it is harmless.
+#[derive(Debug)]
+pub struct Pool {
+    index: usize,
+    device: Option<usize>,
+    state: Mutex<State>,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    destroyed: bool,
+    reuse: [u32; 3],
+    threshold: u64,
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
+    quick: Vec<(u64, u64)>,
+    free: BTreeMap<u64, u64>,
+    steps: BTreeSet<u64>,
+}
+
+static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
+
+impl Pool {
+    /// Makes a pool on a GPU, or on the host, where it takes nothing.
+    pub fn make(device: Option<usize>) -> &'static Pool {
+        let mut pools = POOLS.write().unwrap_or_else(PoisonError::into_inner);
+        let state = State {
+            reuse: [1; 3],
+            ..State::default()
+        };
+        let pool: &'static Pool = Box::leak(Box::new(Pool {
+            index: pools.len(),
+            device,
+            state: Mutex::new(state),
+        }));
+        pools.push(pool);
+        pool
+    }
+
+    /// The pool with this index.
+    pub fn by_index(index: usize) -> Option<&'static Pool> {
+        POOLS
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(index)
+            .copied()
+    }
+
+    fn on(device: usize) -> Vec<&'static Pool> {
+        let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
+        pools
+            .iter()
+            .copied()
+            .filter(|pool| pool.device == Some(device))
+            .collect()
+    }
+
+    /// The `CUmemoryPool`.
+    pub fn handle(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// The pool of a `CUmemoryPool`.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is none or destroyed.
+    pub fn from_handle(handle: usize) -> Outcome<&'static Pool> {
+        let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
+        let pool = pools
+            .iter()
+            .find(|pool| pool.handle() == handle)
+            .ok_or(Status::INVALID_VALUE)?;
+        if pool.state().destroyed {
+            Err(Status::INVALID_VALUE)
+        } else {
+            Ok(pool)
+        }
+    }
+
+    /// PCI index of the pool's GPU; none for a pool on the host.
+    pub fn device(&self) -> Option<usize> {
+        self.device
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates from the pool, which grows when no gap fits.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
+    pub fn allocate(&self, bytes: u64) -> Outcome<u64> {
+        if bytes == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let size = bytes
+            .checked_next_multiple_of(GRAIN)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        let mut state = self.state();
+        let address = match state.take(size) {
+            Some(address) => address,
+            None => {
+                self.grow(&mut state, size)?;
+                state.take(size).ok_or(Status::UNKNOWN)?
+            }
+        };
+        state.live.insert(address, bytes);
+        state.used += size;
+        state.used_high = state.used_high.max(state.used);
+        Ok(address)
+    }
+
+    fn grow(&self, state: &mut State, size: u64) -> Outcome<()> {
+        let driver = driver()?;
+        let bytes = size
+            .checked_next_multiple_of(STEP)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        if let Some(device) = self.device
+            && !driver.take_bare(device, bytes)
+        {
+            // What this and the other pools do not use goes first.
+            self.shrink(driver, state, |reserved| reserved > 0);
+            Pool::trim_all(device);
+            if !driver.take_bare(device, bytes) {
+                return Err(Status::OUT_OF_MEMORY);
+            }
+        }
+        let address = space().take(bytes, STEP)?;
+        space().mark(
+            address,
+            bytes / BLOCK,
+            Entry::new(Use::Pool, 0, 0, self.index),
+        );
+        state
+            .steps
+            .extend((address..address + bytes).step_by(STEP as usize));
+        state.reserved += bytes;
+        state.reserved_high = state.reserved_high.max(state.reserved);
+        state.put(address, bytes);
+        Ok(())
+    }
+
+    /// Frees a pointer of the pool.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is none.
+    pub fn free(&self, address: u64) -> Outcome<()> {
+        let mut state = self.state();
+        let bytes = state.live.remove(&address).ok_or(Status::INVALID_VALUE)?;
+        let size = bytes.next_multiple_of(GRAIN);
+        state.used -= size;
+        if state.quick.len() == QUICK {
+            state.merge();
+        }
+        state.quick.push((size, address));
+        if state.destroyed && state.live.is_empty() {
+            self.shrink(driver()?, &mut state, |_| true);
+        }
+        Ok(())
+    }
+
+    /// Gives back unused steps while `more` says so of the reserved size.
+    fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
+        state.merge();
+        let gaps: Vec<(u64, u64)> = state
+            .free
+            .iter()
+            .map(|(start, length)| (*start, *length))
+            .collect();
+        for (start, length) in gaps.into_iter().rev() {
+            let first = start.next_multiple_of(STEP);
+            let mut end = (start + length) / STEP * STEP;
+            while end > first && more(state.reserved) {
+                end -= STEP;
+                state.steps.remove(&end);
+                state.cut(end);
+                state.reserved -= STEP;
+                space().mark(end, STEP / BLOCK, Entry::NONE);
+                if let Some(device) = self.device {
+                    driver.give(device, STEP);
+                }
+                space().give(end, STEP);
+            }
+        }
+    }
+
+    /// `cuMemPoolTrimTo`: gives back unused memory, but keeps at least so many bytes reserved.
+    ///
+    /// # Errors
+    /// `NOT_INITIALIZED`.
+    pub fn trim(&self, keep: u64) -> Outcome<()> {
+        let driver = driver()?;
+        self.shrink(driver, &mut self.state(), |reserved| {
+            reserved >= keep.saturating_add(STEP)
+        });
+        Ok(())
+    }
+
+    /// What a synchronise does: every pool of the GPU gives back what it does not use, down to its threshold.
+    pub fn synchronize_all(device: usize) {
+        let Ok(driver) = driver() else { return };
+        for pool in Pool::on(device) {
+            let mut state = pool.state();
+            let threshold = state.threshold;
+            if state.reserved > threshold {
+                pool.shrink(driver, &mut state, |reserved| reserved > threshold);
+            }
+        }
+    }
+
+    /// Every pool of the GPU gives back what it does not use; those that are in use right now are left out.
+    pub fn trim_all(device: usize) {
+        let Ok(driver) = driver() else { return };
+        for pool in Pool::on(device) {
+            let mut state = match pool.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            pool.shrink(driver, &mut state, |_| true);
+        }
+    }
+
+    /// Drops all memory of the GPU's pools: its last context went.
+    pub fn clear_all(device: usize) {
+        for pool in Pool::on(device) {
+            pool.clear();
+        }
+    }
+
+    fn clear(&self) {
+        let Ok(driver) = driver() else { return };
+        let mut state = self.state();
+        state.live.clear();
+        state.quick.clear();
+        state.used = 0;
+        state.free = state.steps.iter().map(|step| (*step, STEP)).collect();
+        self.shrink(driver, &mut state, |_| true);
+    }
+
+    /// Destroys the pool; its memory goes with the last pointer.
+    ///
+    /// # Errors
+    /// `NOT_INITIALIZED`.
+    pub fn destroy(&self) -> Outcome<()> {
+        let driver = driver()?;
+        let mut state = self.state();
+        state.destroyed = true;
+        self.shrink(driver, &mut state, |_| true);
+        Ok(())
+    }
+
+    /// The allocation in which an address lies: its start and the bytes asked for.
+    pub fn find(&self, address: u64) -> Option<(u64, u64)> {
+        let state = self.state();
+        let found = state.live.get(&address).map(|bytes| (address, *bytes));
+        found.or_else(|| {
+            let inside =
+                |(start, bytes): &(&u64, &u64)| **start <= address && address < **start + **bytes;
+            state
+                .live
+                .iter()
+                .find(inside)
+                .map(|(start, bytes)| (*start, *bytes))
+        })
+    }
+
+    /// An attribute by its number.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for an unknown one.
+    pub fn attribute(&self, attribute: i32) -> Outcome<u64> {
+        let state = self.state();
+        Ok(match attribute {
+            1..=3 => u64::from(state.reuse[attribute as usize - 1]),
+            4 => state.threshold,
+            5 => state.reserved,
+            6 => state.reserved_high,
+            7 => state.used,
+            8 => state.used_high,
+            _ => return Err(Status::INVALID_VALUE),
+        })
+    }
+
+    /// Sets an attribute; the high-water marks only to 0, which starts them anew.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for one that cannot be set so.
+    pub fn set_attribute(&self, attribute: i32, value: u64) -> Outcome<()> {
+        let mut state = self.state();
+        match (attribute, value) {
+            (1..=3, _) => state.reuse[attribute as usize - 1] = value as u32,
+            (4, _) => state.threshold = value,
+            (6, 0) => state.reserved_high = state.reserved,
+            (8, 0) => state.used_high = state.used,
+            _ => return Err(Status::INVALID_VALUE),
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// A gap of this size: one that was just freed, else the first that fits.
+    fn take(&mut self, size: u64) -> Option<u64> {
+        if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
+            return Some(self.quick.swap_remove(position).1);
+        }
+        self.merge();
+        let (start, length) = self
+            .free
+            .iter()
+            .find(|(_, length)| **length >= size)
+            .map(|(s, l)| (*s, *l))?;
+        self.free.remove(&start);
+        if length > size {
+            self.free.insert(start + size, length - size);
+        }
+        Some(start)
+    }
+
+    fn merge(&mut self) {
+        while let Some((size, address)) = self.quick.pop() {
+            self.put(address, size);
+        }
+    }
+
+    /// Adds a free range to its free neighbours.
+    fn put(&mut self, mut start: u64, mut length: u64) {
+        if let Some((&before, &span)) = self.free.range(..start).next_back()
+            && before + span == start
+        {
+            self.free.remove(&before);
+            start = before;
+            length += span;
+        }
+        if let Some(span) = self.free.remove(&(start + length)) {
+            length += span;
+        }
+        self.free.insert(start, length);
+    }
+
+    /// Takes one step out of the free range in which it lies.
+    fn cut(&mut self, step: u64) {
+        if let Some((&start, &length)) = self.free.range(..=step).next_back() {
+            self.free.remove(&start);
+            if step > start {
+                self.free.insert(start, step - start);
+            }
+            if start + length > step + STEP {
+                self.free.insert(step + STEP, start + length - step - STEP);
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Who owns a slot of the machine, and what becomes of the slots of the dead.
+//!
+//! The owner of slot *i* holds an open-file-description lock on a byte of the state file. The description lives by a
+//! mapping that forked children do not get, so the lock ends with the process's memory, however it dies, and can be
+//! asked for from any PID namespace.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::grant;
+use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, now_ms};
+
+/// The lock bytes lie far beyond the file's data.
+const LOCKS: i64 = 1 << 40;
+/// Slots are looked through at most this often, in ms, unless memory has run out.
+const SCAN_MS: u64 = 2;
+
+/// This process's membership of the machine.
+pub struct Process {
+    machine: &'static Machine,
+    slot: usize,
+    /// One operation at a time per GPU, as [`grant::change`] asks.
+    operations: [Mutex<()>; MAX_DEVICES],
+}
+
+static OWN: OnceLock<Result<Process, String>> = OnceLock::new();
+/// The pid that owns [`OWN`]: exit handlers also run in forked children.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+fn lock(file: &File, slot: usize, kind: i32, command: i32) -> io::Result<libc::flock> {
+    // SAFETY: all-zero is a valid `flock`, and OFD locks ask for l_pid = 0.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = kind as i16;
+    request.l_whence = libc::SEEK_SET as i16;
+    request.l_start = LOCKS + slot as i64;
+    request.l_len = 1;
+    // SAFETY: a live descriptor and a request that is ours to write.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &mut request) } {
+        0 => Ok(request),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Inode of the caller's PID namespace, 0 where /proc is not mounted.
+pub fn namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+}
+
+extern "C" fn exiting() {
+    if OWNER.load(Relaxed) == std::process::id()
+        && let Some(Ok(own)) = OWN.get()
+    {
+        own.machine.slots[own.slot].exiting.store(now_ms(), SeqCst);
+    }
+}
+
+impl Process {
+    /// The calling process's membership, made at first use.
+    ///
+    /// # Errors
+    /// When the machine cannot be opened or has no free slot.
+    pub fn own() -> Result<&'static Process, &'static str> {
+        OWN.get_or_init(|| Process::claim().map_err(|error| error.to_string()))
+            .as_ref()
+            .map_err(String::as_str)
+    }
+
+    fn claim() -> io::Result<Process> {
+        let machine = Machine::get()?;
+        let file = Machine::file()?;
+        for (slot, line) in machine.slots.iter().enumerate() {
+            // The lock first: a slot with an owner but no lock is a dead one's.
+            if line.owner.load(Acquire) != 0
+                || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
+            {
+                continue;
+            }
+            let owner = u64::from(std::process::id()) << 32 | birth();
+            line.exiting.store(0, Relaxed);
+            line.died.store(0, Relaxed);
+            line.namespace.store(namespace(), Relaxed);
+            if line
+                .owner
+                .compare_exchange(0, owner, SeqCst, SeqCst)
+                .is_err()
+            {
+                lock(&file, slot, libc::F_UNLCK, libc::F_OFD_SETLK)?;
+                continue;
+            }
+            machine.high_water.fetch_max(slot as u32 + 1, SeqCst);
+            keep(&file)?;
+            OWNER.store(std::process::id(), Relaxed);
+            // SAFETY: the handler is a plain function of this library, which is never unloaded once initialised.
+            unsafe { libc::atexit(exiting) };
+            return Ok(Process {
+                machine,
+                slot,
+                operations: [const { Mutex::new(()) }; MAX_DEVICES],
+            });
+        }
+        Err(io::Error::other(format!(
+            "more than {MAX_PROCESSES} processes hold memory"
+        )))
+    }
+
+    /// Takes physical memory on a GPU; false when it has not that much left.
+    pub fn take(&self, device: usize, bytes: u64) -> bool {
+        let blocks = bytes.div_ceil(BLOCK) as i64;
+        let one = self.operations[device]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if grant::change(self.machine, self.slot, device, blocks) {
+            return true;
+        }
+        scan(self.machine, true);
+        let taken = grant::change(self.machine, self.slot, device, blocks);
+        drop(one);
+        taken
+    }
+
+    /// Gives physical memory back.
+    pub fn give(&self, device: usize, bytes: u64) {
+        let _one = self.operations[device]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        grant::change(
+            self.machine,
+            self.slot,
+            device,
+            -(bytes.div_ceil(BLOCK) as i64),
+        );
+    }
+}
+
+/// A number that tells this owner from every other of the slot.
+fn birth() -> u64 {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let ns = (time.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.tv_nsec as u64);
+    (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
+}
+
+/// Keeps the file's description, and with it the locks, alive by a mapping of this process alone.
+fn keep(file: &File) -> io::Result<()> {
+    // SAFETY: a fresh mapping that nobody dereferences.
+    unsafe {
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
+        if page == libc::MAP_FAILED || libc::madvise(page, 4096, libc::MADV_DONTFORK) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// One process that holds memory, or whose memory the driver has not yet taken back.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// The pid in the process's own PID namespace.
+    pub pid: u32,
+    /// Inode of that namespace.
+    pub namespace: u64,
+    /// Dead, its memory still used.
+    pub dying: bool,
+    /// Bytes held per GPU.
+    pub held: [u64; MAX_DEVICES],
+}
+
+/// Looks for owners that died, and takes back what the long dead held.
+pub fn scan(machine: &Machine, at_once: bool) {
+    let now = now_ms();
+    let last = machine.last_scan.load(Relaxed);
+    if !at_once && now < last + SCAN_MS {
+        return;
+    }
+    machine.last_scan.store(now, Relaxed);
+    let Ok(file) = Machine::file() else { return };
+    let lag = machine.knobs.kill_lag.load(Relaxed);
+    for slot in 0..machine.high_water.load(SeqCst) as usize {
+        let line = &machine.slots[slot];
+        let owner = line.owner.load(SeqCst);
+        if owner == 0 {
+            continue;
+        }
+        let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
+            .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
+        if !free {
+            // A scan that slept while the slot changed hands may have taken this owner for the one before it.
+            if line.died.load(Relaxed) != 0 {
+                line.died.store(0, SeqCst);
+            }
+            continue;
+        }
+        let mut died = line.died.load(SeqCst);
+        if died == 0 {
+            let exiting = line.exiting.load(SeqCst);
+            let at = if exiting == 0 { now } else { exiting };
+            died = line
+                .died
+                .compare_exchange(0, at, SeqCst, SeqCst)
+                .map_or_else(|at| at, |_| at);
+        }
+        if line.owner.load(SeqCst) != owner || now < died + lag {
+            continue;
+        }
+        for device in 0..MAX_DEVICES {
+            grant::reap(machine, slot, device, owner);
+        }
+        let _ = line.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+    }
+}
+
+/// Every process that holds memory on any GPU.
+pub fn holders(machine: &Machine) -> Vec<Holder> {
+    scan(machine, false);
+    let devices = (machine.knobs.devices.load(Relaxed) as usize).min(MAX_DEVICES);
+    let mut holders = Vec::new();
+    for slot in 0..machine.high_water.load(SeqCst) as usize {
+        let line = &machine.slots[slot];
+        let owner = line.owner.load(SeqCst);
+        if owner == 0 {
+            continue;
+        }
+        let mut held = [0; MAX_DEVICES];
+        for (device, bytes) in held.iter_mut().enumerate().take(devices) {
+            *bytes = grant::held(machine, slot, device) * BLOCK;
+        }
+        if held.iter().any(|bytes| *bytes > 0) && line.owner.load(SeqCst) == owner {
+            holders.push(Holder {
+                pid: (owner >> 32) as u32,
+                namespace: line.namespace.load(Relaxed),
+                dying: line.died.load(SeqCst) != 0,
+                held,
+            });
+        }
+    }
+    holders
+}
+
+/// The pid by which the caller's /proc knows the holder; none when it cannot see it.
+pub fn visible_pid(holder: &Holder) -> Option<u32> {
+    let own = namespace();
+    if own == 0 {
+        return None;
+    }
+    if own == holder.namespace {
+        return Some(holder.pid);
+    }
+    let ending = format!("\t{}", holder.pid);
+    std::fs::read_dir("/proc")
+        .ok()?
+        .flatten()
+        .find_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+            let inside = std::fs::metadata(entry.path().join("ns/pid")).ok()?.ino();
+            let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+            let pids = status.lines().find(|line| line.starts_with("NSpid:"))?;
+            (inside == holder.namespace && pids.ends_with(&ending)).then_some(pid)
+        })
+}

@@ -1,0 +1,273 @@
+//! The process's device address space: which addresses are taken, by what, and the host memory behind them.
+//!
+//! One huge reservation of host address space, in blocks of 2 MiB. A device address is the address of the same byte in
+//! it, so copies and fills really move data. Host pages come as they are touched and go with the block.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::machine::BLOCK;
+use crate::{Outcome, Status};
+
+const BLOCKS: u64 = 1 << 23;
+/// A single copy or fill moves at most this many bytes of real data.
+pub const DATA_LIMIT: usize = 16 << 20;
+
+/// What a block of the address space is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Use {
+    /// Nothing, or the inside of something larger.
+    None = 0,
+    /// Small requests of one size: context, size class, index of the block.
+    Small = 1,
+    /// The first block of a request of its own.
+    Large = 2,
+    /// Part of a pool: index of the pool.
+    Pool = 3,
+}
+
+/// A block's entry: its use, a context's index, a size class and an index whose meaning the use says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// The entry of an unused block.
+    pub const NONE: Entry = Entry(0);
+
+    /// Packs an entry: 12 bits of context, 12 of class, 32 of index.
+    pub fn new(usage: Use, context: usize, class: usize, index: usize) -> Self {
+        Entry(usage as u64 | (context as u64) << 4 | (class as u64) << 16 | (index as u64) << 32)
+    }
+
+    /// What the block is used for.
+    pub fn usage(self) -> Use {
+        match self.0 & 15 {
+            1 => Use::Small,
+            2 => Use::Large,
+            3 => Use::Pool,
+            _ => Use::None,
+        }
+    }
+
+    /// Index of the context.
+    pub fn context(self) -> usize {
+        (self.0 >> 4 & 0xfff) as usize
+    }
+
+    /// Size class.
+    pub fn class(self) -> usize {
+        (self.0 >> 16 & 0xfff) as usize
+    }
+
+    /// Index of the block in its shard, or of the pool.
+    pub fn index(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+}
+
+/// The address space.
+pub struct Space {
+    base: u64,
+    /// Host memory is behind the addresses.
+    backed: bool,
+    /// Something was ever written, so that freed blocks have pages to give back.
+    written: AtomicBool,
+    entries: &'static [AtomicU64],
+    free: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// The process's address space, made at first use.
+pub fn space() -> &'static Space {
+    static SPACE: OnceLock<Space> = OnceLock::new();
+    SPACE.get_or_init(Space::reserve)
+}
+
+fn map(bytes: u64, access: i32) -> Option<u64> {
+    // SAFETY: a fresh private mapping; nothing else lies at its addresses.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes as usize,
+            access,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (address != libc::MAP_FAILED).then_some(address as u64)
+}
+
+impl Space {
+    fn reserve() -> Space {
+        let bytes = BLOCKS * BLOCK;
+        let wanted = std::env::var_os("GPULIMIT_SIM_DATA").is_none_or(|value| value != "off");
+        let writable = wanted
+            .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
+            .flatten();
+        // Where address space is limited (ulimit -v, strict overcommit) addresses are mere numbers.
+        let base = writable
+            .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
+            .unwrap_or(0x0000_2000_0000_0000);
+        let base = base.next_multiple_of(BLOCK);
+        if writable.is_some() {
+            for advice in [
+                libc::MADV_NOHUGEPAGE,
+                libc::MADV_DONTDUMP,
+                libc::MADV_DONTFORK,
+            ] {
+                // SAFETY: the reservation made above.
+                unsafe { libc::madvise(base as *mut libc::c_void, bytes as usize, advice) };
+            }
+        }
+        let table = map(BLOCKS * 8, libc::PROT_READ | libc::PROT_WRITE);
+        let entries: &'static [AtomicU64] = match table {
+            // SAFETY: a fresh zeroed mapping of this size that is never unmapped; atomics may have any bits.
+            Some(address) => unsafe {
+                std::slice::from_raw_parts(address as *const AtomicU64, BLOCKS as usize)
+            },
+            None => &[],
+        };
+        Space {
+            base,
+            backed: writable.is_some(),
+            written: AtomicBool::new(false),
+            entries,
+            free: Mutex::new(BTreeMap::from([(0, entries.len() as u64)])),
+        }
+    }
+
+    /// The entry of the block in which the address lies.
+    pub fn entry(&self, address: u64) -> Entry {
+        let block = address.wrapping_sub(self.base) / BLOCK;
+        self.entries
+            .get(block as usize)
+            .map_or(Entry::NONE, |entry| Entry(entry.load(Acquire)))
+    }
+
+    /// Sets the entries of so many blocks from the address on.
+    pub fn mark(&self, address: u64, blocks: u64, entry: Entry) {
+        let first = address.wrapping_sub(self.base) / BLOCK;
+        for block in first..first + blocks {
+            if let Some(slot) = self.entries.get(block as usize) {
+                slot.store(entry.0, std::sync::atomic::Ordering::Release);
+            }
+        }
+    }
+
+    /// Clears the block's entry if it is still this one; false when somebody else was faster.
+    pub fn unmark(&self, address: u64, entry: Entry) -> bool {
+        let block = address.wrapping_sub(self.base) / BLOCK;
+        self.entries
+            .get(block as usize)
+            .is_some_and(|slot| slot.compare_exchange(entry.0, 0, AcqRel, Relaxed).is_ok())
+    }
+
+    /// Takes addresses for so many bytes: the lowest gap that fits.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` when there is no such gap.
+    pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
+        let blocks = bytes.div_ceil(BLOCK);
+        let alignment = alignment.max(BLOCK);
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = free.iter().find_map(|(start, length)| {
+            let aligned =
+                ((self.base + start * BLOCK).next_multiple_of(alignment) - self.base) / BLOCK;
+            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+        });
+        let (start, length, aligned) = found.ok_or(Status::OUT_OF_MEMORY)?;
+        free.remove(&start);
+        if aligned > start {
+            free.insert(start, aligned - start);
+        }
+        if start + length > aligned + blocks {
+            free.insert(aligned + blocks, start + length - aligned - blocks);
+        }
+        Ok(self.base + aligned * BLOCK)
+    }
+
+    /// Gives addresses back, and the host pages behind them.
+    pub fn give(&self, address: u64, bytes: u64) {
+        let blocks = bytes.div_ceil(BLOCK);
+        self.forget(address, blocks * BLOCK);
+        let mut start = (address - self.base) / BLOCK;
+        let mut length = blocks;
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((&before, &span)) = free.range(..start).next_back()
+            && before + span == start
+        {
+            free.remove(&before);
+            start = before;
+            length += span;
+        }
+        if let Some(span) = free.remove(&(start + length)) {
+            length += span;
+        }
+        free.insert(start, length);
+    }
+
+    /// Drops the host pages behind the addresses.
+    pub fn forget(&self, address: u64, bytes: u64) {
+        if self.written.load(Relaxed) {
+            // SAFETY: a range inside the reservation, which nobody else uses.
+            unsafe {
+                libc::madvise(
+                    address as *mut libc::c_void,
+                    bytes as usize,
+                    libc::MADV_DONTNEED,
+                )
+            };
+        }
+    }
+
+    /// Whether the address belongs to the device.
+    pub fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.base) < BLOCKS * BLOCK
+    }
+
+    /// Copies memory, as far as it has data behind it: at most [`DATA_LIMIT`] bytes.
+    ///
+    /// # Safety
+    /// An address outside the device space must be the caller's to read or write for so many bytes.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) {
+        let device = |address| self.contains(address);
+        if !self.backed && (device(to) || device(from)) {
+            return;
+        }
+        self.written.store(true, Relaxed);
+        let bytes = if device(to) || device(from) {
+            bytes.min(DATA_LIMIT)
+        } else {
+            bytes
+        };
+        // SAFETY: device addresses lie in the reservation, others are the caller's promise.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    }
+
+    /// Fills memory with a pattern of `width` bytes, as [`Space::copy`] does.
+    ///
+    /// # Safety
+    /// As for [`Space::copy`].
+    pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
+        if !self.backed && self.contains(to) {
+            return;
+        }
+        self.written.store(true, Relaxed);
+        let count = count.min(DATA_LIMIT / width);
+        let pattern = pattern.to_le_bytes();
+        for index in 0..count {
+            // SAFETY: see `copy`; `width` is 1, 2 or 4.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    pattern.as_ptr(),
+                    (to as *mut u8).add(index * width),
+                    width,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Streams and events. Work is done at once, so a stream is what it costs, where it belongs and whether it captures.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::context::{self, Context};
+use crate::{Outcome, Status};
+
+const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
+const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
+
+/// A stream. Never freed, so that a handle that outlives it still points to something that says so.
+pub struct Stream {
+    magic: AtomicU64,
+    /// The context it was created in.
+    pub context: &'static Context,
+    /// Creation flags.
+    pub flags: u32,
+    /// Priority.
+    pub priority: i32,
+    /// A number that no other stream of the process has.
+    pub id: u64,
+    capturing: AtomicBool,
+    capture: Mutex<Capture>,
+}
+
+/// What was captured so far.
+#[derive(Default)]
+struct Capture {
+    /// The graph's address space: pointers of captured allocations, by address.
+    pointers: HashMap<u64, u64>,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(3);
+
+impl Stream {
+    /// Creates a stream in the context.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn create(
+        context: &'static Context,
+        flags: u32,
+        priority: i32,
+    ) -> Outcome<&'static Stream> {
+        context.add_stream()?;
+        Ok(Box::leak(Box::new(Stream {
+            magic: AtomicU64::new(STREAM_MAGIC),
+            context,
+            flags,
+            priority,
+            id: NEXT_ID.fetch_add(1, Relaxed),
+            capturing: AtomicBool::new(false),
+            capture: Mutex::default(),
+        })))
+    }
+
+    /// The `CUstream`.
+    pub fn handle(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// The stream of a `CUstream`: none for the NULL, legacy and per-thread streams (0, 1, 2).
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` when it is none, or destroyed.
+    pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
+        if handle <= 2 {
+            return Ok(None);
+        }
+        if handle % align_of::<Stream>() != 0 {
+            return Err(Status::INVALID_HANDLE);
+        }
+        // SAFETY: the interface's caller promises a stream handle; streams are never freed.
+        let stream = unsafe { &*(handle as *const Stream) };
+        match stream.magic.load(Acquire) {
+            STREAM_MAGIC if stream.context.is_active() => Ok(Some(stream)),
+            _ => Err(Status::INVALID_HANDLE),
+        }
+    }
+
+    /// The context that a `CUstream` works in.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`, or as [`context::current`].
+    pub fn context_of(handle: usize) -> Outcome<&'static Context> {
+        match Stream::from_handle(handle)? {
+            Some(stream) => Ok(stream.context),
+            None => context::current(),
+        }
+    }
+
+    /// Destroys the stream. Its memory stays with the context.
+    pub fn destroy(&self) {
+        self.magic.store(0, Release);
+    }
+
+    /// Whether calls on the stream are captured into a graph.
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.load(Acquire)
+    }
+
+    /// Begins a capture.
+    ///
+    /// # Errors
+    /// `ILLEGAL_STATE` when one is under way.
+    pub fn begin_capture(&self) -> Outcome<()> {
+        match self.capturing.swap(true, Release) {
+            true => Err(Status::ILLEGAL_STATE),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// `ILLEGAL_STATE` when none is under way.
+    pub fn end_capture(&self) -> Outcome<()> {
+        match self.capturing.swap(false, Release) {
+            true => Ok(()),
+            false => Err(Status::ILLEGAL_STATE),
+        }
+    }
+
+    /// Allocates in the captured graph: an address, no memory before the graph is launched.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for no bytes.
+    pub fn capture_allocation(&self, bytes: u64) -> Outcome<u64> {
+        if bytes == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let address = crate::space::space().take(bytes, crate::machine::BLOCK)?;
+        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        capture.pointers.insert(address, bytes);
+        Ok(address)
+    }
+}
+
+/// An event. Never freed, as a stream.
+pub struct Event {
+    magic: AtomicU64,
+    /// The context it was created in.
+    pub context: &'static Context,
+    recorded: Mutex<Option<Instant>>,
+}
+
+impl Event {
+    /// Creates an event.
+    pub fn create(context: &'static Context) -> &'static Event {
+        Box::leak(Box::new(Event {
+            magic: AtomicU64::new(EVENT_MAGIC),
+            context,
+            recorded: Mutex::new(None),
+        }))
+    }
+
+    /// The `CUevent`.
+    pub fn handle(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// The event of a `CUevent`.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` when it is none, or destroyed.
+    pub fn from_handle(handle: usize) -> Outcome<&'static Event> {
+        if handle == 0 || handle % align_of::<Event>() != 0 {
+            return Err(Status::INVALID_HANDLE);
+        }
+        // SAFETY: the interface's caller promises an event handle; events are never freed.
+        let event = unsafe { &*(handle as *const Event) };
+        match event.magic.load(Acquire) {
+            EVENT_MAGIC => Ok(event),
+            _ => Err(Status::INVALID_HANDLE),
+        }
+    }
+
+    /// Destroys the event.
+    pub fn destroy(&self) {
+        self.magic.store(0, Release);
+    }
+
+    /// Records the event: now.
+    pub fn record(&self) {
+        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Milliseconds from another event to this one.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` when one of them was never recorded.
+    pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
+        let end = *self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = *start
+            .recorded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match (start, end) {
+            (Some(start), Some(end)) => {
+                Ok(end.saturating_duration_since(start).as_secs_f32() * 1000.0)
+            }
+            _ => Err(Status::INVALID_HANDLE),
+        }
+    }
+}

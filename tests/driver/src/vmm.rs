@@ -1,0 +1,310 @@
+//! Virtual memory management: addresses, physical allocations and mappings as three things of their own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::driver::driver;
+use crate::machine::BLOCK;
+use crate::space::space;
+use crate::{Outcome, Status};
+
+/// `CUmemAllocationProp`, as bytes.
+pub type Properties = [u8; 32];
+
+struct Physical {
+    bytes: u64,
+    /// None: host memory.
+    device: Option<usize>,
+    properties: Properties,
+    handles: u32,
+    mappings: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Mapping {
+    bytes: u64,
+    handle: u64,
+    access: u64,
+}
+
+#[derive(Default)]
+struct State {
+    reserved: BTreeMap<u64, u64>,
+    physical: HashMap<u64, Physical>,
+    mapped: BTreeMap<u64, Mapping>,
+    last_handle: u64,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+struct Guard(MutexGuard<'static, Option<State>>);
+
+impl Guard {
+    fn get(&mut self) -> &mut State {
+        self.0.get_or_insert_default()
+    }
+}
+
+fn state() -> Guard {
+    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn aligned(bytes: u64) -> Outcome<()> {
+    if bytes == 0 || !bytes.is_multiple_of(BLOCK) {
+        Err(Status::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}
+
+/// Reserves addresses.
+///
+/// # Errors
+/// `INVALID_VALUE` for a size that is no multiple of the granularity, `OUT_OF_MEMORY`.
+pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
+    aligned(bytes)?;
+    if alignment != 0 && !alignment.is_power_of_two() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let address = space().take(bytes, alignment)?;
+    state().get().reserved.insert(address, bytes);
+    Ok(address)
+}
+
+/// Gives reserved addresses back.
+///
+/// # Errors
+/// `INVALID_VALUE` when they are not exactly one reservation, or something is mapped there.
+pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
+    let mut guard = state();
+    let state = guard.get();
+    let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
+    if state.reserved.get(&address) != Some(&bytes)
+        || state.mapped.range(address..end).next().is_some()
+    {
+        return Err(Status::INVALID_VALUE);
+    }
+    state.reserved.remove(&address);
+    space().give(address, bytes);
+    Ok(())
+}
+
+/// Takes physical memory and returns its handle.
+///
+/// # Errors
+/// `INVALID_VALUE` for a size that is no multiple of the granularity, `OUT_OF_MEMORY`.
+pub fn create(device: Option<usize>, bytes: u64, properties: Properties) -> Outcome<u64> {
+    aligned(bytes)?;
+    if let Some(device) = device {
+        driver()?.take(device, bytes)?;
+    }
+    let mut guard = state();
+    let state = guard.get();
+    state.last_handle += 1;
+    let handle = state.last_handle;
+    state.physical.insert(
+        handle,
+        Physical {
+            bytes,
+            device,
+            properties,
+            handles: 1,
+            mappings: 0,
+        },
+    );
+    Ok(handle)
+}
+
+impl State {
+    fn physical(&mut self, handle: u64) -> Outcome<&mut Physical> {
+        self.physical.get_mut(&handle).ok_or(Status::INVALID_VALUE)
+    }
+
+    /// Gives the memory back when neither handles nor mappings are left.
+    fn settle(&mut self, handle: u64) {
+        if self
+            .physical
+            .get(&handle)
+            .is_some_and(|physical| physical.handles == 0 && physical.mappings == 0)
+            && let Some(physical) = self.physical.remove(&handle)
+            && let (Some(device), Ok(driver)) = (physical.device, driver())
+        {
+            driver.give(device, physical.bytes);
+        }
+    }
+}
+
+/// Releases one reference to a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` when there is none left.
+pub fn release(handle: u64) -> Outcome<()> {
+    let mut guard = state();
+    let state = guard.get();
+    let physical = state.physical(handle)?;
+    physical.handles = physical
+        .handles
+        .checked_sub(1)
+        .ok_or(Status::INVALID_VALUE)?;
+    state.settle(handle);
+    Ok(())
+}
+
+/// One more reference to the handle that is mapped at the address.
+///
+/// # Errors
+/// `INVALID_VALUE` when nothing is mapped there.
+pub fn retain(address: u64) -> Outcome<u64> {
+    let mut guard = state();
+    let state = guard.get();
+    let (_, mapping) = state.mapping(address)?;
+    state.physical(mapping.handle)?.handles += 1;
+    Ok(mapping.handle)
+}
+
+impl State {
+    fn mapping(&self, address: u64) -> Outcome<(u64, Mapping)> {
+        self.mapped
+            .range(..=address)
+            .next_back()
+            .filter(|(start, mapping)| address < **start + mapping.bytes)
+            .map(|(start, mapping)| (*start, *mapping))
+            .ok_or(Status::INVALID_VALUE)
+    }
+}
+
+/// Maps a handle's memory at reserved addresses.
+///
+/// # Errors
+/// `INVALID_VALUE` unless the whole memory is mapped into one reservation, `ALREADY_MAPPED`.
+pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
+    aligned(bytes)?;
+    let mut guard = state();
+    let state = guard.get();
+    if offset != 0 || state.physical(handle)?.handles == 0 || state.physical(handle)?.bytes != bytes
+    {
+        return Err(Status::INVALID_VALUE);
+    }
+    let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
+    let (start, length) = state
+        .reserved
+        .range(..=address)
+        .next_back()
+        .ok_or(Status::INVALID_VALUE)?;
+    if end > start + length {
+        return Err(Status::INVALID_VALUE);
+    }
+    let before = state.mapped.range(..end).next_back();
+    if before.is_some_and(|(start, mapping)| start + mapping.bytes > address) {
+        return Err(Status::ALREADY_MAPPED);
+    }
+    state.mapped.insert(
+        address,
+        Mapping {
+            bytes,
+            handle,
+            access: 0,
+        },
+    );
+    state.physical(handle)?.mappings += 1;
+    Ok(())
+}
+
+/// Unmaps a range, which must consist of whole mappings.
+///
+/// # Errors
+/// `INVALID_VALUE` when it does not.
+pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
+    let mut guard = state();
+    let state = guard.get();
+    let whole = state.whole(address, bytes)?;
+    for start in whole {
+        if let Some(mapping) = state.mapped.remove(&start) {
+            space().forget(start, mapping.bytes);
+            if let Ok(physical) = state.physical(mapping.handle) {
+                physical.mappings -= 1;
+            }
+            state.settle(mapping.handle);
+        }
+    }
+    Ok(())
+}
+
+impl State {
+    /// The mappings of which a range consists.
+    fn whole(&self, address: u64, bytes: u64) -> Outcome<Vec<u64>> {
+        let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
+        let mut next = address;
+        let mut starts = Vec::new();
+        while next < end {
+            let mapping = self.mapped.get(&next).ok_or(Status::INVALID_VALUE)?;
+            starts.push(next);
+            next += mapping.bytes;
+        }
+        if next == end && !starts.is_empty() {
+            Ok(starts)
+        } else {
+            Err(Status::INVALID_VALUE)
+        }
+    }
+}
+
+/// Sets what may be done with a range of whole mappings.
+///
+/// # Errors
+/// `INVALID_VALUE` when something in it is not mapped.
+pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
+    let mut guard = state();
+    let state = guard.get();
+    for start in state.whole(address, bytes)? {
+        if let Some(mapping) = state.mapped.get_mut(&start) {
+            mapping.access = access;
+        }
+    }
+    Ok(())
+}
+
+/// What may be done at an address.
+///
+/// # Errors
+/// `INVALID_VALUE` when nothing is mapped there.
+pub fn access(address: u64) -> Outcome<u64> {
+    Ok(state().get().mapping(address)?.1.access)
+}
+
+/// The properties with which a handle was created.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle.
+pub fn properties(handle: u64) -> Outcome<Properties> {
+    Ok(state().get().physical(handle)?.properties)
+}
+
+/// The mapping in which an address lies: start, bytes and GPU.
+pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
+    let mut guard = state();
+    let state = guard.get();
+    let (start, mapping) = state.mapping(address).ok()?;
+    let device = state.physical.get(&mapping.handle)?.device;
+    Some((start, mapping.bytes, device))
+}
+
+/// Drops all physical memory of a GPU: its last context went.
+pub fn clear_all(device: usize) {
+    let mut guard = state();
+    let state = guard.get();
+    let gone: Vec<u64> = state
+        .physical
+        .iter()
+        .filter(|(_, physical)| physical.device == Some(device))
+        .map(|(handle, _)| *handle)
+        .collect();
+    state
+        .mapped
+        .retain(|_, mapping| !gone.contains(&mapping.handle));
+    for handle in gone {
+        if let (Some(physical), Ok(driver)) = (state.physical.remove(&handle), driver()) {
+            driver.give(device, physical.bytes);
+        }
+    }
+}
