@@ -14,6 +14,8 @@ mod layout;
 mod level;
 mod lock;
 mod map;
+#[cfg(all(test, loom))]
+mod model;
 mod os;
 mod random;
 mod reap;

@@ -99,7 +99,8 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     if word_is_full(rung, n) {
         return Err(level);
     }
-    own.fetch_add(published(n), Ordering::Relaxed);
+    // Releases, so that who sees memory arrive here also sees it gone from where it was.
+    own.fetch_add(published(n), Ordering::Release);
     // Of two requests the one whose fence comes second sees what the other published. `high_water` is read behind it
     // too: a slot that is not below it now will see this request when it publishes its own first.
     R::Word::fence(Ordering::SeqCst);
