@@ -56,18 +56,23 @@ class Check:
     function: Callable[[Outcome], None]
     timeout: float
     needs: tuple[str, ...]
+    lane: str
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = ()) -> Callable:
-    """Register a check. `needs` are Python modules without which it is skipped; its docstring is its subject."""
+def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: str = "main") -> Callable:
+    """Register a check; its docstring is its subject.
+
+    `needs` are Python modules without which it is skipped. Lanes run beside each other, the checks of one in order;
+    those of lane `alone`, which take times, run last and by themselves.
+    """
 
     def register(function: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
         subject = (function.__doc__ or name).strip().splitlines()[0]
         assert name not in CHECKS, name
-        CHECKS[name] = Check(name, subject, function, timeout, needs)
+        CHECKS[name] = Check(name, subject, function, timeout, needs, lane)
         return function
 
     return register

@@ -49,7 +49,6 @@ class Nvml:
         self._device = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device))
         self._room = 512
-        self._infos = (ProcessInfo * self._room)()
         self._list = self._lib.nvmlDeviceGetComputeRunningProcesses_v3
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -59,12 +58,12 @@ class Nvml:
 
     def processes(self) -> dict[int, int]:
         """Bytes by pid, as the driver accounts them, contexts included."""
-        count = ctypes.c_uint(self._room)
-        status = self._list(self._device, ctypes.byref(count), self._infos)
+        count, infos = ctypes.c_uint(self._room), (ProcessInfo * self._room)()
+        status = self._list(self._device, ctypes.byref(count), infos)
         if status:
             raise NvmlError(f"nvmlDeviceGetComputeRunningProcesses_v3 answered {status}")
         held: dict[int, int] = {}
-        for info in self._infos[: count.value]:
+        for info in infos[: count.value]:
             held[info.pid] = held.get(info.pid, 0) + info.used
         return held
 

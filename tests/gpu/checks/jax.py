@@ -28,27 +28,27 @@ def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
             outcome.expect(short <= SLACK, f"JAX got {mib(short)} less than its bytes_limit")
             outcome.key.append(f"peak {mib(judge.read()['sum_peak'])}")
         program.ask("free")
-        again = program.ask("alloc", size=512 << 20)
-        outcome.expect("error" not in again, f"no 512 MiB after freeing: {again}")
+        again = program.ask("alloc", size=256 << 20)
+        outcome.expect("error" not in again, f"no 256 MiB after freeing: {again}")
         outcome.key.append(f"fill {mib(found.get('bytes', 0))}, {found.get('exception', '-')}")
         status = program.finish()
         outcome.expect(status == 0, f"ended with {status}: {program.tail()}")
 
 
-@check("jax-preallocate", timeout=120, needs=("jax",))
+@check("jax-preallocate", timeout=150, needs=("jax",), lane="jax")
 def jax_preallocate(outcome: Outcome) -> None:
     """JAX with its default preallocation of 75 %."""
     fill(outcome, to_the_cap=False)
 
 
-@check("jax-growing", timeout=120, needs=("jax",))
+@check("jax-growing", timeout=150, needs=("jax",), lane="jax")
 def jax_growing(outcome: Outcome) -> None:
     """JAX growing on demand until the cap refuses."""
     # By itself JAX would stop at 75 %; with nearly all of it the cap is what refuses.
     fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.99")
 
 
-@check("jax-platform", timeout=120, needs=("jax",))
+@check("jax-platform", timeout=150, needs=("jax",), lane="jax")
 def jax_platform(outcome: Outcome) -> None:
     """JAX with the platform allocator: one driver call per array."""
     fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_ALLOCATOR="platform", XLA_PYTHON_CLIENT_PREALLOCATE="false")

@@ -23,7 +23,7 @@ ROUNDS = 9
 LIMIT = "40G"
 
 
-@check("speed-calls", timeout=150)
+@check("speed-calls", timeout=150, lane="alone")
 def speed_calls(outcome: Outcome) -> None:
     """Nanoseconds per call or pair, bare and preloaded in turns; ratios of the medians."""
     ways = {"bare": lambda: bare([str(binary("bench")), "calls"]), "preloaded": lambda: preloaded([str(binary("bench")), "calls"], LIMIT)}
@@ -47,7 +47,7 @@ def speed_calls(outcome: Outcome) -> None:
         outcome.key.append(f"{name} {ratio:.3f}{' SLOW' if slow else ''}")
 
 
-@check("speed-start", timeout=120)
+@check("speed-start", timeout=120, lane="alone")
 def speed_start(outcome: Outcome) -> None:
     """Start-up: a whole process that makes a context and ends, in milliseconds."""
     command = [str(binary("bench")), "start"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import CAP, Outcome, bare, capped, check, judged, mib, python
 
 
-@check("training", timeout=150, needs=("torch",))
+@check("training", timeout=150, needs=("torch",), lane="alone")
 def training(outcome: Outcome) -> None:
     """50 steps of training give bit-identical losses with and without us."""
     command, found = python("torch_train.py"), {}

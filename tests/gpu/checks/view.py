@@ -40,7 +40,7 @@ def view_preload(outcome: Outcome) -> None:
     outcome.key.append(f"total {seen.get('total', 0) / GIB:g} GiB")
 
 
-@check("view-jax", timeout=120, needs=("jax",))
+@check("view-jax", timeout=120, needs=("jax",), lane="jax")
 def view_jax(outcome: Outcome) -> None:
     """JAX sizes its pool from the cap: bytes_limit is 75 % of 4 GiB."""
     with judged(outcome, CAP):

@@ -46,7 +46,10 @@ def fill(seed: int = 3, largest: int = 300 << 20) -> dict:
 def free() -> dict:
     """Drop the arrays; Numba frees late, so its list of pending frees is worked off."""
     held.clear()
-    cuda.current_context().deallocations.clear()
+    context = cuda.current_context()
+    # Its place differs between versions.
+    owner = context if hasattr(context, "deallocations") else context.memory_manager
+    owner.deallocations.clear()
     cuda.synchronize()
     return {}
 
