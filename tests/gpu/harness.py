@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from judge import Judge
+from judge import Judge, unhooked
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
@@ -110,9 +110,8 @@ def mib(size: float) -> str:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without any limit: no preload of ours, no GPULIMIT_ variable but the root."""
-    keep = {"GPULIMIT_ROOT"}
-    return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and (not k.startswith("GPULIMIT_") or k in keep)}
+    """The environment without the preload and without any limit."""
+    return unhooked(dict(os.environ))
 
 
 def python(script: str, *arguments: str) -> list[str]:
@@ -198,8 +197,11 @@ class Program:
             self._process.kill()
             self._process.wait()
             raise TimeoutError(f"no end within {timeout:.0f} s: {self.tail()}") from None
-        for reader in self._readers:
+        for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr)):
             reader.join(5)
+            # A grandchild may still hold the other end, and its reader then still waits.
+            if pipe and not reader.is_alive():
+                pipe.close()
         return status
 
     def refusals(self) -> list[str]:

@@ -209,14 +209,26 @@ def serve(index: int, session: int) -> None:
             print(json.dumps(tally.report()), flush=True)
 
 
+LIMITING = ("GPULIMIT_", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "NVIDIA_GPU_MEMORY_LIMIT")
+HARMLESS = ("GPULIMIT_ROOT", "GPULIMIT_SIM_")
+
+
+def unhooked(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without the preload and without any limit; which root and which simulated machine stays."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name != "LD_PRELOAD" and (not name.startswith(LIMITING) or name.startswith(HARMLESS))
+    }
+
+
 class Judge:
     """The asker's side: a sampler for the processes of the caller's session."""
 
     def __init__(self, index: int = 0, session: int | None = None) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("GPULIMIT_")}
         command = [sys.executable, "-I", __file__, str(index), str(session or os.getsid(0))]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command, env=unhooked(dict(os.environ)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         if not self._answer().get("ready"):
             raise NvmlError("the sampler did not start")

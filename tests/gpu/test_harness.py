@@ -1,0 +1,166 @@
+"""Tests of the checks' own machinery, without any GPU: python3 -m unittest discover tests/gpu"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "work")]
+
+import agent  # noqa: E402
+import checks  # noqa: E402, F401
+import harness  # noqa: E402
+import report  # noqa: E402
+from checks.refusal import LINE  # noqa: E402
+from harness import CHECKS, MIB, Check, Outcome, Program, Skip  # noqa: E402
+from judge import Tally, session_of, unhooked  # noqa: E402
+
+
+class Judging(unittest.TestCase):
+    """The tally behind the judge."""
+
+    def setUp(self) -> None:
+        self.own, self.tally = os.getpid(), Tally(os.getsid(0))
+
+    def test_peaks_and_last_values_of_the_session_only(self) -> None:
+        for at, held in enumerate(({self.own: 5}, {self.own: 9, 1: 100}, {self.own: 3, 1: 50})):
+            self.tally.sample(held, at * 2.0)
+        seen = self.tally.report()
+        self.assertEqual((seen["sum_peak"], seen["sum_last"]), (9, 3))
+        self.assertEqual(seen["peak"], {str(self.own): 9})
+        self.assertEqual(seen["others"], {"1": 100})
+
+    def test_the_sum_is_of_one_moment(self) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        try:
+            self.tally.sample({self.own: 10, child: 1}, 0.0)
+            self.tally.sample({self.own: 1, child: 10}, 2.0)
+            self.assertEqual(self.tally.report()["sum_peak"], 11)
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+        # Dead, and the driver still lists it: it counts as long as it is listed.
+        self.tally.sample({child: 10}, 4.0)
+        self.assertEqual(self.tally.report()["sum_last"], 10)
+        self.tally.sample({}, 6.0)
+        self.tally.sample({child: 10}, 8.0)
+        self.assertEqual(self.tally.report()["sum_last"], 0, "a pid that came back is another process")
+
+    def test_gaps_are_evidence(self) -> None:
+        for now in (0.0, 2.0, 9.0, 11.0):
+            self.tally.sample({}, now)
+        seen = self.tally.report()
+        self.assertEqual((seen["gap_max_ms"], seen["gaps_over_5_ms"], seen["samples"]), (7.0, 1, 4))
+        self.tally.reset()
+        self.tally.sample({}, 100.0)
+        self.assertEqual(self.tally.report()["gap_max_ms"], 0)
+
+    def test_session_of_a_process(self) -> None:
+        self.assertEqual(session_of(os.getpid()), os.getsid(0))
+        self.assertIsNone(session_of(2**22 + 1))
+
+    def test_the_judge_is_unhooked(self) -> None:
+        kept = {"PATH": "/bin", "GPULIMIT_ROOT": "/r", "GPULIMIT_SIM_STATE": "/s"}
+        limits = {"LD_PRELOAD": "x", "GPULIMIT_MAX": "4G", "GPULIMIT_GROUP": "g", "CUDA_DEVICE_MEMORY_LIMIT_0": "1G"}
+        self.assertEqual(unhooked(kept | limits), kept)
+
+
+class Filling(unittest.TestCase):
+    """The fill that every framework's agent uses."""
+
+    def test_ends_close_to_the_limit(self) -> None:
+        limit, taken = 4096 * MIB, []
+
+        def allocate(size: int) -> int:
+            if sum(taken) + size > limit:
+                raise MemoryError("no more")
+            taken.append(size)
+            return size
+
+        found = agent.fill(allocate, 1, 300 * MIB)
+        self.assertEqual(found["bytes"], sum(taken))
+        self.assertLess(limit - found["bytes"], MIB)
+        self.assertEqual((found["exception"], found["text"]), ("builtins.MemoryError", "no more"))
+
+    def test_sizes_are_odd_bounded_and_repeatable(self) -> None:
+        first = [size for size, _ in zip(agent.sizes(7, 300 * MIB), range(500))]
+        again = [size for size, _ in zip(agent.sizes(7, 300 * MIB), range(500))]
+        self.assertEqual(first, again)
+        self.assertTrue(all(size % 2 and MIB <= size <= 300 * MIB + 1 for size in first))
+        self.assertGreater(len(set(first)), 490)
+
+
+class Running(unittest.TestCase):
+    """Checks, programs and records."""
+
+    def run_one(self, function) -> dict:
+        return harness.run_check(Check("x", "x", function, 1, (), "main"))
+
+    def test_verdicts(self) -> None:
+        def skips(_: Outcome) -> None:
+            raise Skip("no nvcc")
+
+        def breaks(outcome: Outcome) -> None:
+            outcome.figures["known"] = 1
+            raise ValueError("broken")
+
+        self.assertEqual(self.run_one(lambda outcome: None)["verdict"], "pass")
+        self.assertEqual(self.run_one(lambda outcome: outcome.expect(False, "no"))["failures"], ["no"])
+        self.assertEqual(self.run_one(skips)["verdict"], "skip")
+        broken = self.run_one(breaks)
+        self.assertEqual((broken["verdict"], broken["failures"], broken["figures"]), ("fail", ["ValueError: broken"], {"known": 1}))
+
+    def test_an_agent_answers(self) -> None:
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import agent; print('noise'); agent.serve({'half': lambda n: {'n': n // 2}, 'bad': lambda: 1 / 0})"
+        program = Program([sys.executable, "-c", code, str(HERE / "work")])
+        self.assertIn("ready", program.reply(20))
+        self.assertEqual(program.ask("half", n=8), {"n": 4})
+        self.assertEqual(program.ask("bad")["error"], "builtins.ZeroDivisionError")
+        program.say("quit", status=42)
+        self.assertEqual(program.finish(), 42)
+        self.assertEqual(program.lines, ["noise"])
+
+    def test_a_program_that_ends_early_is_an_error_not_a_hang(self) -> None:
+        program = Program([sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"])
+        with self.assertRaisesRegex(RuntimeError, "ended with 3"):
+            program.reply(20)
+        program.finish()
+
+    def test_the_record_is_complete_after_each_check(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "record.json"
+            report.write(path, {"driver": "580"}, [{"name": "a", "verdict": "pass"}])
+            self.assertEqual(json.loads(path.read_text())["checks"][0]["name"], "a")
+            self.assertEqual(os.listdir(folder), ["record.json"])
+        self.assertIn("- why", report.row({"name": "a", "verdict": "fail", "failures": ["why"]}))
+
+    def test_every_check_says_what_it_is(self) -> None:
+        for name, entry in CHECKS.items():
+            self.assertTrue(entry.subject.endswith("."), name)
+        self.assertLess(max(len(name) for name in CHECKS), 24)
+
+
+class Refusal(unittest.TestCase):
+    """The pattern that a refusal is held against."""
+
+    def test_the_line_as_documented(self) -> None:
+        line = (
+            "gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 3.6 of 4.0 GiB; "
+            "pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5"
+        )
+        found = LINE.match(line)
+        self.assertIsNotNone(found)
+        self.assertEqual((found["group"], found["call"], found["pid"], found["max"]), ("train", "cuMemAlloc", "4711", "4.0 GiB"))
+        self.assertIsNone(LINE.match(line.replace("pid 4711", "")))
+
+
+if __name__ == "__main__":
+    unittest.main()
