@@ -12,7 +12,7 @@ mod user;
 
 pub use error::{Fault, GroupError};
 pub use hold::Hold;
-pub use member::{MAX_DEPTH, Member, MemberDevice, Refusal};
+pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name};
 pub use root::{Created, Root, SYSTEM};
 

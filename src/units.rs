@@ -238,17 +238,50 @@ pub const fn gib(bytes: u64) -> Gib {
 #[derive(Copy, Clone, Debug)]
 pub struct Gib(u64);
 
+impl Gib {
+    /// The figure in the unit that another one is shown in, and without the unit: the `3.6` of `3.6 of 4.0 GiB`.
+    pub const fn in_unit_of(self, other: u64) -> Figure {
+        Figure { bytes: self.0, like: other }
+    }
+
+    fn tenths(self, shift: u32) -> u128 {
+        if shift == 0 { u128::from(self.0) * 10 } else { (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift }
+    }
+
+    /// Name and shift of the unit that fits; bytes below 1 KiB.
+    fn unit(self) -> (&'static str, u32) {
+        if self.0 < 1024 {
+            return ("B", 0);
+        }
+        // A figure that rounds to 1024.0 belongs to the next unit.
+        let fits = |(_, shift): &&(&'static str, u32)| self.tenths(*shift) < 10_240;
+        *UNITS.iter().find(fits).unwrap_or(&UNITS[3])
+    }
+}
+
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < 1024 {
-            return write!(f, "{} B", self.0);
+        let (unit, _) = self.unit();
+        write!(f, "{} {unit}", self.in_unit_of(self.0))
+    }
+}
+
+/// See [`Gib::in_unit_of`].
+#[derive(Copy, Clone, Debug)]
+pub struct Figure {
+    bytes: u64,
+    like: u64,
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Gib(self.like).unit() {
+            (_, 0) => write!(f, "{}", self.bytes),
+            (_, shift) => {
+                let tenths = Gib(self.bytes).tenths(shift);
+                write!(f, "{}.{}", tenths / 10, tenths % 10)
+            }
         }
-        let tenths = |shift: u32| (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift;
-        // A figure that rounds to 1024.0 belongs to the next unit.
-        let fits = |(_, shift): &&(&str, u32)| tenths(*shift) < 10_240;
-        let (unit, shift) = UNITS.iter().find(fits).unwrap_or(&UNITS[3]);
-        let tenths = tenths(*shift);
-        write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
     }
 }
 

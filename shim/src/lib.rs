@@ -1,1 +1,19 @@
-//! libgpulimit.so: the preloaded library that stands in front of the CUDA driver.
+//! `libgpulimit.so`: the preloaded library that stands in front of the CUDA driver.
+//!
+//! Read `table` (what is hooked), one `handler` (what we do there), `account` (what this process holds). ARCHITECTURE.md has the picture.
+
+mod abi;
+mod account;
+mod clock;
+mod door;
+mod driver;
+mod handler;
+mod hook;
+mod membership;
+mod message;
+mod nvml;
+mod process;
+mod refusal;
+mod report;
+mod start;
+mod table;

@@ -3,7 +3,7 @@
 use super::{Group, GroupError, Root};
 use crate::device::DeviceId;
 use crate::ledger::{
-    self, Category, DeviceIndex, Identity, Ledger, Level, MAX_DEVICES, Pressure, ProcessUsage,
+    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Pressure, ProcessUsage,
     Slot, Witness,
 };
 use crate::limits::Limits;
@@ -53,6 +53,15 @@ struct Station {
     slot: Slot,
     ledger: Arc<Ledger>,
     max: [Remembered; MAX_DEVICES],
+}
+
+/// A process and what it uses of one device.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// Who.
+    pub identity: Identity,
+    /// What.
+    pub usage: DeviceUsage,
 }
 
 /// A charge that a group did not allow.
@@ -154,6 +163,22 @@ impl Member {
         })
     }
 
+    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting.
+    pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
+        match self.levels.len() {
+            1 => ledger::try_charge(&[self.level(device, 0)], bytes),
+            deep => ledger::try_charge(&self.path(device)[..deep], bytes),
+        }
+    }
+
+    /// Charges `bytes` that the driver has taken without asking, whatever the limits.
+    pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
+        match self.levels.len() {
+            1 => ledger::charge_unchecked(&[self.level(device, 0)], bytes),
+            deep => ledger::charge_unchecked(&self.path(device)[..deep], bytes),
+        }
+    }
+
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
         match self.levels.len() {
@@ -250,9 +275,14 @@ impl Member {
         }
     }
 
-    /// The processes of the group, with what each uses of every device.
-    pub fn processes(&self, _device: &MemberDevice, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        self.leaf().ledger.processes(witness)
+    /// The processes of the group that have something on this device.
+    pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
+        let index = device.index[0];
+        let of_device = |process: ProcessUsage| {
+            let usage = process.devices.into_iter().find(|usage| usage.device == index)?;
+            Some(Holder { identity: process.identity, usage })
+        };
+        self.leaf().ledger.processes(witness).into_iter().filter_map(of_device).collect()
     }
 
     /// The ledger of the group itself.

@@ -124,6 +124,15 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     }
 }
 
+/// Enters `n` units that the driver has handed out already, over the limit or not.
+pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
+    for rung in rungs {
+        if !word_is_full(rung, n) {
+            rung.own().fetch_add(n, Ordering::Release);
+        }
+    }
+}
+
 /// Gives `n` units back at every level. More than is charged gives back what is charged.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {

@@ -63,6 +63,17 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
     }
 }
 
+/// As [`charge`], but one attempt only: no reclaim, no waiting. May fail because of another request that is withdrawn.
+pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
+    let n = bytes.div_ceil(UNIT);
+    n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n).is_ok()
+}
+
+/// Charges `bytes` that the driver has taken without asking, whatever the limit: growth is refused until usage is below it again.
+pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
+    charge::enter(levels, bytes.div_ceil(UNIT));
+}
+
 /// Gives `bytes`, rounded up to 4 KiB, back at every level. After the driver has freed them.
 ///
 /// What is charged together is to be given back together or in multiples of 4 KiB, as each call rounds up.

@@ -54,6 +54,26 @@ pub struct DeviceUsage {
     pub idle: u64,
 }
 
+impl DeviceUsage {
+    /// Bytes of one category.
+    pub fn of(&self, category: Category) -> u64 {
+        self.by[category as usize]
+    }
+
+    /// Bytes of everything that was allocated by size: linear, VMM, arrays, graphs.
+    pub fn allocations(&self) -> u64 {
+        [Category::Linear, Category::Vmm, Category::Arrays, Category::Graphs]
+            .into_iter()
+            .map(|category| self.of(category))
+            .sum()
+    }
+
+    /// Charged bytes that are really in use.
+    pub fn in_use(&self) -> u64 {
+        self.charged.saturating_sub(self.idle)
+    }
+}
+
 pub(super) fn charged(ledger: &Ledger, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .map(|slot| charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)))

@@ -1,0 +1,65 @@
+//! Pointers that a C caller hands us, as small values: the only way handlers read and write through them.
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+/// A place that the callee fills. Same ABI as `T *`.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+/// A place that the callee reads. Same ABI as `const T *`.
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Out<T> {}
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for In<T> {}
+
+impl<T> fmt::Debug for Out<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+impl<T> fmt::Debug for In<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// For a call of our own, or a test: `place` must outlive the call that this value is given to.
+    pub fn of(place: &mut T) -> Self {
+        Out(place)
+    }
+
+    /// What stands there; `None` for a null pointer. Only after the call that fills it has succeeded.
+    pub fn read(self) -> Option<T> {
+        // SAFETY: a non-null out-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).
+        (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    }
+
+    /// Puts `value` there; nothing for a null pointer.
+    pub fn write(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: as in `read`; the callee may write it.
+            unsafe { self.0.write_unaligned(value) }
+        }
+    }
+}
+
+impl<T: Copy> In<T> {
+    /// What stands there; `None` for a null pointer.
+    pub fn read(self) -> Option<T> {
+        // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).
+        (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    }
+}

@@ -1,0 +1,164 @@
+//! What this process holds, device by device, and what it has charged to its group for it.
+//!
+//! Rule of the house: `charged >= what the driver has given us`, at every instant. So bytes are charged before the driver is asked and
+//! uncharged after it has freed; what is charged but not (or not any more) in the driver's hands is `idle`.
+
+pub mod blocks;
+pub mod device;
+pub mod driver_share;
+pub mod launched;
+pub mod managed;
+pub mod pools;
+pub mod spare;
+pub mod vmm;
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use gpulimit_core::group::Member;
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+
+use crate::abi::{CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status, Stream};
+use crate::membership;
+use crate::table::cuda;
+use blocks::Blocks;
+use device::Device;
+use launched::Launched;
+use managed::Managed;
+use pools::Pools;
+use vmm::Vmm;
+
+/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all sizes).
+pub const BLOCK: u64 = 2 << 20;
+/// Requests up to this share blocks; larger ones have blocks of their own (measured).
+pub const SHARED_MAX: u64 = 1 << 20;
+/// CUDA devices that a process can see.
+const MAX_ORDINALS: usize = 64;
+
+/// This process's account. Never dropped once published (see `process`).
+pub struct Account {
+    joining: Mutex<()>,
+    member: OnceBox<Result<Member, membership::Failed>>,
+    devices: [OnceBox<Device>; MAX_ORDINALS],
+    count: AtomicI32,
+    pub blocks: Blocks,
+    pub managed: Managed,
+    pub vmm: Vmm,
+    pub pools: Pools,
+    pub launched: Launched,
+}
+
+impl Account {
+    /// An empty account; joins no group and calls no driver.
+    pub fn new() -> Self {
+        Account {
+            joining: Mutex::new(()),
+            member: OnceBox::new(),
+            devices: [const { OnceBox::new() }; MAX_ORDINALS],
+            count: AtomicI32::new(0),
+            blocks: Blocks::default(),
+            managed: Managed::default(),
+            vmm: Vmm::default(),
+            pools: Pools::default(),
+            launched: Launched::default(),
+        }
+    }
+
+    /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory; the reason
+    /// was said once.
+    pub fn member(&'static self) -> Result<&'static Member, Status> {
+        if self.member.get().is_none() {
+            // Once per process, not once per thread: a second claim would be a second process in the ledger.
+            let _alone = self.joining.lock();
+            self.member.get_or_init(|| Box::new(membership::join()));
+        }
+        match self.member.get() {
+            Some(Ok(member)) => Ok(member),
+            _ => Err(CUDA_ERROR_NOT_PERMITTED),
+        }
+    }
+
+    /// The device with this ordinal. Fails with the driver's status (not initialised, no such device) or when there is no membership.
+    pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
+        let place = usize::try_from(ordinal)
+            .ok()
+            .and_then(|at| self.devices.get(at))
+            .ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+        if let Some(device) = place.get() {
+            return Ok(device);
+        }
+        let device = Device::open(self, ordinal, self.member()?)?;
+        Ok(place.get_or_init(|| Box::new(device)))
+    }
+
+    /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device) the driver's own
+    /// answer.
+    #[cold]
+    pub fn unavailable(&self, failed: Status, real: impl Fn() -> Status) -> Status {
+        if failed == CUDA_ERROR_NOT_PERMITTED {
+            failed
+        } else {
+            real()
+        }
+    }
+
+    /// Devices opened so far.
+    pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
+        self.devices.iter().filter_map(OnceBox::get)
+    }
+
+    /// Devices that this process can see; 0 before `cuInit`.
+    pub fn device_count(&self) -> i32 {
+        let known = self.count.load(Ordering::Relaxed);
+        if known > 0 {
+            return known;
+        }
+        let mut count = 0;
+        if cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
+            return 0;
+        }
+        self.count.store(count, Ordering::Relaxed);
+        count
+    }
+
+    /// The device of the current context.
+    #[inline]
+    pub fn current_device(&'static self) -> Result<&'static Device, Status> {
+        if self.count.load(Ordering::Relaxed) == 1 {
+            return self.device(0);
+        }
+        self.device(self.current_ordinal()?)
+    }
+
+    fn current_ordinal(&self) -> Result<Ordinal, Status> {
+        if self.device_count() == 1 {
+            return Ok(0);
+        }
+        let mut ordinal = 0;
+        match cuda::cuCtxGetDevice(Out::of(&mut ordinal)) {
+            SUCCESS => Ok(ordinal),
+            failed => Err(failed),
+        }
+    }
+
+    /// The device that work in `stream` runs on.
+    pub fn stream_device(&'static self, stream: Stream) -> Result<&'static Device, Status> {
+        // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
+        if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
+            return self.current_device();
+        }
+        let mut context = 0;
+        match cuda::cuStreamGetCtx(stream, Out::of(&mut context)) {
+            SUCCESS => self.device(device::of_context(context)?),
+            failed => Err(failed),
+        }
+    }
+}
+
+/// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
+pub const fn round_up(bytes: u64, step: u64) -> u64 {
+    match bytes.checked_add(step - 1) {
+        Some(sum) => sum & !(step - 1),
+        None => u64::MAX & !(step - 1),
+    }
+}

@@ -1,0 +1,415 @@
+//! One GPU as this process uses it: its share of the group, what it holds by category, and the charging of it.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use gpulimit_core::device::DeviceId;
+use gpulimit_core::group::{Member, MemberDevice};
+use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
+use parking_lot::Mutex;
+
+use super::driver_share::{DriverShare, RESERVE};
+use super::pools::Pool;
+use super::spare::Spare;
+use super::{Account, BLOCK};
+use crate::abi::{
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Out,
+    SUCCESS, Status,
+};
+use crate::refusal::Refused;
+use crate::table::cuda;
+use crate::{membership, message, nvml, refusal};
+
+/// How old a measurement may grow before a call that takes a block renews it: milliseconds.
+const MEASURE_AGE_MS: u64 = 100;
+
+/// One GPU of this process.
+pub struct Device {
+    account: &'static Account,
+    /// The CUDA ordinal: what the program calls it.
+    pub ordinal: Ordinal,
+    pub id: DeviceId,
+    member: &'static Member,
+    share: MemberDevice,
+    used: [AtomicU64; Category::COUNT],
+    idle: AtomicI64,
+    pub spare: Spare,
+    pub driver: DriverShare,
+    /// Held while a context is made.
+    pub making: Mutex<()>,
+    /// Contexts that this process has here.
+    pub contexts: AtomicU32,
+    /// Handle of the primary context; 0 until it was retained.
+    pub primary: AtomicUsize,
+    /// The pool that `cuMemAllocAsync` takes from; null until asked for.
+    current_pool: AtomicPtr<Pool>,
+    nvml: nvml::Handle,
+    measured_at: AtomicU64,
+    /// Counts measurements, so that a call under way meanwhile knows.
+    measurements: AtomicU64,
+}
+
+/// The driver's figure for this process, and what of it has a name.
+#[derive(Clone, Copy, Debug)]
+pub struct Total {
+    pub figure: u64,
+    pub named: u64,
+}
+
+impl Device {
+    /// Looks the device up and enters it into the ledger.
+    pub fn open(
+        account: &'static Account,
+        ordinal: Ordinal,
+        member: &'static Member,
+    ) -> Result<Device, Status> {
+        let mut total = 0usize;
+        match cuda::cuDeviceTotalMem_v2(Out::of(&mut total), ordinal) {
+            SUCCESS => {}
+            failed => return Err(failed),
+        }
+        let id = membership::device_id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
+        let capacity = total as u64;
+        let share = member.device(id, capacity).map_err(|error| {
+            message::line(format_args!(
+                "no memory of GPU {ordinal} for this program: {error}"
+            ));
+            CUDA_ERROR_NOT_PERMITTED
+        })?;
+        Ok(Device {
+            account,
+            ordinal,
+            id,
+            member,
+            share,
+            used: Default::default(),
+            idle: AtomicI64::new(0),
+            spare: Spare::default(),
+            driver: DriverShare::default(),
+            making: Mutex::new(()),
+            contexts: AtomicU32::new(0),
+            primary: AtomicUsize::new(0),
+            current_pool: AtomicPtr::new(null_mut()),
+            nvml: nvml::Handle::default(),
+            measured_at: AtomicU64::new(0),
+            measurements: AtomicU64::new(0),
+        })
+    }
+
+    pub fn account(&self) -> &'static Account {
+        self.account
+    }
+
+    /// The smallest limit on the group's path, bytes; `u64::MAX` for none.
+    pub fn max(&self) -> u64 {
+        self.member.max(&self.share)
+    }
+
+    /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less the driver's reserve.
+    pub fn free(&self) -> u64 {
+        self.member
+            .free(&self.share)
+            .saturating_add(self.idle().saturating_sub(RESERVE))
+    }
+
+    /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
+    pub fn charge(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.charge_with(
+            symbol,
+            bytes,
+            &Reclaim {
+                device: self,
+                trim: true,
+            },
+        )
+    }
+
+    /// As [`Device::charge`], but leaves the pools' reserve where it is.
+    pub fn charge_without_trim(&self, bytes: u64) -> bool {
+        self.member
+            .charge(
+                &self.share,
+                bytes,
+                &Reclaim {
+                    device: self,
+                    trim: false,
+                },
+            )
+            .is_ok()
+    }
+
+    fn charge_with(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        pressure: &dyn Pressure,
+    ) -> Result<(), Refused> {
+        self.member
+            .charge(&self.share, bytes, pressure)
+            .map_err(|refusal| {
+                self.member.count_refusal(&self.share);
+                refusal::report(self, self.member, &self.share, symbol, bytes, &refusal);
+                Refused
+            })
+    }
+
+    /// One attempt, no reclaim, no waiting.
+    pub fn try_charge(&self, bytes: u64) -> bool {
+        self.member.try_charge(&self.share, bytes)
+    }
+
+    /// Charges memory that the driver has taken already, limit or not: growth stops until usage is below it again.
+    pub fn charge_over(&self, bytes: u64) {
+        self.member.charge_unchecked(&self.share, bytes);
+    }
+
+    /// Gives `bytes` back, after the driver has freed them.
+    pub fn uncharge(&self, bytes: u64) {
+        if bytes > 0 {
+            self.member.uncharge(&self.share, bytes);
+        }
+    }
+
+    /// Says a refusal that was decided outside of [`Device::charge`].
+    pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
+        self.member.count_refusal(&self.share);
+        let verdict = gpulimit_core::group::Refusal {
+            group: self.member.group(),
+            charged: self.member.charged(&self.share),
+            max: self.max(),
+        };
+        refusal::report(self, self.member, &self.share, symbol, bytes, &verdict);
+        Refused
+    }
+
+    /// `bytes` that are charged are now in use as `category`.
+    pub fn add(&self, category: Category, bytes: u64) {
+        self.shift(category, |used| used.wrapping_add(bytes));
+    }
+
+    /// `bytes` are no longer in use as `category`; they stay charged until [`Device::uncharge`].
+    pub fn remove(&self, category: Category, bytes: u64) {
+        self.shift(category, |used| used.saturating_sub(bytes));
+    }
+
+    fn shift(&self, category: Category, change: impl Fn(u64) -> u64) {
+        let Some(used) = self.used.get(category as usize) else {
+            return;
+        };
+        let _ = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            Some(change(used))
+        });
+        self.publish(
+            || used.load(Ordering::Acquire),
+            |bytes| self.member.publish(&self.share, category, bytes),
+        );
+    }
+
+    /// Shows a figure in the ledger. Threads may publish in another order than they changed it: the last one to look puts it right.
+    fn publish(&self, figure: impl Fn() -> u64, show: impl Fn(u64)) {
+        loop {
+            let bytes = figure();
+            show(bytes);
+            if figure() == bytes {
+                return;
+            }
+        }
+    }
+
+    /// `bytes` are charged, but not in use.
+    pub fn add_idle(&self, bytes: u64) {
+        self.adjust_idle(bytes as i64);
+    }
+
+    /// `bytes` of the idle ones came into use.
+    pub fn remove_idle(&self, bytes: u64) {
+        self.adjust_idle((bytes as i64).wrapping_neg());
+    }
+
+    /// `bytes` of the idle ones are given back.
+    pub fn uncharge_idle(&self, bytes: u64) {
+        self.remove_idle(bytes);
+        self.uncharge(bytes);
+    }
+
+    /// Changes the idle bytes by a signed amount.
+    pub fn adjust_idle(&self, change: i64) {
+        if change == 0 {
+            return;
+        }
+        self.idle.fetch_add(change, Ordering::AcqRel);
+        self.publish(
+            || self.idle(),
+            |bytes| self.member.publish_idle(&self.share, bytes),
+        );
+    }
+
+    /// Charged and unused bytes. Two threads may pass through a state below zero (used before it was entered): shown as zero.
+    fn idle(&self) -> u64 {
+        u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// The driver's part went from `before` to `after` bytes.
+    pub fn set_driver(&self, before: u64, after: u64) {
+        if before != after {
+            self.shift(Category::Driver, |_| after);
+        }
+    }
+
+    /// Bytes of a context here, as last measured by any process of the group; 0 when nobody has.
+    pub fn context_hint(&self) -> u64 {
+        self.member.context_hint(&self.share)
+    }
+
+    pub fn set_context_hint(&self, bytes: u64) {
+        self.member.set_context_hint(&self.share, bytes);
+    }
+
+    /// What the group could still take, bytes.
+    pub fn group_free(&self) -> u64 {
+        self.member.free(&self.share)
+    }
+
+    /// Whether other processes have charged something here.
+    pub fn shared(&self) -> bool {
+        let own = self
+            .used
+            .iter()
+            .map(|used| used.load(Ordering::Relaxed))
+            .sum::<u64>()
+            + self.idle();
+        self.member.charged(&self.share) > own
+    }
+
+    /// A block is charged and not needed: keeps it as the spare, or gives it back.
+    pub fn keep_block(&self) {
+        if self.spare.keep() {
+            self.add_idle(BLOCK);
+        } else {
+            self.uncharge(BLOCK);
+        }
+    }
+
+    /// Gives the spare block back. True when there was one.
+    pub fn release_spare(&self) -> bool {
+        if !self.spare.take() {
+            return false;
+        }
+        self.spare.consume();
+        self.uncharge_idle(BLOCK);
+        true
+    }
+
+    /// The pool that `cuMemAllocAsync` takes from on this device.
+    pub fn current_pool(&self) -> Result<&'static Pool, Status> {
+        let known = self.account.pools.at(&self.current_pool);
+        if let Some(pool) = known {
+            return Ok(pool);
+        }
+        let mut handle: MemPool = 0;
+        match cuda::cuDeviceGetMemPool(Out::of(&mut handle), self.ordinal) {
+            SUCCESS => {}
+            failed => return Err(failed),
+        }
+        let pool = self.account.pools.known_or(handle, || (self.ordinal, true));
+        self.set_current_pool(pool);
+        Ok(pool)
+    }
+
+    pub fn set_current_pool(&self, pool: &'static Pool) {
+        self.current_pool
+            .store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
+    }
+
+    /// Forgets which pool is current: it is asked for again.
+    pub fn forget_current_pool(&self) {
+        self.current_pool.store(null_mut(), Ordering::Release);
+    }
+
+    /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
+    #[inline]
+    pub fn mark(&self) -> u64 {
+        self.measurements.load(Ordering::Relaxed)
+    }
+
+    /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
+    /// or when the last one is old.
+    pub fn renew(&self, mark: u64) {
+        if self.measurements.load(Ordering::Relaxed) != mark
+            || now_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed)) > MEASURE_AGE_MS
+        {
+            self.driver.measure(self);
+        }
+    }
+
+    /// The driver's figure for this process beside the named part; `None` when there is no such figure (no NVML, or a PID namespace that
+    /// it does not know) or other threads take and free so fast that no pair belongs together.
+    pub fn measure_total(&self) -> Option<Total> {
+        for _ in 0..4 {
+            let before = self.named();
+            let figure = self.nvml.own_bytes(&self.id)?;
+            if figure == 0 && self.contexts.load(Ordering::Acquire) > 0 {
+                return None;
+            }
+            self.measurements.fetch_add(1, Ordering::Relaxed);
+            if self.named() == before {
+                self.measured_at.store(now_ms(), Ordering::Relaxed);
+                return Some(Total {
+                    figure,
+                    named: before,
+                });
+            }
+        }
+        None
+    }
+
+    /// Bytes in use that the driver shows for this process, without its own part.
+    fn named(&self) -> u64 {
+        Category::ALL
+            .iter()
+            .filter(|category| !matches!(category, Category::Managed | Category::Driver))
+            .filter_map(|category| self.used.get(*category as usize))
+            .map(|used| used.load(Ordering::Acquire))
+            .sum()
+    }
+}
+
+fn now_ms() -> u64 {
+    crate::clock::monotonic_ms()
+}
+
+/// The device of a context.
+pub fn of_context(context: Context) -> Result<Ordinal, Status> {
+    match cuda::cuCtxPushCurrent_v2(context) {
+        SUCCESS => {}
+        failed => return Err(failed),
+    }
+    let mut ordinal = 0;
+    let found = cuda::cuCtxGetDevice(Out::of(&mut ordinal));
+    let mut popped = 0;
+    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+    if found == SUCCESS {
+        Ok(ordinal)
+    } else {
+        Err(found)
+    }
+}
+
+/// What this process can do about a full group.
+struct Reclaim<'a> {
+    device: &'a Device,
+    trim: bool,
+}
+
+impl Pressure for Reclaim<'_> {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        let device = self.device;
+        let spare = device.release_spare();
+        let pools = device.account.pools.reclaim(device, self.trim);
+        spare || pools
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &nvml::ProcessList
+    }
+}

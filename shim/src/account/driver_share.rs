@@ -1,0 +1,158 @@
+//! The part of a process's memory that no call gives a size for: contexts, code, streams, the driver's own buffers.
+//!
+//! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that may let it grow are paid in advance
+//! by an estimate (`prepaid`), and it is measured after them. A small `reserve` stays charged in between, because the driver also takes a
+//! block now and then where nobody would expect it.
+
+use parking_lot::Mutex;
+
+use super::device::Device;
+use crate::refusal::Refused;
+
+/// Kept charged beyond the measured part while the process has a context: bytes.
+pub const RESERVE: u64 = 4 << 20;
+
+#[derive(Default)]
+struct State {
+    /// Charged for the driver's part.
+    held: u64,
+    /// The driver's part as last measured.
+    used: u64,
+    /// Of `held`, promised to calls under way.
+    prepaid: u64,
+    /// The driver knows this process: there is a context.
+    alive: bool,
+    /// Contexts whose size was assumed, because nothing can be measured here.
+    assumed: Vec<u64>,
+}
+
+impl State {
+    fn idle(&self) -> u64 {
+        self.held.saturating_sub(self.used + self.prepaid)
+    }
+}
+
+/// The driver's part of a device.
+#[derive(Default)]
+pub struct DriverShare(Mutex<State>);
+
+/// What a measurement brought to light.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// The driver's part, bytes.
+    pub used: u64,
+    /// Bytes that had to be charged although the group had no room for them.
+    pub overrun: u64,
+}
+
+impl DriverShare {
+    /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
+    pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        loop {
+            let missing = {
+                let mut state = self.0.lock();
+                let idle = state.idle();
+                if idle >= bytes {
+                    state.prepaid += bytes;
+                    return Ok(());
+                }
+                bytes - idle
+            };
+            // Not under the lock: charging may measure, and may wait.
+            device.charge(symbol, missing)?;
+            self.0.lock().held += missing;
+            device.add_idle(missing);
+        }
+    }
+
+    /// The driver's part as last measured, bytes.
+    pub fn used(&self) -> u64 {
+        self.0.lock().used
+    }
+
+    /// The call that paid `bytes` ahead is over (whatever came of it): measure, and settle the charge. `None` when there is nothing to
+    /// measure with.
+    pub fn settle(&self, device: &Device, bytes: u64) -> Option<Measured> {
+        {
+            let mut state = self.0.lock();
+            state.prepaid = state.prepaid.saturating_sub(bytes);
+        }
+        let measured = self.measure(device);
+        if measured.is_none() {
+            self.trim(device, &mut self.0.lock());
+        }
+        measured
+    }
+
+    /// Without a measurement: a context has taken `bytes`.
+    pub fn assume(&self, device: &Device, bytes: u64) {
+        let mut state = self.0.lock();
+        state.assumed.push(bytes);
+        let before = state.used;
+        let used = before + bytes;
+        self.enter(device, &mut state, used);
+    }
+
+    /// Without a measurement: a context has gone.
+    pub fn forget_assumed(&self, device: &Device) {
+        let mut state = self.0.lock();
+        if let Some(bytes) = state.assumed.pop() {
+            let used = state.used.saturating_sub(bytes);
+            self.enter(device, &mut state, used);
+            self.trim(device, &mut state);
+        }
+    }
+
+    /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
+    pub fn measure(&self, device: &Device) -> Option<Measured> {
+        let total = device.measure_total()?;
+        let mut state = self.0.lock();
+        let used = total.figure.saturating_sub(total.named);
+        state.alive = total.figure > 0;
+        state.assumed.clear();
+        let overrun = self.enter(device, &mut state, used);
+        self.trim(device, &mut state);
+        self.refill(device, &mut state);
+        Some(Measured { used, overrun })
+    }
+
+    /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.
+    fn enter(&self, device: &Device, state: &mut State, used: u64) -> u64 {
+        let before = state.used;
+        state.used = used;
+        device.set_driver(before, used);
+        // What came into use is no longer idle; what is charged anew is, until here.
+        device.adjust_idle(before.wrapping_sub(used) as i64);
+        let needed = used + state.prepaid;
+        let missing = needed.saturating_sub(state.held);
+        if missing == 0 {
+            return 0;
+        }
+        let overrun = if device.try_charge(missing) {
+            0
+        } else {
+            device.charge_over(missing);
+            missing
+        };
+        state.held = needed;
+        device.add_idle(missing);
+        overrun
+    }
+
+    fn trim(&self, device: &Device, state: &mut State) {
+        let wanted = if state.alive { RESERVE } else { 0 };
+        let idle = state.idle();
+        if idle > wanted {
+            state.held -= idle - wanted;
+            device.uncharge_idle(idle - wanted);
+        }
+    }
+
+    fn refill(&self, device: &Device, state: &mut State) {
+        let idle = state.idle();
+        if state.alive && idle < RESERVE && device.try_charge(RESERVE - idle) {
+            state.held += RESERVE - idle;
+            device.add_idle(RESERVE - idle);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The real libraries behind us, and the addresses of their functions.
+//!
+//! A library is found through our own `dlopen` by soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`: other libraries export stubs
+//! under the driver's names. Resolution is idempotent and takes no lock, so that it cannot deadlock in a program that forks or calls us
+//! from a constructor; two threads that race resolve the same addresses twice.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use once_cell::race::OnceBox;
+
+use crate::door::real_dlsym;
+use crate::hook::Row;
+
+/// One real library: the functions we hook (`rows`) and those we only call (`calls`), in this order in `addresses`.
+pub struct Library {
+    soname: &'static CStr,
+    rows: &'static [Row],
+    calls: &'static [&'static CStr],
+    addresses: &'static [AtomicPtr<c_void>],
+    resolved: AtomicBool,
+    /// Real address → index of the row, sorted.
+    by_address: OnceBox<Vec<(usize, usize)>>,
+}
+
+impl Library {
+    pub const fn new(
+        soname: &'static CStr,
+        rows: &'static [Row],
+        calls: &'static [&'static CStr],
+        addresses: &'static [AtomicPtr<c_void>],
+    ) -> Self {
+        Library {
+            soname,
+            rows,
+            calls,
+            addresses,
+            resolved: AtomicBool::new(false),
+            by_address: OnceBox::new(),
+        }
+    }
+
+    /// Address of function `index`, null when this driver lacks it. Loads the library at first use.
+    #[inline]
+    pub fn address(&self, index: usize) -> *mut c_void {
+        let address = match self.addresses.get(index) {
+            Some(address) => address,
+            None => return std::ptr::null_mut(),
+        };
+        let found = address.load(Ordering::Relaxed);
+        if !found.is_null() || self.resolved.load(Ordering::Acquire) {
+            return found;
+        }
+        self.resolve(libc::RTLD_NOW);
+        address.load(Ordering::Relaxed)
+    }
+
+    /// Whether the library can be loaded.
+    pub fn present(&self) -> bool {
+        self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
+    }
+
+    /// The hook that stands for `real`, an address that the dynamic linker or the driver handed out; `None` when it is none of ours.
+    ///
+    /// Does not load the library: an address cannot be of a library that is not there.
+    pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
+        if !self.resolved.load(Ordering::Acquire)
+            && !self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
+        {
+            return None;
+        }
+        let table = self.by_address.get_or_init(|| {
+            let mut table: Vec<(usize, usize)> = self
+                .addresses
+                .iter()
+                .take(self.rows.len())
+                .enumerate()
+                .map(|(row, address)| (address.load(Ordering::Relaxed) as usize, row))
+                .filter(|(address, _)| *address != 0)
+                .collect();
+            table.sort_unstable();
+            Box::new(table)
+        });
+        let at = table
+            .binary_search_by_key(&(real as usize), |(address, _)| *address)
+            .ok()?;
+        Some(self.rows.get(table.get(at)?.1)?.hook)
+    }
+
+    /// Rows with whether the loaded driver has them.
+    pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
+        let present = self.present();
+        self.rows
+            .iter()
+            .zip(self.addresses)
+            .map(move |(row, address)| (row, present && !address.load(Ordering::Relaxed).is_null()))
+    }
+
+    #[cold]
+    fn resolve(&self, flags: i32) -> bool {
+        // SAFETY: a NUL-terminated name. The handle is never closed: its functions stay valid.
+        let handle = unsafe { libc::dlopen(self.soname.as_ptr(), flags) };
+        if handle.is_null() {
+            return false;
+        }
+        let names = self
+            .rows
+            .iter()
+            .map(|row| row.symbol)
+            .chain(self.calls.iter().copied());
+        for (name, address) in names.zip(self.addresses) {
+            address.store(real_dlsym(handle, name), Ordering::Relaxed);
+        }
+        self.resolved.store(true, Ordering::Release);
+        true
+    }
+}

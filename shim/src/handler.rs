@@ -1,0 +1,16 @@
+//! What we do at each hooked function. Safe Rust: out-pointers are small values, the driver's function is a closure.
+//!
+//! A handler gets the call, the driver's own function and the arguments. It returns what the program gets to see: the driver's status, or
+//! the driver's own out-of-memory.
+
+pub mod code;
+pub mod context;
+pub mod launch;
+pub mod linear;
+pub mod lookup;
+pub mod managed;
+pub mod measured;
+pub mod pool;
+pub mod synchronize;
+pub mod view;
+pub mod vmm;

@@ -1,0 +1,118 @@
+//! Modules and libraries: code and `__device__` variables. Their size is nowhere said, so they are measured, and unloaded again when the
+//! group has no room for them.
+
+use crate::abi::{DevicePtr, Opaque, Out, SUCCESS, Status};
+use crate::account::driver_share::RESERVE;
+use crate::handler::measured;
+use crate::hook::Call;
+use crate::table::cuda;
+
+fn load(call: Call, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
+    match call.process.current_device() {
+        Ok(device) => measured::run(call, device, RESERVE, real, unload),
+        Err(failed) => call.process.unavailable(failed, real),
+    }
+}
+
+fn load_module(call: Call, module: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+    let unload = || {
+        if let Some(module) = module.read() {
+            cuda::cuModuleUnload(module);
+        }
+    };
+    load(call, real, Some(&unload))
+}
+
+/// `cuModuleLoad`, `cuModuleLoadData`, `cuModuleLoadFatBinary`.
+pub fn module(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    module: Out<Opaque>,
+    image: Opaque,
+) -> Status {
+    load_module(call, module, || real(module, image))
+}
+
+/// `cuModuleLoadDataEx`.
+pub fn module_ex(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, u32, Opaque, Opaque) -> Status,
+    module: Out<Opaque>,
+    image: Opaque,
+    count: u32,
+    options: Opaque,
+    values: Opaque,
+) -> Status {
+    load_module(call, module, || real(module, image, count, options, values))
+}
+
+/// `cuLibraryLoadData` and `cuLibraryLoadFromFile`: works without a current context, and then takes nothing yet.
+#[allow(clippy::too_many_arguments)]
+pub fn library(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
+    library: Out<Opaque>,
+    code: Opaque,
+    jit_options: Opaque,
+    jit_values: Opaque,
+    jit_count: u32,
+    options: Opaque,
+    values: Opaque,
+    count: u32,
+) -> Status {
+    let unload = || {
+        if let Some(library) = library.read() {
+            cuda::cuLibraryUnload(library);
+        }
+    };
+    load(
+        call,
+        || {
+            real(
+                library,
+                code,
+                jit_options,
+                jit_values,
+                jit_count,
+                options,
+                values,
+                count,
+            )
+        },
+        Some(&unload),
+    )
+}
+
+/// `cuKernelGetFunction`, `cuLibraryGetModule`: a lazily loaded library is loaded here.
+pub fn first_use(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    handle: Out<Opaque>,
+    of: Opaque,
+) -> Status {
+    load(call, || real(handle, of), None)
+}
+
+/// `cuLibraryGetGlobal`: likewise.
+pub fn global(
+    call: Call,
+    real: impl Fn(Out<DevicePtr>, Out<usize>, Opaque, Opaque) -> Status,
+    dptr: Out<DevicePtr>,
+    bytes: Out<usize>,
+    library: Opaque,
+    name: Opaque,
+) -> Status {
+    load(call, || real(dptr, bytes, library, name), None)
+}
+
+/// `cuModuleUnload` and `cuLibraryUnload`.
+pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, code: Opaque) -> Status {
+    let status = real(code);
+    if status == SUCCESS {
+        call.process.launched.forget();
+        for device in call.process.devices() {
+            device.driver.measure(device);
+        }
+    }
+    status
+}

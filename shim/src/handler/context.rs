@@ -1,0 +1,252 @@
+//! Contexts: hundreds of MiB each, of a size that no call tells.
+//!
+//! The first process of a group measures what a context takes on this GPU and leaves the figure in the ledger; from then on every context is
+//! charged by it before it is made.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpulimit_core::ledger::Category;
+
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
+};
+use crate::account::device::{self, Device};
+use crate::account::{BLOCK, round_up};
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// Held ready for a first context of unknown size: more than any measured, bytes.
+const UNKNOWN: u64 = 1 << 30;
+/// Charged for a context where nothing can be measured (no NVML), bytes.
+const UNMEASURED: u64 = 512 << 20;
+/// How long to wait for another member that is measuring the first context.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn make(
+    call: Call,
+    ordinal: Ordinal,
+    real: impl Fn() -> Status,
+    made: impl Fn() -> Option<Context>,
+    undo: impl Fn(Context),
+) -> Status {
+    let device = match call.process.device(ordinal) {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    // One at a time: two threads that retain the same primary context make one.
+    let _alone = device.making.lock();
+    if made_already(device, ordinal, call.symbol) {
+        return real();
+    }
+    let estimate = estimate(device);
+    if device
+        .driver
+        .prepay(device, call.symbol, estimate.max(BLOCK))
+        .is_err()
+    {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let before = device.driver.used();
+    let status = real();
+    let context = made().filter(|_| status == SUCCESS);
+    if context.is_some() {
+        device.contexts.fetch_add(1, Ordering::AcqRel);
+    }
+    let Some(measured) = device.driver.settle(device, estimate.max(BLOCK)) else {
+        // Nothing to measure with.
+        if context.is_some() {
+            let hint = device.context_hint();
+            device
+                .driver
+                .assume(device, if hint > 0 { hint } else { UNMEASURED });
+        }
+        return status;
+    };
+    let Some(context) = context else {
+        return status;
+    };
+    let grown = measured.used.saturating_sub(before);
+    if grown > device.context_hint() {
+        device.set_context_hint(grown);
+    }
+    if measured.overrun > 0 {
+        undo(context);
+        device.contexts.fetch_sub(1, Ordering::AcqRel);
+        device.driver.measure(device);
+        device.refuse(call.symbol, grown);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    status
+}
+
+/// Whether this is a retain of a primary context that is there.
+fn made_already(device: &Device, ordinal: Ordinal, symbol: &str) -> bool {
+    symbol.starts_with("cuDevicePrimaryCtx")
+        && device.primary.load(Ordering::Acquire) != 0
+        && active(ordinal)
+}
+
+/// Bytes to charge before a context is made.
+fn estimate(device: &Device) -> u64 {
+    let started = std::time::Instant::now();
+    loop {
+        let hint = device.context_hint();
+        if hint > 0 {
+            return round_up(hint, BLOCK);
+        }
+        let free = device.group_free();
+        // Alone in the group, or with room for anything: no need to know. Else somebody is about to find out.
+        if free >= UNKNOWN || !device.shared() || started.elapsed() > PATIENCE {
+            return UNKNOWN.min(free) / BLOCK * BLOCK;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn active(ordinal: Ordinal) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active)) == SUCCESS
+        && active != 0
+}
+
+/// `context` is no more, and nothing in it.
+fn gone(call: Call, device: &'static Device, context: Context) {
+    let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
+        if let Ok(device) = call.process.device(ordinal) {
+            device.remove(category, bytes);
+            device.uncharge(bytes);
+        }
+    };
+    call.process.blocks.drain(context, |ordinal, blocks| {
+        freed(ordinal, Category::Linear, blocks * BLOCK)
+    });
+    call.process.managed.drain(context, |ordinal, bytes| {
+        freed(ordinal, Category::Managed, bytes)
+    });
+    call.process.launched.forget();
+    call.process.pools.refresh(call.process);
+    let left = device
+        .contexts
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            count.checked_sub(1)
+        })
+        .unwrap_or(1)
+        - 1;
+    if left == 0 {
+        device.release_spare();
+    }
+    device.driver.forget_assumed(device);
+    device.driver.measure(device);
+}
+
+/// `cuDevicePrimaryCtxRetain`.
+pub fn retain_primary(
+    call: Call,
+    real: impl Fn(Out<Context>, Ordinal) -> Status,
+    context: Out<Context>,
+    ordinal: Ordinal,
+) -> Status {
+    let retain = || {
+        let status = real(context, ordinal);
+        if let (SUCCESS, Some(handle), Ok(device)) =
+            (status, context.read(), call.process.device(ordinal))
+        {
+            device.primary.store(handle, Ordering::Release);
+        }
+        status
+    };
+    make(
+        call,
+        ordinal,
+        retain,
+        || context.read(),
+        |_| {
+            cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
+        },
+    )
+}
+
+/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix.
+pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
+    let was = active(ordinal);
+    let status = real(ordinal);
+    if was
+        && !active(ordinal)
+        && let Ok(device) = call.process.device(ordinal)
+    {
+        gone(call, device, device.primary.load(Ordering::Acquire));
+    }
+    status
+}
+
+/// `cuCtxCreate` and `_v2`.
+pub fn create(
+    call: Call,
+    real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
+    context: Out<Context>,
+    flags: u32,
+    ordinal: Ordinal,
+) -> Status {
+    make(
+        call,
+        ordinal,
+        || real(context, flags, ordinal),
+        || context.read(),
+        discard,
+    )
+}
+
+/// `cuCtxCreate_v3`.
+pub fn create_v3(
+    call: Call,
+    real: impl Fn(Out<Context>, Opaque, i32, u32, Ordinal) -> Status,
+    context: Out<Context>,
+    affinity: Opaque,
+    count: i32,
+    flags: u32,
+    ordinal: Ordinal,
+) -> Status {
+    make(
+        call,
+        ordinal,
+        || real(context, affinity, count, flags, ordinal),
+        || context.read(),
+        discard,
+    )
+}
+
+/// `cuCtxCreate_v4`.
+pub fn create_v4(
+    call: Call,
+    real: impl Fn(Out<Context>, Opaque, u32, Ordinal) -> Status,
+    context: Out<Context>,
+    params: Opaque,
+    flags: u32,
+    ordinal: Ordinal,
+) -> Status {
+    make(
+        call,
+        ordinal,
+        || real(context, params, flags, ordinal),
+        || context.read(),
+        discard,
+    )
+}
+
+fn discard(context: Context) {
+    cuda::cuCtxDestroy_v2(context);
+}
+
+/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`.
+pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
+    let ordinal = device::of_context(context);
+    let status = real(context);
+    if let (SUCCESS, Ok(device)) = (
+        status,
+        ordinal.and_then(|ordinal| call.process.device(ordinal)),
+    ) {
+        gone(call, device, context);
+    }
+    status
+}

@@ -1,0 +1,217 @@
+//! `cuMemAlloc` and its kin: charged by blocks of 2 MiB.
+
+use gpulimit_core::ledger::Category;
+
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Out, SUCCESS, Status};
+use crate::account::blocks::{Departure, Large};
+use crate::account::device::Device;
+use crate::account::{BLOCK, SHARED_MAX, round_up};
+use crate::handler::managed;
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// `cuMemAlloc_v2`.
+pub fn alloc(
+    call: Call,
+    real: impl Fn(Out<DevicePtr>, usize) -> Status,
+    dptr: Out<DevicePtr>,
+    bytesize: usize,
+) -> Status {
+    allocate(
+        call,
+        bytesize as u64,
+        || real(dptr, bytesize),
+        || (dptr.read(), None),
+    )
+}
+
+/// `cuMemAllocPitch_v2`: what it takes is pitch × height, and the pitch is known only afterwards.
+pub fn alloc_pitch(
+    call: Call,
+    real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
+    dptr: Out<DevicePtr>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> Status {
+    /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected afterwards).
+    const PITCH: u64 = 512;
+    let estimate = round_up(width as u64, PITCH).saturating_mul(height as u64);
+    let real_size = || {
+        pitch
+            .read()
+            .map(|pitch| (pitch as u64).saturating_mul(height as u64))
+    };
+    allocate(
+        call,
+        estimate,
+        || real(dptr, pitch, width, height, element),
+        || (dptr.read(), real_size()),
+    )
+}
+
+/// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where it may differ from the estimate.
+#[inline]
+fn allocate(
+    call: Call,
+    estimate: u64,
+    real: impl Fn() -> Status,
+    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+) -> Status {
+    // Without a device (no context, not initialised) and without a size the driver has its own answer.
+    let device = match call.process.current_device() {
+        Ok(device) if estimate > 0 => device,
+        Ok(_) => return real(),
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    if estimate <= SHARED_MAX {
+        small(call, device, real, result)
+    } else {
+        large(call, device, estimate, real, result)
+    }
+}
+
+fn small(
+    call: Call,
+    device: &'static Device,
+    real: impl Fn() -> Status,
+    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+) -> Status {
+    let mark = device.mark();
+    let spare = device.spare.take();
+    if !spare && device.charge(call.symbol, BLOCK).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let give_back = || {
+        if spare {
+            device.spare.put_back()
+        } else {
+            device.keep_block()
+        }
+    };
+    let status = real();
+    let (SUCCESS, (Some(address), size)) = (status, result()) else {
+        give_back();
+        return status;
+    };
+    if let Some(size) = size.filter(|size| *size > SHARED_MAX) {
+        // The pitch made a large one of it.
+        let charged = if spare {
+            device.spare.consume();
+            device.remove_idle(BLOCK);
+            BLOCK
+        } else {
+            BLOCK
+        };
+        enter_large(device, address, size, charged);
+        device.renew(mark);
+        return status;
+    }
+    if call
+        .process
+        .blocks
+        .enter_small(address, device.ordinal, current_context)
+    {
+        if spare {
+            device.spare.consume();
+            device.remove_idle(BLOCK);
+        }
+        device.add(Category::Linear, BLOCK);
+        device.renew(mark);
+    } else {
+        give_back();
+    }
+    status
+}
+
+fn large(
+    call: Call,
+    device: &'static Device,
+    estimate: u64,
+    real: impl Fn() -> Status,
+    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+) -> Status {
+    let mark = device.mark();
+    let charged = round_up(estimate, BLOCK);
+    if device.charge(call.symbol, charged).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let status = real();
+    match (status, result()) {
+        (SUCCESS, (Some(address), size)) => {
+            enter_large(device, address, size.unwrap_or(estimate), charged)
+        }
+        _ => device.uncharge(charged),
+    }
+    device.renew(mark);
+    status
+}
+
+/// Enters a large allocation of `size` bytes for which `charged` bytes have been charged.
+fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: u64) {
+    let bytes = round_up(size, BLOCK);
+    if bytes > charged {
+        device.charge_over(bytes - charged);
+    } else {
+        device.uncharge(charged - bytes);
+    }
+    device.add(Category::Linear, bytes);
+    device.account().blocks.enter_large(
+        address,
+        Large {
+            device: device.ordinal,
+            context: current_context(),
+            blocks: bytes / BLOCK,
+        },
+    );
+}
+
+/// `cuMemFree_v2`: takes pointers of every kind.
+pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+    let blocks = &call.process.blocks;
+    if dptr.is_multiple_of(BLOCK)
+        && let Some(taken) = blocks.take_large(dptr)
+    {
+        let mark = call.process.device(taken.device).map(Device::mark);
+        let status = real(dptr);
+        if status == SUCCESS {
+            if let (Ok(device), Ok(mark)) = (call.process.device(taken.device), mark) {
+                device.remove(Category::Linear, taken.bytes());
+                device.uncharge(taken.bytes());
+                device.renew(mark);
+            }
+        } else {
+            blocks.enter_large(dptr, taken);
+        }
+        return status;
+    }
+    if let Some(status) = managed::free(call, &real, dptr) {
+        return status;
+    }
+    let status = real(dptr);
+    if status == SUCCESS && dptr != 0 {
+        match blocks.leave_small(dptr) {
+            Departure::Held => {}
+            Departure::Emptied(ordinal) => {
+                if let Ok(device) = call.process.device(ordinal) {
+                    device.remove(Category::Linear, BLOCK);
+                    device.keep_block();
+                }
+            }
+            // A pointer of a pool, perhaps: it shows there.
+            Departure::Unknown => {
+                call.process.pools.touch();
+                call.process.pools.synchronized(call.process);
+            }
+        }
+    }
+    status
+}
+
+/// The current context of this thread; 0 for none.
+pub fn current_context() -> Context {
+    let mut context = 0;
+    cuda::cuCtxGetCurrent(Out::of(&mut context));
+    context
+}

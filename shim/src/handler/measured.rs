@@ -1,0 +1,99 @@
+//! Calls that take memory without saying how much: paid ahead by an estimate, measured after.
+
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Opaque, Out, SUCCESS, Status, Stream};
+use crate::account::device::Device;
+use crate::account::driver_share::RESERVE;
+use crate::hook::Call;
+
+/// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
+/// out-of-memory; where nothing can be undone, growth stops until the group is below its limit again.
+pub fn run(
+    call: Call,
+    device: &'static Device,
+    estimate: u64,
+    real: impl Fn() -> Status,
+    undo: Option<&dyn Fn()>,
+) -> Status {
+    if device.driver.prepay(device, call.symbol, estimate).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let before = device.driver.used();
+    let status = real();
+    let Some(measured) = device.driver.settle(device, estimate) else {
+        return status;
+    };
+    if status == SUCCESS
+        && measured.overrun > 0
+        && let Some(undo) = undo
+    {
+        undo();
+        device.driver.measure(device);
+        device.refuse(call.symbol, measured.used.saturating_sub(before));
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    status
+}
+
+/// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
+fn small(call: Call, real: impl Fn() -> Status) -> Status {
+    match call.process.current_device() {
+        Ok(device) => run(call, device, RESERVE, real, None),
+        Err(failed) => call.process.unavailable(failed, real),
+    }
+}
+
+/// `cuStreamCreate`: every few streams take a block or two, for good.
+pub fn stream(
+    call: Call,
+    real: impl Fn(Out<Stream>, u32) -> Status,
+    stream: Out<Stream>,
+    flags: u32,
+) -> Status {
+    small(call, || real(stream, flags))
+}
+
+/// `cuStreamCreateWithPriority`.
+pub fn stream_with_priority(
+    call: Call,
+    real: impl Fn(Out<Stream>, u32, i32) -> Status,
+    stream: Out<Stream>,
+    flags: u32,
+    priority: i32,
+) -> Status {
+    small(call, || real(stream, flags, priority))
+}
+
+/// `cuGraphInstantiateWithFlags`: node storage.
+pub fn graph(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, u64) -> Status,
+    exec: Out<Opaque>,
+    graph: Opaque,
+    flags: u64,
+) -> Status {
+    small(call, || real(exec, graph, flags))
+}
+
+/// `cuGraphInstantiateWithParams` and its twin.
+pub fn graph_with_params(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    exec: Out<Opaque>,
+    graph: Opaque,
+    params: Opaque,
+) -> Status {
+    small(call, || real(exec, graph, params))
+}
+
+/// `cuGraphInstantiate` and `_v2`.
+pub fn graph_with_log(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, usize) -> Status,
+    exec: Out<Opaque>,
+    graph: Opaque,
+    error_node: Opaque,
+    log: Opaque,
+    log_size: usize,
+) -> Status {
+    small(call, || real(exec, graph, error_node, log, log_size))
+}

@@ -1,0 +1,29 @@
+//! Synchronise calls: inside them the driver gives back what pools hold above their release threshold.
+
+use crate::abi::{Context, Event, Status, Stream};
+use crate::hook::Call;
+
+fn synchronized(call: Call, status: Status) -> Status {
+    call.process.pools.synchronized(call.process);
+    status
+}
+
+/// `cuStreamSynchronize` and its twin.
+pub fn stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
+    synchronized(call, real(stream))
+}
+
+/// `cuEventSynchronize`.
+pub fn event(call: Call, real: impl Fn(Event) -> Status, event: Event) -> Status {
+    synchronized(call, real(event))
+}
+
+/// `cuCtxSynchronize`.
+pub fn current(call: Call, real: impl Fn() -> Status) -> Status {
+    synchronized(call, real())
+}
+
+/// `cuCtxSynchronize_v2`.
+pub fn context(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
+    synchronized(call, real(context))
+}

@@ -1,0 +1,130 @@
+//! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a handle or a mapping.
+
+use gpulimit_core::ledger::Category;
+
+use crate::abi::{
+    AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, In, Opaque, Out,
+    SUCCESS, Status,
+};
+use crate::account::vmm::Announced;
+use crate::account::{BLOCK, round_up};
+use crate::hook::Call;
+
+/// `cuMemCreate`: charged on the device of its properties, whatever context is current.
+pub fn create(
+    call: Call,
+    real: impl Fn(Out<AllocationHandle>, usize, In<AllocationProp>, u64) -> Status,
+    handle: Out<AllocationHandle>,
+    size: usize,
+    prop: In<AllocationProp>,
+    flags: u64,
+) -> Status {
+    let Some(ordinal) = prop.read().and_then(|prop| prop.location.device()) else {
+        return real(handle, size, prop, flags);
+    };
+    let device = match call.process.device(ordinal) {
+        Ok(device) if size > 0 => device,
+        Ok(_) => return real(handle, size, prop, flags),
+        Err(failed) => {
+            return call
+                .process
+                .unavailable(failed, || real(handle, size, prop, flags));
+        }
+    };
+    let mark = device.mark();
+    let bytes = round_up(size as u64, BLOCK);
+    if device.charge(call.symbol, bytes).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let status = real(handle, size, prop, flags);
+    match (status, handle.read()) {
+        (SUCCESS, Some(created)) => {
+            device.add(Category::Vmm, bytes);
+            call.process.vmm.created(created, ordinal, bytes);
+        }
+        _ => device.uncharge(bytes),
+    }
+    device.renew(mark);
+    status
+}
+
+/// `cuMemRelease`.
+pub fn release(
+    call: Call,
+    real: impl Fn(AllocationHandle) -> Status,
+    handle: AllocationHandle,
+) -> Status {
+    let announced = call.process.vmm.releasing(handle);
+    conclude(call, announced, real(handle))
+}
+
+/// `cuMemMap`.
+pub fn map(
+    call: Call,
+    real: impl Fn(DevicePtr, usize, usize, AllocationHandle, u64) -> Status,
+    ptr: DevicePtr,
+    size: usize,
+    offset: usize,
+    handle: AllocationHandle,
+    flags: u64,
+) -> Status {
+    let status = real(ptr, size, offset, handle, flags);
+    if status == SUCCESS {
+        call.process.vmm.mapped(ptr, handle);
+    }
+    status
+}
+
+/// `cuMemUnmap`: one call may end several adjacent mappings.
+pub fn unmap(
+    call: Call,
+    real: impl Fn(DevicePtr, usize) -> Status,
+    ptr: DevicePtr,
+    size: usize,
+) -> Status {
+    let announced = call.process.vmm.unmapping(ptr, size as u64);
+    conclude(call, announced, real(ptr, size))
+}
+
+/// `cuMemRetainAllocationHandle`: the same handle value, one reference more.
+pub fn retain(
+    call: Call,
+    real: impl Fn(Out<AllocationHandle>, Opaque) -> Status,
+    handle: Out<AllocationHandle>,
+    address: Opaque,
+) -> Status {
+    reference(call, real(handle, address), handle)
+}
+
+/// `cuMemImportFromShareableHandle`: may return a handle of this process, which then needs a release more. The memory of another process
+/// is charged there.
+pub fn import(
+    call: Call,
+    real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
+    handle: Out<AllocationHandle>,
+    os_handle: Opaque,
+    kind: i32,
+) -> Status {
+    reference(call, real(handle, os_handle, kind), handle)
+}
+
+fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Status {
+    if let (SUCCESS, Some(handle)) = (status, handle.read()) {
+        call.process.vmm.retained(handle);
+    }
+    status
+}
+
+fn conclude(call: Call, announced: Announced, status: Status) -> Status {
+    if status != SUCCESS {
+        call.process.vmm.undone(announced);
+        return status;
+    }
+    call.process.vmm.done(announced, |ordinal, bytes| {
+        if let Ok(device) = call.process.device(ordinal) {
+            device.remove(Category::Vmm, bytes);
+            device.uncharge(bytes);
+        }
+    });
+    status
+}

@@ -1,0 +1,178 @@
+//! What one row of the hook table turns into.
+//!
+//! A hooked function does, in this order: re-entrancy guard, "is there a limit at all?", panic boundary, handler.
+//! Whenever one of the first two says so, the driver gets the call exactly as the program made it.
+#![allow(unsafe_code)]
+
+mod guard;
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::abi::Status;
+use crate::process::Process;
+pub use guard::Guard;
+
+/// How a function is treated. Shown by `gpulimit doctor` and the docs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[allow(
+    non_camel_case_types,
+    reason = "the table writes classes as plain words"
+)]
+pub enum Class {
+    /// Charge, call, correct to the real size or give back.
+    sized,
+    /// The pool's reserved bytes are the charge.
+    pooled,
+    /// No size exists: call, measure, charge; undo when it does not fit.
+    measured,
+    /// Uncharge after the driver's success.
+    release,
+    /// Measured at the first launch of a kernel; later ones pass.
+    launch,
+    /// The group's answer in place of the machine's.
+    view,
+    /// Remember, charge nothing.
+    track,
+    /// Hands out function pointers.
+    lookup,
+}
+
+/// One row of the table, as data.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// The exported symbol.
+    pub symbol: &'static std::ffi::CStr,
+    /// How it is treated.
+    pub class: Class,
+    /// Address of our function of that name.
+    pub hook: *const c_void,
+}
+
+// SAFETY: the pointer is the address of a function, valid from any thread.
+unsafe impl Sync for Row {}
+
+/// Who called: what a handler needs besides the arguments.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// This process's account.
+    pub process: &'static Process,
+    /// The symbol, for messages.
+    pub symbol: &'static str,
+}
+
+/// Runs a hook. `broken` is the status for a handler that panicked: a fault of ours must not unwind into the program.
+#[inline(always)]
+pub fn enter(
+    symbol: &'static str,
+    broken: Status,
+    real: impl Fn() -> Status,
+    handler: impl FnOnce(Call) -> Status,
+) -> Status {
+    let Some(_guard) = Guard::enter() else {
+        return real();
+    };
+    let Some(process) = Process::current() else {
+        return real();
+    };
+    match catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol }))) {
+        Ok(status) => status,
+        Err(_) => {
+            crate::message::line(format_args!(
+                "internal error in {symbol}; the call fails with {broken}. Please report this"
+            ));
+            broken
+        }
+    }
+}
+
+/// The one list of functions that we stand in front of, and of those that we only call.
+///
+/// For every row it makes the exported `extern "C"` function and the typed call of the driver's own; for each library the rows as
+/// data and the names to resolve. Nothing else names CUDA symbols.
+macro_rules! table {
+    (
+        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
+            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path ; )* }
+            calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
+        } )*
+    ) => { $(
+        $(#[$doc])*
+        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        pub mod $module {
+            use super::*;
+            use crate::hook::{Class, Row};
+            use crate::driver::Library;
+            use std::sync::atomic::AtomicPtr;
+            use std::ptr::null_mut;
+
+            #[repr(usize)]
+            #[derive(Clone, Copy)]
+            enum Index { $( $name, )* $( $call, )* Count }
+
+            const COUNT: usize = Index::Count as usize;
+            static ADDRESSES: [AtomicPtr<std::ffi::c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
+
+            /// The hooked functions.
+            pub static ROWS: &[Row] = &[ $( Row {
+                symbol: match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) { Ok(s) => s, Err(_) => c"" },
+                class: Class::$class,
+                hook: exports::$name as *const std::ffi::c_void,
+            }, )* ];
+
+            static CALLS: &[&std::ffi::CStr] = &[ $( match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($call), "\0").as_bytes()) { Ok(s) => s, Err(_) => c"" }, )* ];
+
+            /// The real library.
+            pub static $library: Library = Library::new(
+                $soname,
+                ROWS,
+                CALLS,
+                &ADDRESSES,
+            );
+
+            table!(@real $library, $missing, $( $name ( $($arg : $ty),* ) ; )* $( $call ( $($carg : $cty),* ) ; )*);
+
+            /// Whether this driver has the function.
+            #[allow(dead_code)]
+            pub mod has {
+                use super::*;
+                $( pub fn $call() -> bool { !$library.address(Index::$call as usize).is_null() } )*
+            }
+
+            /// What the dynamic linker binds programs to.
+            mod exports {
+                use super::*;
+                $(
+                    #[cfg_attr(not(test), unsafe(no_mangle))]
+                    pub extern "C" fn $name($($arg: $ty),*) -> Status {
+                        crate::hook::enter(
+                            stringify!($name),
+                            $broken,
+                            || super::$name($($arg),*),
+                            |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
+                        )
+                    }
+                )*
+            }
+        }
+    )* };
+
+    (@real $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
+        /// The driver's own function; a fixed error when this driver has none of that name.
+        #[inline]
+        #[allow(dead_code, reason = "some are only asked for by `has`")]
+        pub fn $name($($arg: $ty),*) -> Status {
+            let address = $library.address(Index::$name as usize);
+            if address.is_null() {
+                return $missing;
+            }
+            // SAFETY: the address is the driver's function of this name; the row's types are those of its header.
+            // The pointers among the arguments come from the program's own call or from `Out::of`.
+            unsafe {
+                let function: unsafe extern "C" fn($($ty),*) -> Status = std::mem::transmute(address);
+                function($($arg),*)
+            }
+        }
+    )* };
+}
+pub(crate) use table;

@@ -1,0 +1,106 @@
+//! How this process comes to its group: the environment says which, the library joins it.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, OsStr, OsString, c_char};
+use std::os::unix::ffi::OsStrExt;
+
+use gpulimit_core::device::DeviceId;
+use gpulimit_core::group::Member;
+use gpulimit_core::policy::{self, Assignment, PolicyError};
+
+use crate::abi::{Out, SUCCESS, Uuid};
+use crate::message;
+use crate::table::cuda;
+
+unsafe extern "C" {
+    // Since GLIBC_2.17; not in the libc crate.
+    fn secure_getenv(name: *const c_char) -> *mut c_char;
+}
+
+/// The limit cannot be applied; the reason has been said.
+pub struct Failed;
+
+/// An environment variable, read through the C library: the program may change its environment by `setenv`.
+fn variable(name: &str) -> Option<OsString> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a NUL-terminated name. `secure_getenv`: in a setuid program the environment is not to be trusted. The value is copied at
+    // once; a program that changes its environment in another thread at this moment has the race it would have with any getenv.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: a C string of the environment.
+    let bytes = unsafe { CStr::from_ptr(value) }.to_bytes();
+    Some(OsStr::from_bytes(bytes).to_os_string())
+}
+
+/// The group that the environment asks for; `None` when it asks for no limit.
+pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
+    policy::assignment(&variable)
+}
+
+/// Joins the group. A failure is said in one line and closes the GPU to this process: a limit that cannot be applied must not be none.
+pub fn join() -> Result<Member, Failed> {
+    let told = |error: &dyn std::fmt::Display| {
+        message::line(format_args!("no GPU memory for this program: {error}"));
+        Failed
+    };
+    let assignment = match assignment() {
+        Ok(Some(assignment)) => assignment,
+        Ok(None) => {
+            return Err(told(
+                &"the limit was taken out of the environment after the start",
+            ));
+        }
+        Err(error) => return Err(told(&error)),
+    };
+    assignment.join(&devices).map_err(|error| told(&error))
+}
+
+/// The GPUs that this process sees, by CUDA ordinal. Empty before `cuInit`, and without the driver.
+fn devices() -> Vec<(u32, DeviceId)> {
+    let mut count = 0;
+    if !cuda::CUDA.present() || cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
+        return Vec::new();
+    }
+    (0..count)
+        .filter_map(|ordinal| Some((u32::try_from(ordinal).ok()?, device_id(ordinal)?)))
+        .collect()
+}
+
+/// The GPU (or MIG slice) behind a CUDA ordinal.
+pub fn device_id(ordinal: i32) -> Option<DeviceId> {
+    use gpulimit_core::device::DeviceKind;
+    let mut whole = Uuid::default();
+    if cuda::cuDeviceGetUuid(Out::of(&mut whole), ordinal) != SUCCESS {
+        return None;
+    }
+    // Under MIG the second version names the slice, the first the GPU.
+    let mut slice = Uuid::default();
+    if cuda::cuDeviceGetUuid_v2(Out::of(&mut slice), ordinal) == SUCCESS && slice.0 != whole.0 {
+        return Some(DeviceId {
+            uuid: slice.0,
+            kind: DeviceKind::Mig,
+        });
+    }
+    Some(DeviceId {
+        uuid: whole.0,
+        kind: DeviceKind::Gpu,
+    })
+}
+
+/// Gives a job that came with nothing but a size a group name, so that its children share its limit.
+///
+/// Runs as a constructor: it creates nothing and calls no driver.
+pub fn name_job() {
+    let present = |name: &str| variable(name).is_some();
+    if present("GPULIMIT_GROUP") || !policy::JOB_VARIABLES.iter().any(|name| present(name)) {
+        return;
+    }
+    let identity = gpulimit_core::ledger::Identity::of_self();
+    let Ok(name) = CString::new(policy::job_group_name(identity.pid, identity.start_time)) else {
+        return;
+    };
+    // SAFETY: constructors run before the program's threads; both strings are NUL-terminated and copied.
+    unsafe { libc::setenv(c"GPULIMIT_GROUP".as_ptr(), name.as_ptr(), 0) };
+}

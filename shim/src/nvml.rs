@@ -1,0 +1,207 @@
+//! The driver's own figures: what NVML says this process holds, and which processes it still lists.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use gpulimit_core::device::DeviceId;
+use gpulimit_core::ledger::{Identity, Witness};
+
+use crate::abi::{
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessEarly535,
+    NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+};
+use crate::table::nvml;
+
+const UNTRIED: u8 = 0;
+const READY: u8 = 1;
+const ABSENT: u8 = 2;
+static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
+
+/// Whether NVML answers. Initialises it at first use and never shuts it down: it counts its users.
+fn ready() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        UNTRIED => {
+            let state = if nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS {
+                READY
+            } else {
+                ABSENT
+            };
+            STATE.store(state, Ordering::Release);
+            state == READY
+        }
+        state => state == READY,
+    }
+}
+
+/// The NVML handle of a device, found once.
+#[derive(Default)]
+pub struct Handle(AtomicUsize);
+
+impl Handle {
+    fn get(&self, id: &DeviceId) -> Option<NvmlDevice> {
+        let known = self.0.load(Ordering::Acquire);
+        if known != 0 {
+            return Some(known);
+        }
+        let found = find(id)?;
+        self.0.store(found, Ordering::Release);
+        Some(found)
+    }
+
+    /// Bytes that the driver shows for this process on the device, 0 when it lists none; `None` when it cannot tell.
+    pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
+        let mut bytes = 0u64;
+        let pid = std::process::id();
+        each_process(self.get(id)?, |listed, used| {
+            if listed == pid {
+                // A MIG device may list a process more than once.
+                bytes = bytes.saturating_add(used);
+            }
+        })?;
+        Some(bytes)
+    }
+}
+
+fn find(id: &DeviceId) -> Option<NvmlDevice> {
+    if !ready() {
+        return None;
+    }
+    let mut text = String::new();
+    write!(text, "{id}").ok()?;
+    let text = CString::new(text).ok()?;
+    let mut device = 0;
+    (nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, Out::of(&mut device)) == SUCCESS)
+        .then_some(device)
+}
+
+/// The device behind a handle of the program's.
+pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
+    let mut text = [0u8; 96];
+    if nvml::nvmlDeviceGetUUID(device, text.as_mut_ptr() as Opaque, text.len() as u32) != SUCCESS {
+        return None;
+    }
+    std::ffi::CStr::from_bytes_until_nul(&text)
+        .ok()?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}
+
+/// An element of a process list.
+trait Listed: Copy + Default {
+    fn pid(&self) -> u32;
+    fn used(&self) -> u64;
+}
+impl Listed for NvmlProcessV1 {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+    fn used(&self) -> u64 {
+        self.used
+    }
+}
+impl Listed for NvmlProcessV2 {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+    fn used(&self) -> u64 {
+        self.used
+    }
+}
+impl Listed for NvmlProcessEarly535 {
+    fn pid(&self) -> u32 {
+        self.base.pid
+    }
+    fn used(&self) -> u64 {
+        self.base.used
+    }
+}
+
+/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.
+fn each_process(device: NvmlDevice, seen: impl FnMut(u32, u64)) -> Option<()> {
+    use nvml::has;
+    if has::nvmlDeviceGetComputeRunningProcesses_v3() {
+        // The first R535 drivers have larger elements behind the same name; they are the ones with the one function but not the other.
+        if has::nvmlDeviceGetConfComputeMemSizeInfo()
+            && !has::nvmlDeviceGetRunningProcessDetailList()
+        {
+            return list::<NvmlProcessEarly535>(
+                |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
+                seen,
+            );
+        }
+        return list::<NvmlProcessV2>(
+            |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
+            seen,
+        );
+    }
+    if has::nvmlDeviceGetComputeRunningProcesses_v2() {
+        return list::<NvmlProcessV2>(
+            |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
+            seen,
+        );
+    }
+    list::<NvmlProcessV1>(
+        |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
+        seen,
+    )
+}
+
+fn list<T: Listed>(
+    call: impl Fn(Out<u32>, Opaque) -> Status,
+    mut seen: impl FnMut(u32, u64),
+) -> Option<()> {
+    const AT_ONCE: usize = 64;
+    let mut few = [T::default(); AT_ONCE];
+    let mut many;
+    let mut room: &mut [T] = &mut few;
+    for _ in 0..8 {
+        let mut count = room.len() as u32;
+        match call(Out::of(&mut count), room.as_mut_ptr() as Opaque) {
+            SUCCESS => {
+                for process in room
+                    .iter()
+                    .take(count as usize)
+                    .filter(|process| process.used() != NVML_NOT_AVAILABLE)
+                {
+                    seen(process.pid(), process.used());
+                }
+                return Some(());
+            }
+            NVML_ERROR_INSUFFICIENT_SIZE => {
+                // More may come before the next call.
+                many = vec![T::default(); count as usize + AT_ONCE];
+                room = &mut many;
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Tells from the driver's process list whether a dead process's memory is still held.
+pub struct ProcessList;
+
+impl Witness for ProcessList {
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+        // Pids of another namespace mean nothing here.
+        if identity.pid_ns != Identity::of_self().pid_ns {
+            return None;
+        }
+        let (mut listed, mut self_listed) = (false, false);
+        let own = std::process::id();
+        each_process(find(device)?, |pid, _| {
+            listed |= pid == identity.pid;
+            self_listed |= pid == own;
+        })?;
+        // Where the list does not even know ourselves it may be blind to this namespace.
+        if listed || self_listed {
+            Some(listed)
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The line that tells a human why there was no memory.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpulimit_core::group::{Holder, Member, MemberDevice, Refusal};
+use gpulimit_core::ledger::Category;
+use gpulimit_core::units::gib;
+
+use crate::account::device::Device;
+use crate::{clock, message};
+
+/// The group has no room: the program gets its out-of-memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Refused;
+
+/// Lines in any window of this many milliseconds: at most [`LINES`].
+const WINDOW_MS: u64 = 1000;
+const LINES: u64 = 3;
+/// Members named in a line.
+const NAMED: usize = 3;
+
+/// High 48 bits: start of the window in ms; low 16: lines in it.
+static WINDOW: AtomicU64 = AtomicU64::new(0);
+
+/// Whether another line may be written now.
+fn allowed(now: u64) -> bool {
+    let mut verdict = false;
+    let _ = WINDOW.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
+        let (start, lines) = (window >> 16, window & 0xffff);
+        let fresh = now.saturating_sub(start) >= WINDOW_MS || window == 0;
+        verdict = fresh || lines < LINES;
+        if fresh {
+            Some((now << 16) | 1)
+        } else {
+            verdict.then_some((start << 16) | (lines + 1))
+        }
+    });
+    verdict
+}
+
+/// One line on standard error, at most a few per second.
+pub fn report(
+    device: &Device,
+    member: &Member,
+    share: &MemberDevice,
+    symbol: &str,
+    bytes: u64,
+    refusal: &Refusal<'_>,
+) {
+    if !allowed(clock::monotonic_ms()) {
+        return;
+    }
+    let name = symbol
+        .split("_v")
+        .next()
+        .unwrap_or(symbol)
+        .trim_end_matches("_ptsz");
+    let mut holders = member.holders(share, &crate::nvml::ProcessList);
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.usage.charged));
+    let context = device.context_hint();
+    message::line(format_args!(
+        "refused {} by {name} on GPU {} ({}): group {} uses {} of {}{}{}",
+        gib(bytes),
+        device.ordinal,
+        device.id.short(),
+        refusal.group,
+        gib(refusal.charged).in_unit_of(refusal.max),
+        gib(refusal.max),
+        Holders(&holders),
+        Hint {
+            max: refusal.max,
+            context
+        },
+    ));
+}
+
+/// Who holds what: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`.
+struct Holders<'a>(&'a [Holder]);
+
+impl fmt::Display for Holders<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let holding = || self.0.iter().filter(|holder| holder.usage.in_use() > 0);
+        for holder in holding().take(NAMED) {
+            let total = holder.usage.in_use();
+            write!(
+                f,
+                "; pid {} ({}) {}:",
+                holder.identity.pid,
+                holder.identity.command(),
+                gib(total)
+            )?;
+            let parts = [
+                ("allocations", holder.usage.allocations()),
+                ("pools", holder.usage.of(Category::Pools)),
+                ("managed", holder.usage.of(Category::Managed)),
+                ("driver", holder.usage.of(Category::Driver)),
+            ];
+            for (at, (name, bytes)) in parts
+                .into_iter()
+                .filter(|(_, bytes)| *bytes > 0)
+                .enumerate()
+            {
+                write!(
+                    f,
+                    "{} {name} {}",
+                    if at == 0 { "" } else { "," },
+                    gib(bytes).in_unit_of(total)
+                )?;
+            }
+        }
+        match holding().count().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+/// For limits that not even a context fits into.
+struct Hint {
+    max: u64,
+    context: u64,
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.context > self.max {
+            write!(
+                f,
+                ". A CUDA context on this GPU takes {}: raise the limit",
+                gib(self.context)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_lines_a_second() {
+        let start = 5_000_000;
+        let passed = (0..100).filter(|at| allowed(start + at)).count() as u64;
+        assert_eq!(passed, LINES);
+        assert!(allowed(start + WINDOW_MS));
+    }
+}

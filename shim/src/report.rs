@@ -1,0 +1,26 @@
+//! What `gpulimit doctor` asks the loaded library.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char};
+use std::fmt::Write;
+
+use crate::table::{cuda, nvml};
+
+/// One line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays valid; `null` when out of memory.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_hooks() -> *const c_char {
+    std::panic::catch_unwind(|| {
+        let mut text = String::new();
+        for (row, found) in cuda::CUDA.report().chain(nvml::NVML.report()) {
+            let _ = writeln!(
+                text,
+                "{} {:?} {}",
+                row.symbol.to_string_lossy(),
+                row.class,
+                if found { "resolved" } else { "not-in-driver" }
+            );
+        }
+        CString::new(text).map_or(std::ptr::null(), |text| text.into_raw().cast_const())
+    })
+    .unwrap_or(std::ptr::null())
+}

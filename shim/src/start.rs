@@ -1,0 +1,14 @@
+//! The start hook.
+#![allow(unsafe_code)]
+
+/// Runs when the library is loaded, in every program. Does nothing unless a size was given without a group.
+#[cfg(not(test))]
+extern "C" fn start() {
+    let _ = std::panic::catch_unwind(crate::membership::name_job);
+}
+
+// What the `ctor` crate would make, without a crate in everybody's process.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;

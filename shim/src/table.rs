@@ -1,0 +1,130 @@
+//! The hook table: every function of the driver that we stand in front of, and every one that we call.
+//!
+//! The only place that names CUDA and NVML symbols. To add a hook see CONTRIBUTING.md.
+#![allow(
+    unsafe_code,
+    reason = "the exports and the calls that the macro makes; its SAFETY lines are in `hook`"
+)]
+
+use crate::abi::*;
+use crate::handler::{
+    code, context, launch, linear, lookup, managed, measured, pool, synchronize, view, vmm,
+};
+use crate::hook::table;
+
+table! {
+    /// libcuda.so.1
+    library cuda(CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN) {
+        hooks {
+            sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc;
+            sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch;
+            sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc;
+            release  cuMemFree_v2(dptr: DevicePtr) => linear::free;
+
+            sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create;
+            release  cuMemRelease(handle: AllocationHandle) => vmm::release;
+            track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map;
+            release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
+            track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
+            track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
+
+            pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;
+            pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;
+            pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
+            pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
+            pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free;
+            pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free;
+            track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create;
+            release  cuMemPoolDestroy(pool: MemPool) => pool::destroy;
+            release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim;
+            track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current;
+            track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at;
+            pooled   cuStreamSynchronize(stream: Stream) => synchronize::stream;
+            pooled   cuStreamSynchronize_ptsz(stream: Stream) => synchronize::stream;
+            pooled   cuEventSynchronize(event: Event) => synchronize::event;
+            pooled   cuCtxSynchronize() => synchronize::current;
+            pooled   cuCtxSynchronize_v2(context: Context) => synchronize::context;
+
+            measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary;
+            release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary;
+            release  cuDevicePrimaryCtxRelease_v2(device: Device) => context::release_primary;
+            release  cuDevicePrimaryCtxReset(device: Device) => context::release_primary;
+            release  cuDevicePrimaryCtxReset_v2(device: Device) => context::release_primary;
+            measured cuCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create;
+            measured cuCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create;
+            measured cuCtxCreate_v3(context: Out<Context>, affinity: Opaque, count: i32, flags: u32, device: Device) => context::create_v3;
+            measured cuCtxCreate_v4(context: Out<Context>, params: Opaque, flags: u32, device: Device) => context::create_v4;
+            release  cuCtxDestroy(context: Context) => context::destroy;
+            release  cuCtxDestroy_v2(context: Context) => context::destroy;
+            release  cuCtxDetach(context: Context) => context::destroy;
+
+            measured cuModuleLoad(module: Out<Opaque>, path: Opaque) => code::module;
+            measured cuModuleLoadData(module: Out<Opaque>, image: Opaque) => code::module;
+            measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Opaque) => code::module;
+            measured cuModuleLoadDataEx(module: Out<Opaque>, image: Opaque, count: u32, options: Opaque, values: Opaque) => code::module_ex;
+            release  cuModuleUnload(module: Opaque) => code::unload;
+            measured cuLibraryLoadData(library: Out<Opaque>, code: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
+            measured cuLibraryLoadFromFile(library: Out<Opaque>, path: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
+            release  cuLibraryUnload(library: Opaque) => code::unload;
+            measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::first_use;
+            measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
+            measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::first_use;
+
+            launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel;
+            launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel;
+            launch   cuLaunchKernelEx(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex;
+            launch   cuLaunchKernelEx_ptsz(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex;
+            launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative;
+            launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative;
+
+            measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
+            measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
+            measured cuGraphInstantiate(exec: Out<Opaque>, graph: Opaque, error_node: Opaque, log: Opaque, log_size: usize) => measured::graph_with_log;
+            measured cuGraphInstantiate_v2(exec: Out<Opaque>, graph: Opaque, error_node: Opaque, log: Opaque, log_size: usize) => measured::graph_with_log;
+            measured cuGraphInstantiateWithFlags(exec: Out<Opaque>, graph: Opaque, flags: u64) => measured::graph;
+            measured cuGraphInstantiateWithParams(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
+            measured cuGraphInstantiateWithParams_ptsz(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
+
+            view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info;
+            view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem;
+
+            lookup   cuGetProcAddress(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64) => lookup::proc_address;
+            lookup   cuGetProcAddress_v2(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64, status: Opaque) => lookup::proc_address_v2;
+        }
+        calls {
+            cuDeviceGetCount(count: Out<i32>);
+            cuDeviceGetUuid(uuid: Out<Uuid>, device: Device);
+            cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: Device);
+            cuCtxGetCurrent(context: Out<Context>);
+            cuCtxGetDevice(device: Out<Device>);
+            cuCtxPushCurrent_v2(context: Context);
+            cuCtxPopCurrent_v2(context: Out<Context>);
+            cuDevicePrimaryCtxGetState(device: Device, flags: Out<u32>, active: Out<i32>);
+            cuStreamGetCtx(stream: Stream, context: Out<Context>);
+            cuStreamIsCapturing(stream: Stream, status: Out<i32>);
+            cuStreamIsCapturing_ptsz(stream: Stream, status: Out<i32>);
+            cuThreadExchangeStreamCaptureMode(mode: Out<i32>);
+            cuDeviceGetDefaultMemPool(pool: Out<MemPool>, device: Device);
+            cuDeviceGetMemPool(pool: Out<MemPool>, device: Device);
+            cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
+        }
+    }
+
+    /// libnvidia-ml.so.1
+    library nvml(NVML, c"libnvidia-ml.so.1", missing = NVML_ERROR_FUNCTION_NOT_FOUND, broken = NVML_ERROR_UNKNOWN) {
+        hooks {
+            view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info;
+            view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2;
+        }
+        calls {
+            nvmlInit_v2();
+            nvmlDeviceGetHandleByUUID(uuid: Opaque, device: Out<NvmlDevice>);
+            nvmlDeviceGetUUID(device: NvmlDevice, uuid: Opaque, length: u32);
+            nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Opaque);
+            nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Opaque);
+            nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Opaque);
+            nvmlDeviceGetConfComputeMemSizeInfo(device: NvmlDevice, info: Opaque);
+            nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Opaque);
+        }
+    }
+}
