@@ -6,7 +6,7 @@
 //! A handler of a row with a twin gets as a last argument whether the twin was called.
 #![allow(non_snake_case, missing_docs)]
 
-use crate::{context, copy, device, host, lookup, memory, module, pool, stream, vmm};
+use crate::{context, copy, device, host, lookup, memory, module, pool, stream, tables, vmm};
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 
 /// One exported function.
@@ -83,6 +83,8 @@ symbols! {
     cuGetErrorString(error: i32, text: Out<usize>) "cuGetErrorString" 6000 => device::error_string;
     cuGetProcAddress(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) "cuGetProcAddress" 11030 => lookup::v1;
     cuGetProcAddress_v2(symbol: Text, pfn: Out<usize>, version: i32, flags: u64, status: Out<i32>) "cuGetProcAddress" 12000 => lookup::v2;
+
+    cuGetExportTable(table: Out<usize>, id: In<[u8; 16]>) "cuGetExportTable" 3000 => tables::get;
 
     cuDeviceGet(device: Out<i32>, ordinal: i32) "cuDeviceGet" 2000 => device::get;
     cuDeviceGetCount(count: Out<i32>) "cuDeviceGetCount" 2000 => device::count;
