@@ -168,7 +168,7 @@ const _: () = {
     assert!(offset_of!(Header, ring) == PAGE);
     assert!(size_of::<Header>() == 4 * PAGE);
 
-    assert!(MAX_DEVICES % LINE_DEVICES == 0);
+    assert!(BLOCKS * LINE_DEVICES == MAX_DEVICES);
     assert!(size_of::<WordLine>() == 64 && size_of::<Block>() == MAX_SLOTS * 64);
     assert!(offset_of!(Content, words) == 4 * PAGE);
 

@@ -99,10 +99,12 @@ impl std::fmt::Debug for Slot {
 
 /// Tries at random slots before all slots are gone through.
 const TRIES: u32 = 64;
+/// Free slots among which one is drawn, at most: `high_water` never sinks again.
+const CROWD_MAX: usize = MAX_SLOTS / 4;
 /// Slots of unknown owners that are asked after before the ledger grows.
 const PROBES: u32 = 16;
 /// Rounds through all slots while some are only being claimed, cleaned or drained.
-const ROUNDS: u32 = 300;
+const ROUNDS: u32 = 200;
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 /// Claims a slot for this process.
@@ -125,43 +127,20 @@ pub(super) fn claim(ledger: &Arc<Ledger>, identity: &Identity) -> Result<Slot, L
         owner: &owner,
         claim: &claim,
     };
-    let mut random = Random::new();
+    let (slot, anchor) = candidate.find()?;
+    let slot = candidate.slot(slot, anchor);
+    // A group that is being removed lets nobody claim until its files are gone. Who claims then is in no group.
+    if place.is_current() {
+        Ok(slot)
+    } else {
+        Err(replaced(place))
+    }
+}
 
-    let mut crowd = 1;
-    for _ in 0..TRIES {
-        let Some(slot) = pick(ledger, &candidate, crowd, &mut random)? else {
-            break;
-        };
-        match candidate.take(slot)? {
-            Take::Taken(anchor) => return Ok(candidate.slot(slot, anchor)),
-            Take::Busy | Take::Held | Take::Draining => crowd = (crowd * 2).min(MAX_SLOTS),
-        }
-    }
-    for _ in 0..ROUNDS {
-        // The group is being removed when all claim locks are held.
-        if !place.is_current() {
-            return Err(LedgerError::Replaced {
-                path: place.path.clone(),
-            });
-        }
-        let mut soon = false;
-        let first = random.below(MAX_SLOTS);
-        for step in 0..MAX_SLOTS {
-            let slot = (first + step) % MAX_SLOTS;
-            match candidate.take(slot)? {
-                Take::Taken(anchor) => return Ok(candidate.slot(slot, anchor)),
-                Take::Held => {}
-                Take::Busy | Take::Draining => soon = true,
-            }
-        }
-        if !soon {
-            break;
-        }
-        std::thread::sleep(ROUND_PAUSE);
-    }
-    Err(LedgerError::NoSlot {
+fn replaced(place: &Place) -> LedgerError {
+    LedgerError::Replaced {
         path: place.path.clone(),
-    })
+    }
 }
 
 /// A random one of the first `crowd` slots that look free; before the ledger grows for it, one whose owner died.
@@ -218,6 +197,41 @@ struct Candidate<'a> {
 impl Candidate<'_> {
     fn place(&self) -> &Place {
         &self.ledger.place
+    }
+
+    fn find(&self) -> Result<(usize, Anchor), LedgerError> {
+        let mut random = Random::new();
+        let mut crowd = 1;
+        for _ in 0..TRIES {
+            let Some(slot) = pick(self.ledger, self, crowd, &mut random)? else {
+                break;
+            };
+            match self.take(slot)? {
+                Take::Taken(anchor) => return Ok((slot, anchor)),
+                Take::Busy | Take::Held | Take::Draining => crowd = (crowd * 2).min(CROWD_MAX),
+            }
+        }
+        for _ in 0..ROUNDS {
+            let mut soon = false;
+            for slot in 0..MAX_SLOTS {
+                match self.take(slot)? {
+                    Take::Taken(anchor) => return Ok((slot, anchor)),
+                    Take::Held => {}
+                    Take::Busy | Take::Draining => soon = true,
+                }
+            }
+            // The group is being removed when all claim locks are held.
+            if !self.place().is_current() {
+                return Err(replaced(self.place()));
+            }
+            if !soon {
+                break;
+            }
+            std::thread::sleep(ROUND_PAUSE);
+        }
+        Err(LedgerError::NoSlot {
+            path: self.place().path.clone(),
+        })
     }
 
     fn error(&self, action: &'static str) -> impl Fn(io::Error) -> LedgerError {
