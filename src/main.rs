@@ -1,2 +1,9 @@
-//! The controller.
-fn main() {}
+//! The controller: runs programs in groups, shows groups and changes them.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -1,0 +1,101 @@
+//! The command line: one file per verb, and the nouns they share.
+
+mod doctor;
+mod failure;
+mod gpu;
+mod groups;
+mod library;
+mod nvml;
+mod output;
+mod probe;
+mod ps;
+mod run;
+mod set;
+mod show;
+mod signals;
+mod table;
+mod user;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "gpulimit",
+    version,
+    about = "Hard limits on GPU memory for groups of processes, without root and without a daemon.",
+    after_help = EXAMPLES,
+    disable_help_subcommand = true,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  gpulimit run --max 4G -- python train.py      a program that sees a 4 GiB GPU
+  gpulimit run --max 50% --name lab -- ./a.out  two runs of the same name share one limit
+  gpulimit show                                 what each group may use, and what it uses
+  gpulimit set lab max=8G                       change a limit while programs run
+  gpulimit doctor                               what is wrong, and what to do
+
+Sizes: bytes, or a number with K, M, G or T (base 1024), or a part of the GPU such as 50%, or max.
+Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit where an administrator made it, else in
+/dev/shm/gpulimit-<uid>.";
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a command under a limit
+    Run(run::Args),
+    /// Show groups: limit, usage, peak, free memory and refusals of each GPU
+    Show(show::Args),
+    /// Show the processes in groups and what each uses
+    Ps(ps::Args),
+    /// Change a group's limit while its programs run
+    Set(set::Args),
+    /// Find out what works, what does not, and what to do about it
+    Doctor(doctor::Args),
+    /// Answer questions of `doctor` from inside a process of its own
+    #[command(name = probe::VERB, hide = true)]
+    Probe(probe::Args),
+}
+
+/// Runs the command line and says how it ended.
+pub fn main() -> ExitCode {
+    let before = signals::Inherited::read();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help on stdout with status 0, mistakes on stderr with status 2. Nobody is there to hear of a
+            // closed pipe.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() {
+                failure::USAGE
+            } else {
+                0
+            });
+        }
+    };
+    let done = match cli.verb {
+        Verb::Run(args) => run::run(args, &before),
+        Verb::Show(args) => show::show(&args),
+        Verb::Ps(args) => ps::ps(&args),
+        Verb::Set(args) => set::set(&args),
+        Verb::Doctor(args) => doctor::doctor(&args),
+        Verb::Probe(args) => probe::probe(&args),
+    };
+    done.unwrap_or_else(|failure| failure.report())
+}
+
+/// Reads a variable of our own environment.
+fn env(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name)
+}
+
+/// The root that the environment names.
+fn root() -> Result<gpulimit::group::Root, Failure> {
+    Ok(gpulimit::group::Root::locate(&env)?)
+}

@@ -1,0 +1,349 @@
+//! The single checks.
+
+use super::{Finding, Level};
+use crate::cli::library;
+use crate::cli::nvml::Driver;
+use crate::cli::probe::VERB;
+use crate::cli::{env, user};
+use gpulimit::group::{Kind, Root};
+use gpulimit::policy;
+use gpulimit::units::gib;
+use std::collections::BTreeMap;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env as process_env, fs};
+
+/// All checks, in the order in which things depend on each other.
+pub(super) fn all() -> Vec<Finding> {
+    let mut findings = driver();
+    let has_driver = findings.iter().all(|finding| finding.level != Level::Error);
+    findings.extend(nvml());
+    findings.extend(library(has_driver));
+    findings.extend(root());
+    findings.extend(environment());
+    findings
+}
+
+/// The answers of a probe: `key value` lines. `Err` says how it ended.
+fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
+    let own = process_env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(own);
+    command.arg(VERB).arg(what).stdin(Stdio::null());
+    // The probe is to see the driver and the library as they are, not the limits of a group.
+    for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
+        command.env_remove(name);
+    }
+    match preload {
+        Some(library) => command.env("LD_PRELOAD", library),
+        None => command.env_remove("LD_PRELOAD"),
+    };
+    let output = command.output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(format!(
+            "{}{}{said}",
+            output.status,
+            if said.is_empty() { "" } else { ": " }
+        ));
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let pair = |line: &str| {
+        let (key, value) = line.split_once(' ')?;
+        Some((key.to_owned(), value.to_owned()))
+    };
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+fn driver() -> Vec<Finding> {
+    const CHECK: &str = "driver";
+    let answers: BTreeMap<String, String> = match ask("driver", None) {
+        Ok(answers) => answers.into_iter().collect(),
+        Err(how) => {
+            return vec![Finding::error(
+                CHECK,
+                format!("the CUDA driver cannot be loaded: a process that did so ended with {how}"),
+                "reinstall the NVIDIA driver",
+            )];
+        }
+    };
+    if let Some(why) = answers.get("missing") {
+        return vec![Finding::error(
+            CHECK,
+            format!("no CUDA driver: {why}"),
+            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus all`)",
+        )];
+    }
+    let version = answers
+        .get("version")
+        .and_then(|version| version.parse::<u32>().ok());
+    let file = answers.get("file").map_or("libcuda.so.1", |file| file);
+    let text = match version {
+        Some(version) => format!("CUDA {}.{}, {file}", version / 1000, version % 1000 / 10),
+        None => format!("CUDA of unknown version, {file}"),
+    };
+    if version.is_some_and(|version| version < 11_000) {
+        return vec![Finding::error(
+            CHECK,
+            format!("{text}: too old"),
+            "install a driver of CUDA 11.0 or later",
+        )];
+    }
+    match answers.get("init").map(String::as_str) {
+        Some("0") => vec![Finding::fine(CHECK, text)],
+        code => vec![Finding::error(
+            CHECK,
+            format!(
+                "{text}: cuInit fails ({})",
+                code.unwrap_or("no such function")
+            ),
+            "see what `nvidia-smi` says; 100 is no GPU, 803 a library that does not fit the kernel module, 999 mostly a missing /dev/nvidia-uvm",
+        )],
+    }
+}
+
+fn nvml() -> Vec<Finding> {
+    const CHECK: &str = "nvml";
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(error) => {
+            return vec![Finding::warning(
+                CHECK,
+                format!("NVML does not answer: {error}"),
+                "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
+            )];
+        }
+    };
+    let version = driver
+        .version()
+        .unwrap_or_else(|| "of unknown version".into());
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!("driver {version}, {} GPUs", driver.gpus().len()),
+    )];
+    for gpu in driver.gpus() {
+        let capacity = gpu
+            .capacity
+            .map_or_else(|| "-".to_owned(), |bytes| gib(bytes).to_string());
+        let text = format!(
+            "{} {} {} {} {capacity}",
+            gpu.index, gpu.id, gpu.bus, gpu.name
+        );
+        findings.push(Finding::fine("gpu", text));
+    }
+    findings
+}
+
+fn library(has_driver: bool) -> Vec<Finding> {
+    const CHECK: &str = "library";
+    let library = match library::find() {
+        Ok(library) => library,
+        Err(failure) => {
+            return vec![Finding::error(
+                CHECK,
+                failure.to_string(),
+                "`cargo build --release -p gpulimit-shim` builds it",
+            )];
+        }
+    };
+    let mut findings = vec![Finding::fine(CHECK, library.display().to_string())];
+    findings.extend(starts(&library));
+    match ask("preload", Some(&library)) {
+        Err(how) => findings.push(Finding::error(
+            "preload",
+            format!("a program under the preload ended with {how}"),
+            "use the library of the same version as this gpulimit",
+        )),
+        Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
+    }
+    findings
+}
+
+/// A program without CUDA under the preload: `true` must do and say nothing.
+fn starts(library: &Path) -> Option<Finding> {
+    let program = ["/bin/true", "/usr/bin/true"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())?;
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", library).stdin(Stdio::null());
+    let text = match command.output() {
+        Err(error) => error.to_string(),
+        Ok(output) if output.status.success() && output.stderr.is_empty() => return None,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            format!("{} {said}", output.status)
+        }
+    };
+    Some(Finding::error(
+        "preload",
+        format!("{program} does not run under the preload: {text}"),
+        "use a library built for this system",
+    ))
+}
+
+fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Vec<Finding> {
+    if !answers.iter().any(|(key, _)| key == "mapped") {
+        return vec![Finding::error(
+            "preload",
+            format!("{} is passed over by the loader", library.display()),
+            "use a library built for this system; LD_PRELOAD does nothing in setuid programs",
+        )];
+    }
+    let mut findings = vec![Finding::fine("preload", "loads and is in place")];
+    let hooks: Vec<&str> = answers
+        .iter()
+        .filter(|(key, _)| key == "hook")
+        .map(|(_, line)| line.as_str())
+        .collect();
+    let with = |state: &str| {
+        let in_state = |line: &&str| line.split_whitespace().nth(2) == Some(state);
+        hooks.iter().copied().filter(in_state).collect::<Vec<_>>()
+    };
+    let names = |lines: &[&str]| {
+        let name = |line: &&str| {
+            line.split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        lines.iter().map(name).collect::<Vec<_>>().join(", ")
+    };
+    let (resolved, missing, absent) = (with("resolved"), with("missing"), with("not-in-driver"));
+    if hooks.is_empty() {
+        findings.push(Finding::warning(
+            "hooks",
+            "the library does not say which hooks it has",
+            "use the library of the same version as this gpulimit",
+        ));
+    } else if !has_driver {
+        findings.push(Finding::fine(
+            "hooks",
+            format!(
+                "{} in the table; without a driver none resolves",
+                hooks.len()
+            ),
+        ));
+    } else {
+        let older = if absent.is_empty() {
+            String::new()
+        } else {
+            format!(", {} that this driver does not have", absent.len())
+        };
+        findings.push(Finding::fine(
+            "hooks",
+            format!("{} resolved{older}", resolved.len()),
+        ));
+        if !missing.is_empty() {
+            findings.push(Finding::error(
+                "hooks",
+                format!("{} not resolved: {}", missing.len(), names(&missing)),
+                "report it with the driver's version; memory taken through them is not counted",
+            ));
+        }
+    }
+    findings
+}
+
+fn root() -> Vec<Finding> {
+    const CHECK: &str = "root";
+    let root = match Root::locate(&env) {
+        Ok(root) => root,
+        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+    };
+    let path = root.path().display();
+    let Ok(about) = fs::metadata(root.path()) else {
+        return vec![Finding::fine(
+            CHECK,
+            format!("{path}, made with the first group"),
+        )];
+    };
+    let groups = match root.groups() {
+        Ok(groups) => groups,
+        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+    };
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!(
+            "{path}, owner {}, mode {:04o}, {} groups",
+            user::name(about.uid()),
+            about.permissions().mode() & 0o7777,
+            groups.len()
+        ),
+    )];
+    let mut idle = Vec::new();
+    for group in groups {
+        match group.limits().and_then(|limits| {
+            limits.rules()?;
+            group.ledger()
+        }) {
+            Err(error) => findings.push(Finding::warning("group", error.to_string(), "")),
+            Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
+                idle.push(group.name().to_owned());
+            }
+            Ok(_) => {}
+        }
+    }
+    if !idle.is_empty() {
+        findings.push(Finding::fine(
+            "stale",
+            format!("{} job groups without programs: {}; the next `gpulimit run` removes those whose command has ended", idle.len(), idle.join(", ")),
+        ));
+    }
+    for left in root.leftovers().unwrap_or_default() {
+        findings.push(Finding::warning(
+            "stale",
+            format!("{} is no complete group", left.display()),
+            format!(
+                "make the group anew with `gpulimit run --name`, or `rm -r {}`",
+                left.display()
+            ),
+        ));
+    }
+    findings
+}
+
+fn environment() -> Vec<Finding> {
+    const CHECK: &str = "environment";
+    let mut findings = Vec::new();
+    match policy::assignment(&env) {
+        Err(error) => findings.push(Finding::error(
+            CHECK,
+            error.to_string(),
+            "correct or unset it: programs under the preload get no GPU memory with it",
+        )),
+        Ok(None) => findings.push(Finding::fine(CHECK, "asks for no limit")),
+        Ok(Some(assignment)) => {
+            let group = &assignment.group;
+            findings.push(match &assignment.create {
+                Some(request) => Finding::fine(
+                    CHECK,
+                    format!("{} asks for a group for this job", request.variable),
+                ),
+                None => match assignment.root.group(group) {
+                    Ok(_) => Finding::fine(
+                        CHECK,
+                        format!("{} asks for the group {group}", policy::GROUP),
+                    ),
+                    Err(error) => Finding::error(CHECK, error.to_string(), ""),
+                },
+            });
+        }
+    }
+    let seen = [
+        "GPULIMIT_ROOT",
+        library::VARIABLE,
+        policy::GROUP,
+        "LD_PRELOAD",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+    ];
+    for name in seen.iter().chain(policy::JOB_VARIABLES) {
+        if let Some(value) = env(name) {
+            findings.push(Finding::fine(
+                CHECK,
+                format!("{name}={}", value.to_string_lossy()),
+            ));
+        }
+    }
+    findings
+}

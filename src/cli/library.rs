@@ -1,0 +1,154 @@
+//! Where `libgpulimit.so` is, and what `LD_PRELOAD` needs to be.
+
+use super::failure::Failure;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libgpulimit.so";
+
+/// The variable that names the library.
+pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
+
+/// The library's absolute path, fit for `LD_PRELOAD`.
+pub fn find() -> Result<PathBuf, Failure> {
+    let given = env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    let (places, remedy) = match &given {
+        Some(path) => (
+            vec![PathBuf::from(path)],
+            "point GPULIMIT_LIBRARY to it, or unset it",
+        ),
+        None => (
+            places(),
+            "build or install it, or name its path in GPULIMIT_LIBRARY",
+        ),
+    };
+    let Some(path) = places.iter().find(|path| path.is_file()) else {
+        let tried: Vec<String> = places
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(Failure::new(format_args!(
+            "cannot find {NAME} (tried {}): {remedy}",
+            tried.join(", ")
+        )));
+    };
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    check(&path)?;
+    Ok(path)
+}
+
+/// Beside this program, where packages put it from there, and where cargo does.
+fn places() -> Vec<PathBuf> {
+    let Ok(program) = env::current_exe() else {
+        return Vec::new();
+    };
+    let Some(directory) = program.parent() else {
+        return Vec::new();
+    };
+    let mut places = vec![directory.join(NAME)];
+    if let Some(prefix) = directory.parent() {
+        places.push(prefix.join("lib/gpulimit").join(NAME));
+        places.push(prefix.join("lib").join(NAME));
+        // Programs in target/debug/deps, as tests are.
+        places.push(prefix.join(NAME));
+    }
+    places
+}
+
+/// What would make the loader pass the library over, with no more than a line on stderr.
+fn check(path: &Path) -> Result<(), Failure> {
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
+    {
+        return Err(Failure::new(format_args!(
+            "the path of the library, '{}', has a space or a colon in it, which separate paths in LD_PRELOAD: move it, or name a symbolic link without them in {VARIABLE}",
+            path.display()
+        )));
+    }
+    let unfit = |why: &dyn std::fmt::Display| {
+        Failure::new(format_args!(
+            "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
+            path.display()
+        ))
+    };
+    let ours = fs::read_link("/proc/self/exe")
+        .ok()
+        .and_then(|own| machine(&own).ok());
+    match machine(path) {
+        Err(error) => Err(unfit(&error)),
+        Ok(None) => Err(unfit(&"it is no ELF file")),
+        Ok(Some(theirs)) => match ours.flatten() {
+            Some(ours) if ours != theirs => Err(unfit(&"it is for another kind of processor")),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// Class and machine of an ELF file; `None` for other files.
+fn machine(path: &Path) -> std::io::Result<Option<(u8, [u8; 2])>> {
+    let mut head = Vec::new();
+    File::open(path)?.take(20).read_to_end(&mut head)?;
+    Ok(match head[..] {
+        [0x7f, b'E', b'L', b'F', class, .., a, b] if head.len() == 20 => Some((class, [a, b])),
+        _ => None,
+    })
+}
+
+/// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
+pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut all = library.as_os_str().as_bytes().to_vec();
+    let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
+    for part in existing.split(|c| matches!(c, b':' | b' ')) {
+        if !part.is_empty() && part != library.as_os_str().as_bytes() {
+            all.push(b':');
+            all.extend_from_slice(part);
+        }
+    }
+    OsString::from_vec(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_in_the_preload_stay_and_ours_is_there_once() {
+        let ours = Path::new("/lib/libgpulimit.so");
+        let cases = [
+            (None, "/lib/libgpulimit.so"),
+            (Some(""), "/lib/libgpulimit.so"),
+            (Some("/lib/libgpulimit.so"), "/lib/libgpulimit.so"),
+            (Some("/a.so"), "/lib/libgpulimit.so:/a.so"),
+            (
+                Some("/a.so /lib/libgpulimit.so:/b.so::"),
+                "/lib/libgpulimit.so:/a.so:/b.so",
+            ),
+        ];
+        for (existing, expected) in cases {
+            assert_eq!(preload(ours, existing.map(OsStr::new)), expected);
+        }
+    }
+
+    #[test]
+    fn paths_that_the_loader_would_cut_are_refused() {
+        for path in ["/a b/libgpulimit.so", "/a:b/libgpulimit.so"] {
+            let error = check(Path::new(path)).expect_err(path).to_string();
+            assert!(error.contains(path) && error.contains(VARIABLE), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_libraries_of_this_machine() {
+        let own = env::current_exe().expect("own path");
+        assert!(check(&own).is_ok());
+        assert!(check(Path::new("/proc/self/status")).is_err());
+        assert!(check(Path::new("/nowhere")).is_err());
+    }
+}

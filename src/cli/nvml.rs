@@ -1,0 +1,90 @@
+//! The GPUs of the machine and who uses them, as NVML says.
+
+use gpulimit::device::DeviceId;
+use gpulimit::ledger::{Identity, Witness};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// A GPU that NVML lists.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// NVML's index, which CUDA's ordinal need not be.
+    pub index: u32,
+    /// Its UUID.
+    pub id: DeviceId,
+    /// PCI bus id, `00000000:3B:00.0`; empty when unknown.
+    pub bus: String,
+    /// The product; empty when unknown.
+    pub name: String,
+    /// Memory in bytes; `None` unknown.
+    pub capacity: Option<u64>,
+}
+
+/// NVML, where there is one.
+pub struct Driver {
+    nvml: Nvml,
+    gpus: Vec<Gpu>,
+}
+
+impl Driver {
+    /// Loads and asks NVML; the error says why there is none.
+    pub fn load() -> Result<Self, NvmlError> {
+        // The plain name comes with development packages only.
+        let nvml = Nvml::builder()
+            .lib_path(OsStr::new("libnvidia-ml.so.1"))
+            .init()?;
+        let count = nvml.device_count()?;
+        let gpus = (0..count)
+            .filter_map(|index| gpu(&nvml, index).ok())
+            .collect();
+        Ok(Self { nvml, gpus })
+    }
+
+    /// All GPUs, by index.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The driver's version, `580.65.06`.
+    pub fn version(&self) -> Option<String> {
+        self.nvml.sys_driver_version().ok()
+    }
+}
+
+fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let uuid = device.uuid()?;
+    Ok(Gpu {
+        index,
+        id: uuid.parse().map_err(|_| NvmlError::UnexpectedVariant(0))?,
+        bus: device.pci_info().map(|pci| pci.bus_id).unwrap_or_default(),
+        name: device.name().unwrap_or_default(),
+        capacity: device.memory_info().ok().map(|memory| memory.total),
+    })
+}
+
+/// Inode of the first pid namespace, in which NVML sees pids as they are (linux/proc_ns.h).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+impl Witness for Driver {
+    /// A process that is listed holds memory. That one is not listed says something only where NVML's pids are
+    /// those of the ledger: without pid namespaces in between.
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
+        let device = self.nvml.device_by_index(gpu.index).ok()?;
+        let ours = pid_namespace()?;
+        if ours != identity.pid_ns {
+            return None;
+        }
+        let listed = device.running_compute_processes().ok()?;
+        let holds = listed.iter().any(|process| process.pid == identity.pid);
+        (holds || ours == FIRST_PID_NAMESPACE).then_some(holds)
+    }
+}
+
+fn pid_namespace() -> Option<u64> {
+    Some(fs::metadata("/proc/self/ns/pid").ok()?.ino())
+}

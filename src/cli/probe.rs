@@ -1,0 +1,105 @@
+//! What `doctor` asks in a process of its own: one that may carry the preload, and may crash in a driver.
+//!
+//! The answers are lines `key value` on stdout.
+#![allow(unsafe_code)]
+
+use super::failure::Failure;
+use super::output;
+use libloading::os::unix::{Library, Symbol};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt::Write as _;
+use std::fs;
+use std::process::ExitCode;
+
+/// The hidden verb.
+pub const VERB: &str = "__probe";
+
+/// Options of the hidden verb.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to find out.
+    what: What,
+}
+
+#[derive(Copy, Clone, clap::ValueEnum)]
+enum What {
+    /// The CUDA driver.
+    Driver,
+    /// The preloaded library.
+    Preload,
+}
+
+/// Answers.
+pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
+    let answer = match args.what {
+        What::Driver => driver(),
+        What::Preload => preload(),
+    };
+    output::print(&answer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`.
+fn driver() -> String {
+    let mut out = String::new();
+    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    let library = match unsafe { Library::new("libcuda.so.1") } {
+        Ok(library) => library,
+        Err(error) => return format!("missing {error}\n"),
+    };
+    if let Some(path) = mapped("/libcuda.so") {
+        let _ = writeln!(out, "file {path}");
+    }
+    let mut version: c_int = 0;
+    // SAFETY: cuDriverGetVersion(int*) of the CUDA driver API, allowed before cuInit.
+    let asked = unsafe {
+        let function: Result<Symbol<extern "C" fn(*mut c_int) -> c_int>, _> =
+            library.get(b"cuDriverGetVersion\0");
+        function.map(|function| function(&mut version))
+    };
+    if let Ok(0) = asked {
+        let _ = writeln!(out, "version {version}");
+    }
+    // SAFETY: cuInit(unsigned int) of the CUDA driver API.
+    let init = unsafe {
+        let function: Result<Symbol<extern "C" fn(u32) -> c_int>, _> = library.get(b"cuInit\0");
+        function.map(|function| function(0))
+    };
+    if let Ok(code) = init {
+        let _ = writeln!(out, "init {code}");
+    }
+    // Not unloaded: drivers do not take that well, and the process ends here.
+    std::mem::forget(library);
+    out
+}
+
+/// `mapped PATH` where the library is in this process, and a line `hook SYMBOL CLASS STATE` for each hook.
+fn preload() -> String {
+    let mut out = String::new();
+    if let Some(path) = mapped("/libgpulimit.so") {
+        let _ = writeln!(out, "mapped {path}");
+    }
+    let this = Library::this();
+    // SAFETY: `const char *gpulimit_hooks(void)`, a constant text that stays.
+    let text = unsafe {
+        let function: Result<Symbol<extern "C" fn() -> *const c_char>, _> =
+            this.get(b"gpulimit_hooks\0");
+        let text = function.map(|function| function());
+        text.ok()
+            .filter(|text| !text.is_null())
+            .map(|text| CStr::from_ptr(text))
+    };
+    for line in text.unwrap_or_default().to_string_lossy().lines() {
+        let _ = writeln!(out, "hook {line}");
+    }
+    out
+}
+
+/// The path of the file mapped here whose name contains `name`.
+fn mapped(name: &str) -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
+    maps.lines()
+        .filter_map(path)
+        .find(|path| path.contains(name))
+}

@@ -1,0 +1,212 @@
+//! `gpulimit ps`: the processes in groups, and what each uses.
+
+use super::failure::Failure;
+use super::groups::{self, View};
+use super::nvml::Driver;
+use super::output;
+use super::show::SCHEMA;
+use super::table::{Column, Table};
+use super::user;
+use gpulimit::device::DeviceId;
+use gpulimit::ledger::{Category, DeviceUsage, ProcessUsage};
+use gpulimit::units::gib;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Options of `ps`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show the processes of this group only
+    group: Option<String>,
+
+    /// Print JSON: sizes are bytes, unknown figures null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for contexts and
+code. nvidia-smi shows the same without managed memory. A process that is `draining` has ended, and the driver
+has not freed its memory yet.
+
+Examples:
+  gpulimit ps
+  gpulimit ps lab --json";
+
+/// Shows the processes.
+pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
+    let root = super::root()?;
+    let groups = groups::chosen(&root, args.group.as_deref())?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let mut status = ExitCode::SUCCESS;
+    let mut lines = Vec::new();
+    for group in groups {
+        match View::open(group, driver) {
+            Ok(view) => lines.extend(view.processes.iter().flat_map(|process| of(&view, process))),
+            Err(error) => {
+                output::note(&error.to_string());
+                status = ExitCode::FAILURE;
+            }
+        }
+    }
+    if args.json {
+        let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": root.path().to_string_lossy(),
+            "processes": processes,
+        }))?;
+    } else if !lines.is_empty() {
+        output::print(&table(&lines, driver).render())?;
+    } else if status == ExitCode::SUCCESS {
+        output::note(
+            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts one",
+        );
+    }
+    Ok(status)
+}
+
+/// A process on one GPU, or on none yet.
+struct Line {
+    group: String,
+    pid: u32,
+    uid: u32,
+    command: String,
+    alive: bool,
+    gpu: Option<(DeviceId, Parts)>,
+}
+
+/// What a process uses of a GPU, in bytes.
+struct Parts {
+    total: u64,
+    /// `None` for a process that has not said what its memory is for.
+    split: Option<Split>,
+}
+
+struct Split {
+    allocations: u64,
+    pools: u64,
+    managed: u64,
+    driver: u64,
+}
+
+impl Parts {
+    fn of(usage: &DeviceUsage) -> Self {
+        let by = |category: Category| usage.by[category as usize];
+        let total = usage.charged.saturating_sub(usage.idle);
+        let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
+        let split = said.then(|| Split {
+            allocations: [
+                Category::Linear,
+                Category::Vmm,
+                Category::Arrays,
+                Category::Graphs,
+            ]
+            .into_iter()
+            .map(by)
+            .fold(0, u64::saturating_add),
+            pools: by(Category::Pools),
+            managed: by(Category::Managed),
+            driver: by(Category::Driver),
+        });
+        Self { total, split }
+    }
+}
+
+fn of(view: &View, process: &ProcessUsage) -> Vec<Line> {
+    let line = |gpu| Line {
+        group: view.group.name().into(),
+        pid: process.identity.pid,
+        uid: process.identity.uid,
+        command: process.identity.command().to_string(),
+        alive: process.alive,
+        gpu,
+    };
+    let id = |usage: &DeviceUsage| {
+        let entry = view
+            .devices
+            .iter()
+            .find(|entry| entry.index == usage.device)?;
+        Some(entry.id)
+    };
+    let mut lines: Vec<Line> = process
+        .devices
+        .iter()
+        .filter_map(|usage| Some(line(Some((id(usage)?, Parts::of(usage))))))
+        .collect();
+    if lines.is_empty() {
+        lines.push(line(None));
+    }
+    lines
+}
+
+impl Line {
+    fn state(&self) -> &'static str {
+        if self.alive { "running" } else { "draining" }
+    }
+
+    fn json(&self, driver: Option<&Driver>) -> Value {
+        let part = |of: fn(&Split) -> u64| {
+            let (_, parts) = self.gpu.as_ref()?;
+            parts.split.as_ref().map(of)
+        };
+        let managed = part(|split| split.managed);
+        json!({
+            "pid": self.pid,
+            "uid": self.uid,
+            "user": user::name(self.uid),
+            "group": self.group,
+            "gpu": self.gpu.as_ref().map(|(id, _)| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(*id, driver),
+            })),
+            "command": self.command,
+            "allocations": part(|split| split.allocations),
+            "pools": part(|split| split.pools),
+            "managed": managed,
+            "driver": part(|split| split.driver),
+            "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
+            "state": self.state(),
+        })
+    }
+}
+
+fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
+    let mut table = Table::new(&[
+        Column::Right("PID"),
+        Column::Left("USER"),
+        Column::Left("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("ALLOCATIONS"),
+        Column::Right("POOLS"),
+        Column::Right("MANAGED"),
+        Column::Right("DRIVER"),
+        Column::Right("TOTAL"),
+        Column::Left("STATE"),
+        Column::Left("COMMAND"),
+    ]);
+    let bytes =
+        |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), |bytes| gib(bytes).to_string());
+    for line in lines {
+        let parts = line.gpu.as_ref().map(|(_, parts)| parts);
+        let split = parts.and_then(|parts| parts.split.as_ref());
+        table.row(vec![
+            line.pid.to_string(),
+            user::name(line.uid),
+            line.group.clone(),
+            line.gpu
+                .as_ref()
+                .map_or_else(|| "-".to_owned(), |(id, _)| groups::label(*id, driver)),
+            bytes(split.map(|split| split.allocations)),
+            bytes(split.map(|split| split.pools)),
+            bytes(split.map(|split| split.managed)),
+            bytes(split.map(|split| split.driver)),
+            bytes(parts.map(|parts| parts.total)),
+            line.state().into(),
+            line.command.clone(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,213 @@
+//! A child that lives and dies as if it stood in our place: signals go to it, its end becomes ours.
+//!
+//! The child stays in our process group, so what the terminal sends (interrupt, quit, suspend, hang-up) reaches it
+//! without us. What somebody sends to our pid is passed on. When the child is suspended so are we, that the shell
+//! may go on.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
+use std::time::Duration;
+
+/// What is passed on to the child.
+const PASSED: [libc::c_int; 8] = [
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+];
+
+/// How the child ended.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum End {
+    /// With this status.
+    Exit(u8),
+    /// By this signal.
+    Signal(libc::c_int),
+}
+
+/// What we were started with and the child is to find.
+#[derive(Copy, Clone)]
+pub struct Inherited {
+    mask: libc::sigset_t,
+    child: libc::sigaction,
+}
+
+impl Inherited {
+    /// Reads the mask and what becomes of SIGCHLD.
+    pub fn read() -> Self {
+        let mut mask = empty();
+        let mut child = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: only asks; both places are ours.
+        unsafe {
+            libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
+            libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
+        }
+        Self {
+            mask,
+            // SAFETY: filled in by the call, and valid as zeroes.
+            child: unsafe { child.assume_init() },
+        }
+    }
+
+    /// Puts both back. Only calls what is allowed between fork and exec.
+    fn restore(&self) -> io::Result<()> {
+        // SAFETY: both were read from the kernel. A handler cannot be among them: exec left none.
+        let done = unsafe {
+            libc::sigaction(libc::SIGCHLD, &self.child, ptr::null_mut()) == 0
+                && libc::sigprocmask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) == 0
+        };
+        if done {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+/// Runs the command to its end.
+pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
+    let mut waited = empty();
+    // SAFETY: sets and dispositions of our own process, which has one thread. SIGCHLD may have been ignored by
+    // whoever started us, and then no child could be waited for.
+    unsafe {
+        for signal in PASSED.into_iter().chain([libc::SIGCHLD]) {
+            libc::sigaddset(&mut waited, signal);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+    }
+    let before = *inherited;
+    // SAFETY: the closure makes two system calls and touches nothing else.
+    unsafe { command.pre_exec(move || before.restore()) };
+    let child = match command.spawn() {
+        // A pid is positive and fits.
+        Ok(child) => child.id() as libc::pid_t,
+        Err(error) => {
+            inherited.restore()?;
+            return Err(error);
+        }
+    };
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: a set and a place of our own.
+        let signal = unsafe { libc::sigwaitinfo(&waited, info.as_mut_ptr()) };
+        // SAFETY: valid as zeroes, and filled in where the call came through.
+        let info = unsafe { info.assume_init() };
+        match signal {
+            libc::SIGCHLD => {
+                if let Some(end) = changed(child)? {
+                    return Ok(end);
+                }
+            }
+            signal if signal > 0 && is_for_child(&info, child) => {
+                // SAFETY: our child, which we have not waited for: its pid is its own.
+                unsafe { libc::kill(child, signal) };
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether somebody sent the signal to us; not the terminal, which sent it to the child as well, nor the child,
+/// which knows.
+fn is_for_child(info: &libc::siginfo_t, child: libc::pid_t) -> bool {
+    if info.si_code > 0 {
+        return false;
+    }
+    // SAFETY: codes up to 0 are those of kill and its like, which come with the sender.
+    unsafe { info.si_pid() != child }
+}
+
+/// Looks what became of the child: its end, or `None` while it goes on.
+fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
+    loop {
+        let Some((code, status)) = state(child, libc::WEXITED | libc::WSTOPPED)? else {
+            return Ok(None);
+        };
+        match code {
+            libc::CLD_EXITED => return Ok(Some(End::Exit(status as u8))),
+            libc::CLD_KILLED | libc::CLD_DUMPED => return Ok(Some(End::Signal(status))),
+            libc::CLD_STOPPED if is_suspension(status) && has_terminal() => follow(child)?,
+            // Stopped by a debugger or the like: no business of the shell.
+            _ => {}
+        }
+    }
+}
+
+/// Without a terminal there is no shell that would wake us.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
+const fn is_suspension(signal: libc::c_int) -> bool {
+    matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+}
+
+/// Stops as the child has. The SIGCONT that wakes us is passed on.
+fn follow(child: libc::pid_t) -> io::Result<()> {
+    // A SIGCONT for the whole group may be on its way to the child at this moment.
+    std::thread::sleep(Duration::from_millis(2));
+    // A child that was woken since has no stop left to report; WNOWAIT would not tell, so ask for the waking.
+    if state(child, libc::WCONTINUED)?.is_none() {
+        // SAFETY: to ourselves.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+    Ok(())
+}
+
+fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_int, libc::c_int)>> {
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let id = child as libc::id_t;
+        // SAFETY: a place of our own.
+        let status =
+            unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
+        if status != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            return Err(error);
+        }
+        // SAFETY: zeroes where the call had nothing to tell, else filled in for a child.
+        let (info, pid, status) = unsafe {
+            let info = info.assume_init();
+            (info, info.si_pid(), info.si_status())
+        };
+        return Ok((pid != 0).then_some((info.si_code, status)));
+    }
+}
+
+/// Ends this process by the signal that ended the child. Returns when that signal does not end processes.
+pub fn die_by(signal: libc::c_int) {
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let mut only = empty();
+    // SAFETY: dispositions and limits of our own process. The child has dumped core; a second one would hide it.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::sigaddset(&mut only, signal);
+        libc::sigprocmask(libc::SIG_UNBLOCK, &only, ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
+fn empty() -> libc::sigset_t {
+    let mut set = MaybeUninit::zeroed();
+    // SAFETY: the call fills the set in.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}

@@ -1,0 +1,143 @@
+//! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
+
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, presets};
+use std::io::{self, IsTerminal};
+
+/// A column's head and side.
+#[derive(Copy, Clone)]
+pub enum Column {
+    /// Text.
+    Left(&'static str),
+    /// Figures.
+    Right(&'static str),
+}
+
+impl Column {
+    const fn head(self) -> &'static str {
+        match self {
+            Self::Left(head) | Self::Right(head) => head,
+        }
+    }
+}
+
+/// Rows under heads.
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// No rows yet.
+    pub fn new(columns: &[Column]) -> Self {
+        Self {
+            columns: columns.into(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row with a text for each column.
+    pub fn row(&mut self, row: Vec<String>) {
+        self.rows.push(row);
+    }
+
+    /// The text for stdout.
+    pub fn render(&self) -> String {
+        if io::stdout().is_terminal() {
+            let color = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            self.fitted(color)
+        } else {
+            self.plain()
+        }
+    }
+
+    fn fitted(&self, color: bool) -> String {
+        let mut table = comfy_table::Table::new();
+        table
+            .load_style(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic);
+        let head = |column: &Column| {
+            let cell = Cell::new(column.head());
+            if color {
+                cell.add_attribute(Attribute::Bold)
+            } else {
+                cell
+            }
+        };
+        table.set_header(self.columns.iter().map(head));
+        for row in &self.rows {
+            table.add_row(row);
+        }
+        for (column, shown) in self.columns.iter().zip(table.column_iter_mut()) {
+            shown.set_padding((0, 2));
+            if let Column::Right(_) = column {
+                shown.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let mut text = table.trim_fmt();
+        text.push('\n');
+        text
+    }
+
+    fn plain(&self) -> String {
+        let heads = self
+            .columns
+            .iter()
+            .map(|column| column.head().to_owned())
+            .collect();
+        let lines: Vec<&Vec<String>> = std::iter::once(&heads).chain(&self.rows).collect();
+        let length = |text: &str| text.chars().count();
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|at| {
+                lines
+                    .iter()
+                    .map(|line| length(&line[at]))
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        let mut out = String::new();
+        for line in lines {
+            let mut text = String::new();
+            for ((cell, column), width) in line.iter().zip(&self.columns).zip(&widths) {
+                let space = " ".repeat(width - length(cell));
+                match column {
+                    Column::Left(_) => text.extend([cell, &*space, "  "]),
+                    Column::Right(_) => text.extend([&*space, cell, "  "]),
+                }
+            }
+            out.push_str(text.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&[Column::Left("NAME"), Column::Right("MAX")]);
+        table.row(vec!["a".into(), "4.0 GiB".into()]);
+        table.row(vec!["GPU-1a2b…".into(), "-".into()]);
+        table
+    }
+
+    #[test]
+    fn plain_columns_are_aligned() {
+        let expected = "NAME           MAX\na          4.0 GiB\nGPU-1a2b…        -\n";
+        assert_eq!(table().plain(), expected);
+    }
+
+    #[test]
+    fn the_terminal_form_has_the_same_words() {
+        let text = table().fitted(false);
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(&text), words(&table().plain()));
+        assert!(!text.contains('\u{1b}'));
+    }
+}
