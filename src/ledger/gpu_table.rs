@@ -100,3 +100,82 @@ pub(super) fn entries(header: &Header) -> Vec<DeviceEntry> {
 pub(super) fn id(header: &Header, index: DeviceIndex) -> Option<DeviceId> {
     identity(&header.gpus[index.get()])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> [AtomicU64; 3] {
+        [0; 3].map(AtomicU64::new)
+    }
+
+    #[test]
+    fn identities_of_zeros_are_identities() {
+        let zero = words(&DeviceId::gpu([0; 16]));
+        assert!(zero.iter().all(|&word| word != 0));
+        assert_ne!(zero, words(&DeviceId::mig([0; 16])));
+        let mut last = [0; 16];
+        last[15] = 0xff;
+        assert_eq!(words(&DeviceId::gpu(last))[2], PRESENT | 0xff << 24);
+    }
+
+    #[test]
+    fn who_died_half_way_is_helped_or_passed_over() {
+        let one = words(&DeviceId::gpu([1; 16]));
+        let mut alike = [1; 16];
+        alike[15] = 2;
+        let alike = words(&DeviceId::gpu(alike));
+        for written in 0..3 {
+            let half = entry();
+            for (word, value) in half.iter().zip(one).take(written) {
+                word.store(value, Ordering::Relaxed);
+            }
+            assert!(put(&half, one), "the same GPU completes it");
+            assert!(put(&half, one), "and finds it");
+            assert!(!put(&half, alike), "another passes over it");
+        }
+        let half = entry();
+        half[0].store(one[0], Ordering::Relaxed);
+        half[1].store(one[1], Ordering::Relaxed);
+        assert!(put(&half, alike), "one that agrees so far may have it");
+        assert!(!put(&half, one), "and the first goes on");
+    }
+
+    #[test]
+    fn racing_inserters_agree() {
+        let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
+        // Alike in the first two words, so that they meet in the same entries.
+        let gpus: Vec<_> = (0..MAX_DEVICES as u8)
+            .map(|last| {
+                let mut uuid = [9; 16];
+                uuid[15] = last;
+                words(&DeviceId::gpu(uuid))
+            })
+            .collect();
+        let places: Vec<Vec<_>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|turn| {
+                    let (table, mut order) = (&table, gpus.clone());
+                    order.rotate_left(turn * 7);
+                    scope.spawn(move || {
+                        let mut places: Vec<_> = order
+                            .iter()
+                            .map(|&gpu| (gpu, table.iter().position(|entry| put(entry, gpu))))
+                            .collect();
+                        places.sort_unstable();
+                        places
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("thread"))
+                .collect()
+        });
+        assert!(places.iter().all(|of| *of == places[0]), "{places:?}");
+        let mut taken: Vec<_> = places[0].iter().filter_map(|(_, place)| *place).collect();
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken.len(), MAX_DEVICES, "each has an entry of its own");
+    }
+}

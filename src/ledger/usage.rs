@@ -62,10 +62,15 @@ impl DeviceUsage {
 
     /// Bytes of everything that was allocated by size: linear, VMM, arrays, graphs.
     pub fn allocations(&self) -> u64 {
-        [Category::Linear, Category::Vmm, Category::Arrays, Category::Graphs]
-            .into_iter()
-            .map(|category| self.of(category))
-            .sum()
+        [
+            Category::Linear,
+            Category::Vmm,
+            Category::Arrays,
+            Category::Graphs,
+        ]
+        .into_iter()
+        .map(|category| self.of(category))
+        .sum()
     }
 
     /// Charged bytes that are really in use.
