@@ -239,14 +239,19 @@ def gpulimit(*arguments: str, timeout: float = 20) -> subprocess.CompletedProces
     return subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=timeout)
 
 
-def usage_by_pid() -> dict[int, int]:
-    """Bytes by pid as `gpulimit ps --json` reports them, over all GPUs."""
+PARTS = ("allocations", "pools", "managed", "driver", "total")
+
+
+def usage_by_pid() -> dict[int, dict[str, int]]:
+    """What `gpulimit ps --json` reports of each process, bytes by part; `seen` is what NVML should show of it."""
     answer = gpulimit("ps", "--json")
     if answer.returncode:
         raise RuntimeError(f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")
-    held: dict[int, int] = {}
+    held: dict[int, dict[str, int]] = {}
     for process in json.loads(answer.stdout)["processes"]:
-        held[process["pid"]] = held.get(process["pid"], 0) + process["usage"]
+        parts = {part: process[part] or 0 for part in PARTS}
+        # NVML's per-process figure never shows managed memory.
+        held[process["pid"]] = parts | {"seen": parts["total"] - parts["managed"]}
     return held
 
 
@@ -273,13 +278,15 @@ def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
 def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
     """Our figure beside NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
     seen = {int(pid): used for pid, used in judge.settled()["last"].items()}
-    ours = usage_by_pid()
-    differences = {pid: ours.get(pid, 0) - used for pid, used in seen.items()}
+    parts = usage_by_pid()
+    ours = {pid: parts[pid]["seen"] if pid in parts else 0 for pid in seen}
+    differences = {pid: ours[pid] - used for pid, used in seen.items()}
     worst = max(differences.values(), key=abs, default=0)
     outcome.figures.setdefault("at_rest", {})[label] = {
         "nvml": sum(seen.values()),
-        "ours": sum(ours.get(pid, 0) for pid in seen),
+        "ours": sum(ours.values()),
         "worst_difference": worst,
+        "parts": [parts.get(pid) for pid in seen],
     }
     outcome.expect(seen, f"{label}: NVML lists none of the check's processes")
     outcome.expect(abs(worst) <= EXACT, f"{label}: our figure is {worst / MIB:+.2f} MiB off NVML's")
