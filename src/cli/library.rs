@@ -1,10 +1,11 @@
 //! Where `libgpulimit.so` is, and what `LD_PRELOAD` needs to be.
 
+mod load;
+
 use super::failure::Failure;
+use load::loads;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -59,7 +60,7 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// What would make the loader pass the library over, with no more than a line on stderr.
+/// Refuses what the loader would pass over with no more than a line on stderr: the command would have no limit.
 fn check(path: &Path) -> Result<(), Failure> {
     if path
         .as_os_str()
@@ -72,32 +73,11 @@ fn check(path: &Path) -> Result<(), Failure> {
             path.display()
         )));
     }
-    let unfit = |why: &dyn std::fmt::Display| {
+    loads(path).map_err(|why| {
         Failure::new(format_args!(
             "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
             path.display()
         ))
-    };
-    let ours = fs::read_link("/proc/self/exe")
-        .ok()
-        .and_then(|own| machine(&own).ok());
-    match machine(path) {
-        Err(error) => Err(unfit(&error)),
-        Ok(None) => Err(unfit(&"it is no ELF file")),
-        Ok(Some(theirs)) => match ours.flatten() {
-            Some(ours) if ours != theirs => Err(unfit(&"it is for another kind of processor")),
-            _ => Ok(()),
-        },
-    }
-}
-
-/// Class and machine of an ELF file; `None` for other files.
-fn machine(path: &Path) -> std::io::Result<Option<(u8, [u8; 2])>> {
-    let mut head = Vec::new();
-    File::open(path)?.take(20).read_to_end(&mut head)?;
-    Ok(match head[..] {
-        [0x7f, b'E', b'L', b'F', class, .., a, b] if head.len() == 20 => Some((class, [a, b])),
-        _ => None,
     })
 }
 
@@ -145,10 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn only_libraries_of_this_machine() {
-        let own = env::current_exe().expect("own path");
-        assert!(check(&own).is_ok());
-        assert!(check(Path::new("/proc/self/status")).is_err());
-        assert!(check(Path::new("/nowhere")).is_err());
+    fn only_our_library() {
+        for (path, why) in [
+            ("/nowhere", "No such file"),
+            ("/proc/self/status", "invalid ELF header"),
+            ("libc.so.6", "not libgpulimit.so"),
+        ] {
+            let error = check(Path::new(path)).expect_err(path).to_string();
+            assert!(error.contains(path) && error.contains(why), "{error}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The hidden verb.
@@ -19,6 +20,8 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
+    /// The library that is to be in the process.
+    library: Option<PathBuf>,
 }
 
 #[derive(Copy, Clone, clap::ValueEnum)]
@@ -33,7 +36,7 @@ enum What {
 pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
-        What::Preload => preload(),
+        What::Preload => preload(args.library.as_deref()),
     };
     output::print(&answer)?;
     Ok(ExitCode::SUCCESS)
@@ -74,9 +77,10 @@ fn driver() -> String {
 }
 
 /// `mapped PATH` where the library is in this process, and a line `hook SYMBOL CLASS STATE` for each hook.
-fn preload() -> String {
+fn preload(library: Option<&Path>) -> String {
     let mut out = String::new();
-    if let Some(path) = mapped("/libgpulimit.so") {
+    let library = library.and_then(|path| fs::canonicalize(path).ok());
+    if let Some(path) = library.and_then(|path| mapped(&path.to_string_lossy())) {
         let _ = writeln!(out, "mapped {path}");
     }
     let this = Library::this();

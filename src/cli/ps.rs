@@ -26,9 +26,9 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for contexts and
-code. nvidia-smi shows the same without managed memory. A process that is `draining` has ended, and the driver
-has not freed its memory yet.
+TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for
+contexts and code. nvidia-smi shows the same without managed memory. A process that is `draining`
+has ended, and the driver has not freed its memory yet.
 
 Examples:
   gpulimit ps

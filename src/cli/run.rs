@@ -49,8 +49,8 @@ Examples:
   gpulimit run --max 8G --name lab -- jupyter lab    makes the group lab, or joins it
   gpulimit run --name lab -- python eval.py          joins it
 
-Exit status: that of the command; 128+N when signal N ended it; 125 when gpulimit failed, 126 when the
-command cannot be executed, 127 when it was not found, 2 for a mistake in the options.";
+Exit status: that of the command; 128+N when signal N ended it; 125 when gpulimit failed, 126
+when the command cannot be executed, 127 when it was not found, 2 for a mistake in the options.";
 
 /// The group that the command runs in.
 struct Place {

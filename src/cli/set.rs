@@ -28,8 +28,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The change holds for programs that run as for those that start later. A smaller limit takes nothing away: it
-refuses growth until the usage is below it.
+The change holds for programs that run as for those that start later. A smaller limit takes
+nothing away: it refuses growth until the usage is below it.
 
 Examples:
   gpulimit set lab max=8G

@@ -25,8 +25,9 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-USAGE is what the group's processes use, managed memory included; FREE is what they could still get; PEAK is
-the most that was charged at once; REFUSED counts refused requests. What is not known is shown as -.
+USAGE is what the group's processes use, managed memory included; FREE is what they could still
+get; PEAK is the most that was charged at once; REFUSED counts refused requests. What is not known
+is shown as -.
 
 Examples:
   gpulimit show
@@ -192,11 +193,18 @@ impl Gpu {
     }
 
     fn max_text(&self) -> String {
-        match (self.max, self.rule) {
-            (Some(bytes), _) => gib(bytes).to_string(),
-            (None, Some(rule)) => rule.to_string(),
-            (None, None) => Size::Max.to_string(),
+        match self.max {
+            Some(bytes) => gib(bytes).to_string(),
+            None => size(self.rule.unwrap_or(Size::Max)),
         }
+    }
+}
+
+/// A size in the words of the table.
+fn size(size: Size) -> String {
+    match size {
+        Size::Bytes(bytes) => gib(bytes).to_string(),
+        Size::Percent(_) | Size::Max => size.to_string(),
     }
 }
 
@@ -221,7 +229,7 @@ fn table(shown: &[Shown]) -> Table {
             table.row(vec![
                 group.name.clone(),
                 "all".into(),
-                all.map_or(Size::Max, |(_, max)| *max).to_string(),
+                size(all.map_or(Size::Max, |(_, max)| *max)),
                 unknown(),
                 unknown(),
                 unknown(),

@@ -35,7 +35,7 @@ fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, Stri
         command.env_remove(name);
     }
     match preload {
-        Some(library) => command.env("LD_PRELOAD", library),
+        Some(library) => command.arg(library).env("LD_PRELOAD", library),
         None => command.env_remove("LD_PRELOAD"),
     };
     let output = command.output().map_err(|error| error.to_string())?;
@@ -119,7 +119,7 @@ fn nvml() -> Vec<Finding> {
         .unwrap_or_else(|| "of unknown version".into());
     let mut findings = vec![Finding::fine(
         CHECK,
-        format!("driver {version}, {} GPUs", driver.gpus().len()),
+        format!("driver {version}, GPUs: {}", driver.gpus().len()),
     )];
     for gpu in driver.gpus() {
         let capacity = gpu
@@ -210,10 +210,10 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     };
     let (resolved, missing, absent) = (with("resolved"), with("missing"), with("not-in-driver"));
     if hooks.is_empty() {
-        findings.push(Finding::warning(
+        findings.push(Finding::error(
             "hooks",
-            "the library does not say which hooks it has",
-            "use the library of the same version as this gpulimit",
+            "the library does not say which hooks it has: it is another one, or of another version",
+            "use the libgpulimit.so of the same version as this gpulimit",
         ));
     } else if !has_driver {
         findings.push(Finding::fine(
@@ -264,7 +264,7 @@ fn root() -> Vec<Finding> {
     let mut findings = vec![Finding::fine(
         CHECK,
         format!(
-            "{path}, owner {}, mode {:04o}, {} groups",
+            "{path}, owner {}, mode {:04o}, groups: {}",
             user::name(about.uid()),
             about.permissions().mode() & 0o7777,
             groups.len()
@@ -286,7 +286,7 @@ fn root() -> Vec<Finding> {
     if !idle.is_empty() {
         findings.push(Finding::fine(
             "stale",
-            format!("{} job groups without programs: {}; the next `gpulimit run` removes those whose command has ended", idle.len(), idle.join(", ")),
+            format!("job groups without programs: {} ({}); the next `gpulimit run` removes those whose command has ended", idle.len(), idle.join(", ")),
         ));
     }
     for left in root.leftovers().unwrap_or_default() {
