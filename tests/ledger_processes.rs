@@ -518,6 +518,7 @@ fn a_forked_child_neither_keeps_nor_gives_back_its_parents_slot() {
             break pid.expect("pid");
         }
     };
+    assert!(child > 1, "the child died of its parent's slot");
     let ledger = scratch.open();
     let device = ledger.find_device(&GPU).expect("device");
     assert_eq!(
