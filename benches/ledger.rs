@@ -68,7 +68,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let read = started.elapsed().as_nanos() as f64 / f64::from(rounds);
         let others: Vec<_> = slots[1..]
             .iter()
-            .map(|slot| [Level { slot, device, max: u64::MAX }])
+            .map(|slot| {
+                [Level {
+                    slot,
+                    device,
+                    max: u64::MAX,
+                }]
+            })
             .collect();
         for other in &others {
             let _ = charge(other, 4096, &Alone);
