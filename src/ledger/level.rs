@@ -170,6 +170,10 @@ const DRAIN_STEP: Duration = Duration::from_millis(1);
 /// The longest that a slot drains, and some.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
+/// How long a request waits for processes that are on their way out but still hold their lock. Bounded on its own: a process whose first
+/// thread has ended looks the same.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+
 /// One request on the slow path.
 struct Contention<'a> {
     leaf: Option<DeviceIndex>,
@@ -211,6 +215,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             level.device,
             level.slot.index(),
             self.pressure.witness(),
+            self.since.elapsed() < ENDING_PATIENCE,
         );
         Reaped {
             freed: swept.cleaned,

@@ -49,3 +49,13 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
         }
     }
 }
+
+/// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides other users' processes would be no.
+pub(super) fn exists(pid: u32) -> bool {
+    let Ok(pid) = libc::pid_t::try_from(pid) else {
+        return false;
+    };
+    // SAFETY: signal 0 is sent to nobody.
+    let sent = unsafe { libc::kill(pid, 0) } == 0;
+    sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}

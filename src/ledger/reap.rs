@@ -167,21 +167,33 @@ pub(super) struct Swept {
     pub pending: u64,
 }
 
-/// Cleans all slots but `own` that have a charge on the device.
+/// Cleans all slots but `own` that have a charge on the device. With `await_ending`, those of processes that are on their way out and
+/// still hold their lock count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &File,
     device: DeviceIndex,
     own: usize,
     witness: &dyn Witness,
+    await_ending: bool,
 ) -> Swept {
     let mut swept = Swept::default();
+    let pid_ns = if await_ending {
+        Identity::own_pid_ns()
+    } else {
+        0
+    };
+    let is_ending = |slot: usize| {
+        Identity::read(&ledger.content().slots[slot].owner)
+            .is_some_and(|owner| owner.is_ending(pid_ns))
+    };
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
         let word = ledger.word(slot, device).load(Ordering::Relaxed);
         if word == 0 {
             continue;
         }
         match reap(ledger, file, slot, witness) {
+            Fate::Live if await_ending && is_ending(slot) => swept.pending += charge::granted(word),
             Fate::Live | Fate::Empty => {}
             Fate::Busy | Fate::Draining => swept.pending += charge::granted(word),
             Fate::Cleaned => swept.cleaned = true,
