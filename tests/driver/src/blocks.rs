@@ -241,7 +241,7 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let size = class as u64 * GRAIN;
     let place = (offset / size) as usize;
     match block.sizes.get_mut(place) {
-        Some(live) if *live != 0 && offset % size == 0 => *live = 0,
+        Some(live) if *live != 0 && offset.is_multiple_of(size) => *live = 0,
         _ => return Err(Status::INVALID_VALUE),
     }
     let row = class / SHARDS;

@@ -72,7 +72,7 @@ impl Stream {
         if handle <= 2 {
             return Ok(None);
         }
-        if handle % align_of::<Stream>() != 0 {
+        if !handle.is_multiple_of(align_of::<Stream>()) {
             return Err(Status::INVALID_HANDLE);
         }
         // SAFETY: the interface's caller promises a stream handle; streams are never freed.
@@ -169,7 +169,7 @@ impl Event {
     /// # Errors
     /// `INVALID_HANDLE` when it is none, or destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Event> {
-        if handle == 0 || handle % align_of::<Event>() != 0 {
+        if handle == 0 || !handle.is_multiple_of(align_of::<Event>()) {
             return Err(Status::INVALID_HANDLE);
         }
         // SAFETY: the interface's caller promises an event handle; events are never freed.

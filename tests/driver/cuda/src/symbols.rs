@@ -11,9 +11,6 @@ use gpulimit_sim::abi::{In, Out, Site, Text, code};
 
 /// One exported function.
 pub struct Symbol {
-    /// The exported name.
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests read it"))]
-    pub name: &'static str,
     /// The name that `cuGetProcAddress` takes.
     pub base: &'static str,
     /// The CUDA version from which on it is given out.
@@ -59,14 +56,12 @@ macro_rules! symbols {
         /// All of them.
         pub static SYMBOLS: &[Symbol] = &[$(
             Symbol {
-                name: stringify!($name),
                 base: $base,
                 version: $version,
                 per_thread: false,
                 address: Address($name as *const ()),
             },
             $(Symbol {
-                name: stringify!($twin),
                 base: $base,
                 version: $twin_version,
                 per_thread: true,

@@ -14,7 +14,7 @@ const HANDLES: usize = 0x6e76_6d6c_0000;
 pub fn open(handle: usize) -> Result<(&'static Machine, usize), Code> {
     let machine = machine()?;
     let index = handle.wrapping_sub(HANDLES) / 16;
-    if handle % 16 == 0 && index < device::count(machine) {
+    if handle.is_multiple_of(16) && index < device::count(machine) {
         Ok((machine, index))
     } else {
         Err(Code::INVALID_ARGUMENT)

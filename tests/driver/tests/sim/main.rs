@@ -1,0 +1,12 @@
+//! The simulated driver behaves as the measured facts say.
+//!
+//! Every test runs in processes of its own (see `rig`), as a driver's state is its process's.
+#![allow(unsafe_code, missing_docs)]
+
+mod clients;
+mod knobs;
+mod lifetimes;
+mod lookup;
+mod processes;
+mod rig;
+mod sizes;

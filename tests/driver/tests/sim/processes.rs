@@ -1,0 +1,259 @@
+//! Several processes on one machine, and what their deaths leave.
+
+use std::time::{Duration, Instant};
+
+use crate::rig::{
+    CONTEXT, Cuda, Library, MIB, Machine, alone, eventually, expect_line, role, wait_for_close,
+};
+
+/// Takes 1 GiB and holds it until its input closes.
+fn hold() {
+    let cuda = Cuda::load();
+    cuda.start();
+    cuda.alloc(1 << 30).expect("memory");
+    println!("holding");
+    wait_for_close();
+}
+
+const HELD: u64 = CONTEXT + (1 << 30);
+
+#[test]
+fn the_killed_keep_their_memory_for_a_while() {
+    if role().is_some() {
+        return hold();
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_KILL_LAG_MS", "300")]);
+    let mut child = machine.spawn("hold");
+    expect_line(&mut child, "holding");
+    assert_eq!(machine.used(), HELD);
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+    let dead = Instant::now();
+    assert_eq!(machine.used(), HELD, "the driver has not let go");
+    let usage = machine.usage();
+    assert!(
+        usage.contains(&format!("\"pid\":{}", child.id())) && usage.contains("\"dying\":true"),
+        "{usage}"
+    );
+    assert!(eventually(|| machine.used() == 0));
+    assert!(
+        dead.elapsed() >= Duration::from_millis(250),
+        "after {:?}",
+        dead.elapsed()
+    );
+    assert_eq!(machine.number("peak"), HELD);
+}
+
+#[test]
+fn exit_gives_everything_back() {
+    if role().is_some() {
+        return hold();
+    }
+    let machine = Machine::new(&[]);
+    let mut child = machine.spawn("hold");
+    expect_line(&mut child, "holding");
+    drop(child.stdin.take());
+    assert!(child.wait().expect("gone").success());
+    assert!(eventually(|| machine.used() == 0));
+}
+
+#[test]
+fn one_process_sees_what_the_others_took() {
+    match role().as_deref() {
+        Some("hold") => return hold(),
+        Some(_) => {
+            let cuda = Cuda::load();
+            cuda.start();
+            let (mut free, mut total) = (0u64, 0u64);
+            assert_eq!(
+                cuda.call(
+                    "cuMemGetInfo_v2",
+                    &[&raw mut free as usize, &raw mut total as usize]
+                ),
+                0
+            );
+            assert_eq!(total - free, HELD + CONTEXT);
+            return processes_by_nvml();
+        }
+        None => {}
+    }
+    let machine = Machine::new(&[]);
+    let mut child = machine.spawn("hold");
+    expect_line(&mut child, "holding");
+    machine.run("look");
+    drop(child.stdin.take());
+    child.wait().expect("gone");
+}
+
+/// Expects two holders, one of them this process with a context.
+fn processes_by_nvml() {
+    let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
+    assert_eq!(
+        nvml.call("nvmlDeviceGetCount_v2", &[0]),
+        1,
+        "not before nvmlInit"
+    );
+    assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+    let mut device = 0usize;
+    assert_eq!(
+        nvml.call(
+            "nvmlDeviceGetHandleByIndex_v2",
+            &[0, &raw mut device as usize]
+        ),
+        0
+    );
+    for (name, words) in [
+        ("nvmlDeviceGetComputeRunningProcesses", 2),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", 3),
+    ] {
+        let mut count = 0u32;
+        assert_eq!(
+            nvml.call(name, &[device, &raw mut count as usize, 0]),
+            7,
+            "too little room"
+        );
+        assert_eq!(count, 2);
+        let mut infos = [0u64; 12];
+        assert_eq!(
+            nvml.call(
+                name,
+                &[device, &raw mut count as usize, infos.as_mut_ptr() as usize]
+            ),
+            0
+        );
+        let mut seen: Vec<(u32, u64)> = infos[..2 * words]
+            .chunks(words)
+            .map(|info| (info[0] as u32, info[1]))
+            .collect();
+        seen.sort_by_key(|(_, bytes)| *bytes);
+        assert_eq!(seen[0], (std::process::id(), CONTEXT));
+        assert_eq!(seen[1].1, HELD);
+    }
+    let mut memory = [0u64; 3];
+    assert_eq!(
+        nvml.call(
+            "nvmlDeviceGetMemoryInfo",
+            &[device, memory.as_mut_ptr() as usize]
+        ),
+        0
+    );
+    assert_eq!(memory[0], 85_520_809_984);
+    assert_eq!(memory[2], HELD + CONTEXT + 480 * MIB);
+    let mut second = [0u64; 5];
+    assert_eq!(
+        nvml.call(
+            "nvmlDeviceGetMemoryInfo_v2",
+            &[device, second.as_mut_ptr() as usize]
+        ),
+        25
+    );
+    second[0] = 0x0200_0028;
+    assert_eq!(
+        nvml.call(
+            "nvmlDeviceGetMemoryInfo_v2",
+            &[device, second.as_mut_ptr() as usize]
+        ),
+        0
+    );
+    assert_eq!(
+        second[1..],
+        [memory[0], 480 * MIB, memory[1], HELD + CONTEXT]
+    );
+}
+
+#[test]
+fn contexts_do_not_survive_fork() {
+    alone(&[], |cuda| {
+        // A child of a process that has not initialised works.
+        let in_child = |body: &dyn Fn() -> bool| {
+            // SAFETY: the child only calls the driver and exits.
+            match unsafe { libc::fork() } {
+                // SAFETY: ends the child without the runner's exit handlers.
+                0 => unsafe { libc::_exit(if body() { 0 } else { 1 }) },
+                child => {
+                    let mut status = 0;
+                    // SAFETY: our own child.
+                    unsafe { libc::waitpid(child, &mut status, 0) };
+                    status == 0
+                }
+            }
+        };
+        assert!(in_child(&|| {
+            cuda.start();
+            cuda.alloc(1 << 20).is_ok()
+        }));
+        cuda.start();
+        assert!(in_child(
+            &|| cuda.call("cuInit", &[0]) == 3 && cuda.alloc(1) == Err(3)
+        ));
+        assert!(cuda.alloc(1).is_ok(), "the parent goes on");
+    });
+}
+
+/// Allocates and frees at random until it is killed.
+fn churn(seed: u64) {
+    let cuda = Cuda::load();
+    if cuda.call("cuInit", &[0]) != 0 {
+        panic!("no driver");
+    }
+    let context = loop {
+        match cuda.get("cuDevicePrimaryCtxRetain", &[0]) {
+            Ok(context) => break context,
+            Err(2) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(cuda.call("cuCtxSetCurrent", &[context as usize]), 0);
+    println!("churning");
+    let (mut live, mut random) = (Vec::new(), seed);
+    loop {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        if let Ok(address) = cuda.alloc(1 + (random >> 33) % (16 * MIB)) {
+            live.push(address);
+        }
+        if random >> 58 == 0 {
+            // So that newcomers find room for a context.
+            live.drain(..)
+                .for_each(|address| assert_eq!(cuda.free(address), 0));
+        } else if live.len() > 20 {
+            assert_eq!(cuda.free(live.swap_remove((random >> 40) as usize % 20)), 0);
+        }
+    }
+}
+
+#[test]
+fn capacity_holds_against_killed_and_stopped_processes() {
+    if let Some(role) = role() {
+        return churn(role.parse().expect("a seed"));
+    }
+    let capacity = 512 * MIB;
+    let machine = Machine::new(&[
+        ("GPULIMIT_SIM_CAPACITY", &capacity.to_string()),
+        ("GPULIMIT_SIM_CONTEXT_BYTES", "4194304"),
+        ("GPULIMIT_SIM_KILL_LAG_MS", "5"),
+    ]);
+    let mut children: Vec<_> = (1..5u64)
+        .map(|seed| machine.spawn(&seed.to_string()))
+        .collect();
+    for child in &mut children {
+        expect_line(child, "churning");
+    }
+    // One stops wherever it is; the others are killed and started again.
+    // SAFETY: our own child.
+    unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
+    for kills in 0..25u64 {
+        let index = 1 + kills as usize % 3;
+        std::thread::sleep(Duration::from_millis(5 + kills % 7));
+        children[index].kill().expect("killed");
+        children[index].wait().expect("gone");
+        children[index] = machine.spawn(&(kills + 10).to_string());
+        expect_line(&mut children[index], "churning");
+    }
+    for child in &mut children {
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+    }
+    assert!(eventually(|| machine.used() == 0), "{}", machine.usage());
+    let peak = machine.number("peak");
+    assert!(peak <= capacity && peak > capacity / 2, "{peak}");
+}

@@ -1,0 +1,288 @@
+//! Machines and processes for tests: a test's body runs in children of the test process, which are the same test again
+//! in a role.
+
+use std::ffi::{CString, c_void};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use gpulimit_sim::machine::{self, BLOCK};
+use gpulimit_sim::{grant, process};
+
+const ROLE: &str = "GPULIMIT_SIM_TEST_ROLE";
+
+pub const MIB: u64 = 1 << 20;
+pub const CONTEXT: u64 = 543_162_368;
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The folder with the built libraries.
+fn libraries() -> &'static Path {
+    static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARIES.get_or_init(|| {
+        // …/target/debug/deps/sim-0123 → …/target
+        let exe = std::env::current_exe().expect("the test's own path");
+        let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
+        let mut build = Command::new(root().join("scripts/sim"));
+        build
+            .arg("true")
+            .env("CARGO_TARGET_DIR", &target)
+            .env_remove("GPULIMIT_SIM_BUILT");
+        assert!(
+            build.status().expect("scripts/sim runs").success(),
+            "scripts/sim builds the driver"
+        );
+        target.join("sim-driver")
+    })
+}
+
+/// A machine of this test alone.
+pub struct Machine {
+    state: PathBuf,
+    knobs: Vec<(String, String)>,
+}
+
+impl Machine {
+    pub fn new(knobs: &[(&str, &str)]) -> Machine {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let state = PathBuf::from(format!(
+            "/dev/shm/gpulimit-sim-test-{}-{number}",
+            std::process::id()
+        ));
+        let knobs = knobs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        Machine { state, knobs }
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("GPULIMIT_SIM_STATE", &self.state)
+            .env("LD_LIBRARY_PATH", libraries())
+            .envs(self.knobs.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        command
+    }
+
+    /// Starts the calling test again, in a role.
+    pub fn spawn(&self, role: &str) -> Child {
+        let test = std::thread::current()
+            .name()
+            .expect("tests have names")
+            .to_owned();
+        let exe = std::env::current_exe().expect("the test's own path");
+        let mut command = self.command(&exe);
+        command
+            .args([&test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role);
+        command.spawn().expect("the test starts again")
+    }
+
+    /// Runs the test in a role and expects it to pass.
+    pub fn run(&self, role: &str) {
+        let output = self.spawn(role).wait_with_output().expect("the child ends");
+        assert!(
+            output.status.success(),
+            "role {role}: {}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> String {
+        let output = self
+            .command(&libraries().join("gpulimit-sim-ctl"))
+            .args(arguments)
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{arguments:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub fn knob(&self, name: &str, value: &str) {
+        self.ctl(&["knob", name, value]);
+    }
+
+    /// A number of the first GPU.
+    pub fn number(&self, field: &str) -> u64 {
+        let usage = self.ctl(&["usage"]);
+        let start = usage.find(&format!("\"{field}\":")).expect("the field") + field.len() + 3;
+        usage[start..]
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect::<String>()
+            .parse()
+            .expect("a number")
+    }
+
+    pub fn used(&self) -> u64 {
+        self.number("used")
+    }
+
+    pub fn usage(&self) -> String {
+        self.ctl(&["usage"])
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.state);
+    }
+}
+
+/// The role of this process; none in the test that the runner started.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Runs the body in a process of its own on a machine of its own.
+pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
+    match role() {
+        Some(_) => body(&Cuda::load()),
+        None => Machine::new(knobs).run("alone"),
+    }
+}
+
+/// Waits until it is so; false after five seconds.
+pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        if so() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    false
+}
+
+/// A line from a child's output that starts with the word.
+pub fn expect_line(child: &mut Child, word: &str) -> String {
+    use std::io::Read;
+    let out = child.stdout.as_mut().expect("piped");
+    let (mut line, mut byte) = (String::new(), [0]);
+    while out.read(&mut byte).expect("readable") == 1 {
+        if byte[0] == b'\n' {
+            // The runner's own words may stand before it on the line.
+            if let Some(at) = line.find(word) {
+                return line[at..].to_owned();
+            }
+            line.clear();
+        } else {
+            line.push(byte[0] as char);
+        }
+    }
+    panic!("the child ended without saying {word}");
+}
+
+/// Blocks until the other side closes our input.
+pub fn wait_for_close() {
+    let _ = std::io::read_to_string(std::io::stdin());
+}
+
+/// A library whose functions take integers and pointers.
+pub struct Library(*mut c_void);
+
+impl Library {
+    pub fn open(path: &str) -> Option<Library> {
+        let path = CString::new(path).expect("no NUL");
+        // SAFETY: a NUL-terminated path.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        (!handle.is_null()).then_some(Library(handle))
+    }
+
+    pub fn find(&self, name: &str) -> usize {
+        let name = CString::new(name).expect("no NUL");
+        // SAFETY: an open library and a NUL-terminated name.
+        unsafe { libc::dlsym(self.0, name.as_ptr()) as usize }
+    }
+
+    /// Calls a function; arguments beyond its own are harmless in the C calling convention.
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        type Function = extern "C" fn(
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+            usize,
+        ) -> i32;
+        let address = self.find(name);
+        assert_ne!(address, 0, "{name} is exported");
+        let mut a = [0; 12];
+        a[..arguments.len()].copy_from_slice(arguments);
+        // SAFETY: a function of the driver interface, which takes integers and pointers that the tests keep alive.
+        let function: Function = unsafe { std::mem::transmute(address) };
+        function(
+            a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
+        )
+    }
+
+    /// Calls a function whose first argument is where the result goes.
+    pub fn get(&self, name: &str, arguments: &[usize]) -> Result<u64, i32> {
+        let mut result = 0u64;
+        let mut all = vec![&raw mut result as usize];
+        all.extend(arguments);
+        match self.call(name, &all) {
+            0 => Ok(result),
+            error => Err(error),
+        }
+    }
+}
+
+/// The simulated driver.
+pub struct Cuda(pub Library);
+
+impl std::ops::Deref for Cuda {
+    type Target = Library;
+    fn deref(&self) -> &Library {
+        &self.0
+    }
+}
+
+impl Cuda {
+    pub fn load() -> Cuda {
+        Cuda(Library::open("libcuda.so.1").expect("the simulated libcuda"))
+    }
+
+    /// Initialises, and makes the primary context of the first GPU current.
+    pub fn start(&self) {
+        assert_eq!(self.call("cuInit", &[0]), 0);
+        let context = self
+            .get("cuDevicePrimaryCtxRetain", &[0])
+            .expect("a context");
+        assert_eq!(self.call("cuCtxSetCurrent", &[context as usize]), 0);
+    }
+
+    pub fn alloc(&self, bytes: u64) -> Result<u64, i32> {
+        self.get("cuMemAlloc_v2", &[bytes as usize])
+    }
+
+    pub fn free(&self, address: u64) -> i32 {
+        self.call("cuMemFree_v2", &[address as usize])
+    }
+
+    /// What the machine says is used of the first GPU, beyond one context.
+    pub fn beyond(&self) -> u64 {
+        used() - CONTEXT
+    }
+}
+
+/// What the machine says is used of the first GPU.
+pub fn used() -> u64 {
+    let machine = machine::Machine::get().expect("a machine");
+    process::scan(machine, true);
+    grant::used(machine, 0) * BLOCK
+}

@@ -1,0 +1,347 @@
+//! What every call takes, line by line of what was measured on an H100.
+
+use crate::rig::{CONTEXT, MIB, alone, used};
+
+#[test]
+fn totals() {
+    alone(&[], |cuda| {
+        assert_eq!(cuda.call("cuInit", &[0]), 0);
+        assert_eq!(cuda.get("cuDeviceTotalMem_v2", &[0]), Ok(85_017_493_504));
+        assert_eq!(used(), 0, "cuInit takes nothing");
+        cuda.start();
+        let (mut free, mut total) = (0u64, 0u64);
+        assert_eq!(
+            cuda.call(
+                "cuMemGetInfo_v2",
+                &[&raw mut free as usize, &raw mut total as usize]
+            ),
+            0
+        );
+        assert_eq!((free, total), (85_017_493_504 - CONTEXT, 85_017_493_504));
+    });
+}
+
+#[test]
+fn every_context_costs_the_same() {
+    alone(&[], |cuda| {
+        cuda.start();
+        assert_eq!(used(), CONTEXT);
+        let more: Vec<u64> = (0..24)
+            .map(|_| cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context"))
+            .collect();
+        assert_eq!(used(), 25 * CONTEXT);
+        for context in &more {
+            assert_eq!(cuda.call("cuCtxDestroy_v2", &[*context as usize]), 0);
+        }
+        assert_eq!(used(), CONTEXT);
+        assert_eq!(
+            cuda.call("cuCtxDestroy_v2", &[more[0] as usize]),
+            709,
+            "gone is gone"
+        );
+        assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
+        assert_eq!(used(), 0);
+        assert_eq!(cuda.call("cuDevicePrimaryCtxRelease", &[0]), 201);
+    });
+}
+
+/// Allocates `per_block` requests and sees one block, one more and sees two, frees all and sees none.
+fn packs(cuda: &crate::rig::Cuda, bytes: u64, per_block: usize) {
+    let mut live = Vec::new();
+    for _ in 0..per_block {
+        live.push(cuda.alloc(bytes).expect("memory"));
+        assert_eq!(
+            cuda.beyond(),
+            2 * MIB,
+            "{bytes}: {} in one block",
+            live.len()
+        );
+    }
+    live.push(cuda.alloc(bytes).expect("memory"));
+    assert_eq!(
+        cuda.beyond(),
+        4 * MIB,
+        "{bytes}: {} need two blocks",
+        live.len()
+    );
+    let blocks: std::collections::BTreeSet<u64> =
+        live.iter().map(|address| address / (2 * MIB)).collect();
+    assert_eq!(blocks.len(), 2, "the addresses tell the blocks");
+    let last = live.pop().expect("one");
+    assert_eq!(cuda.free(last), 0);
+    assert_eq!(cuda.beyond(), 2 * MIB, "an empty block goes back");
+    for (index, address) in live.iter().enumerate() {
+        assert_eq!(
+            cuda.beyond(),
+            2 * MIB,
+            "{bytes}: block stays with {} left",
+            live.len() - index
+        );
+        assert_eq!(cuda.free(*address), 0);
+    }
+    assert_eq!(cuda.beyond(), 0);
+}
+
+#[test]
+fn small_requests_are_packed() {
+    alone(&[], |cuda| {
+        cuda.start();
+        packs(cuda, 20_000, 102);
+        packs(cuda, 400_000, 5);
+        packs(cuda, 700_000, 2);
+        packs(cuda, 524_288, 4);
+        packs(cuda, 1 << 20, 2);
+        packs(cuda, 1, 4096);
+    });
+}
+
+#[test]
+fn large_requests_have_blocks_of_their_own() {
+    alone(&[], |cuda| {
+        cuda.start();
+        for (bytes, taken) in [
+            (1_048_577, 2 * MIB),
+            (2_097_152, 2 * MIB),
+            (2_097_153, 4 * MIB),
+            (1 << 30, 1 << 30),
+        ] {
+            let address = cuda.alloc(bytes).expect("memory");
+            assert_eq!(cuda.beyond(), taken, "{bytes}");
+            assert_eq!(address % (2 * MIB), 0);
+            let (mut base, mut size) = (0u64, 0u64);
+            let inside = address as usize + bytes as usize - 1;
+            let answer = [&raw mut base as usize, &raw mut size as usize, inside];
+            assert_eq!(cuda.call("cuMemGetAddressRange_v2", &answer), 0);
+            assert_eq!((base, size), (address, bytes));
+            assert_eq!(cuda.free(address), 0);
+            assert_eq!(cuda.beyond(), 0, "{bytes}");
+            assert_eq!(cuda.free(address), 1, "freed twice");
+        }
+        assert_eq!(cuda.alloc(0), Err(1));
+        assert_eq!(cuda.free(0), 0);
+        assert_eq!(cuda.free(4096), 1, "never allocated");
+        assert_eq!(cuda.alloc(1 << 40), Err(2));
+    });
+}
+
+#[test]
+fn pitch_is_a_multiple_of_512() {
+    alone(&[], |cuda| {
+        cuda.start();
+        for (width, pitch) in [(1000, 1024), (1032, 1536), (512, 512)] {
+            let mut got = 0u64;
+            let address = cuda
+                .get(
+                    "cuMemAllocPitch_v2",
+                    &[&raw mut got as usize, width, 3000, 4],
+                )
+                .expect("memory");
+            assert_eq!(got, pitch);
+            assert_eq!(cuda.beyond(), (pitch * 3000).next_multiple_of(2 * MIB));
+            assert_eq!(cuda.free(address), 0);
+        }
+    });
+}
+
+#[test]
+fn managed_and_pinned_memory_take_nothing() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let managed = cuda
+            .get("cuMemAllocManaged", &[1 << 30, 1])
+            .expect("memory");
+        let pinned = cuda.get("cuMemHostAlloc", &[1 << 20, 0]).expect("memory");
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(cuda.free(managed), 0);
+        assert_eq!(cuda.call("cuMemFreeHost", &[pinned as usize]), 0);
+    });
+}
+
+#[test]
+fn the_stack_limit_takes_its_memory_at_once() {
+    alone(&[], |cuda| {
+        cuda.start();
+        assert_eq!(cuda.call("cuCtxSetLimit", &[0, 16_384]), 0);
+        assert_eq!(cuda.beyond(), 4_152_360_960);
+        assert_eq!(cuda.get("cuCtxGetLimit", &[0]), Ok(16_384));
+        assert_eq!(cuda.call("cuCtxSetLimit", &[0, 1024]), 0);
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(cuda.call("cuCtxSetLimit", &[2, 512 << 20]), 0);
+        assert_eq!(cuda.beyond(), 0, "the heap takes nothing before it is used");
+        assert_eq!(
+            cuda.call("cuCtxSetLimit", &[0, 512 << 10]),
+            2,
+            "more than the GPU has"
+        );
+        assert_eq!(cuda.get("cuCtxGetLimit", &[0]), Ok(1024));
+    });
+}
+
+#[test]
+fn a_launch_takes_local_memory_for_good() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let mut taken = 0;
+        for (local, mib) in [
+            (1024, 0),
+            (4096, 792),
+            (16_384, 3960),
+            (65_536, 16_632),
+            (4096, 16_632),
+        ] {
+            let ptx = format!(
+                ".version 8.0\n.target sm_90\n.visible .entry work()\n{{\n.local .align 4 .b8 depot[{local}];\nret;\n}}\0"
+            );
+            let module = cuda
+                .get("cuModuleLoadData", &[ptx.as_ptr() as usize])
+                .expect("a module");
+            let function = cuda
+                .get(
+                    "cuModuleGetFunction",
+                    &[module as usize, c"work".as_ptr() as usize],
+                )
+                .expect("a function");
+            let mut told = 0i32;
+            assert_eq!(
+                cuda.call(
+                    "cuFuncGetAttribute",
+                    &[&raw mut told as usize, 3, function as usize]
+                ),
+                0
+            );
+            assert_eq!(told, local, "the driver tells before the launch");
+            assert_eq!(cuda.beyond(), taken);
+            assert_eq!(
+                cuda.call("cuLaunchKernel", &[function as usize, 1, 1, 1, 1, 1, 1]),
+                0
+            );
+            taken = mib * MIB;
+            assert_eq!(cuda.beyond(), taken, "local {local}");
+            assert_eq!(cuda.call("cuModuleUnload", &[module as usize]), 0);
+            assert_eq!(cuda.beyond(), taken, "never given back");
+        }
+    });
+}
+
+#[test]
+fn a_module_takes_its_variables() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let ptx = c".version 8.0\n.target sm_90\n.global .align 4 .b8 big[1073741824];\n";
+        let module = cuda
+            .get("cuModuleLoadData", &[ptx.as_ptr() as usize])
+            .expect("a module");
+        assert_eq!(cuda.beyond(), 1 << 30);
+        let mut bytes = 0usize;
+        let arguments = [
+            &raw mut bytes as usize,
+            module as usize,
+            c"big".as_ptr() as usize,
+        ];
+        let address = cuda
+            .get("cuModuleGetGlobal_v2", &arguments)
+            .expect("the variable");
+        assert_eq!(bytes, 1 << 30);
+        assert_eq!(cuda.free(address), 1, "not the program's to free");
+        assert_eq!(cuda.call("cuModuleUnload", &[module as usize]), 0);
+        assert_eq!(cuda.beyond(), 0);
+    });
+}
+
+#[test]
+fn streams_stay_with_the_context() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let streams: Vec<u64> = (0..4096)
+            .map(|number| {
+                let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream");
+                if number + 1 == 64 {
+                    assert_eq!(cuda.beyond(), 34 * MIB);
+                }
+                stream
+            })
+            .collect();
+        assert_eq!(cuda.beyond(), 2240 * MIB);
+        for stream in streams {
+            assert_eq!(cuda.call("cuStreamDestroy_v2", &[stream as usize]), 0);
+        }
+        assert_eq!(cuda.beyond(), 2240 * MIB);
+        assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+        assert_eq!(used(), 0);
+    });
+}
+
+#[test]
+fn pools_grow_in_steps() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let pool = cuda.get("cuDeviceGetDefaultMemPool", &[0]).expect("a pool") as usize;
+        let attribute = |number: usize| {
+            let mut value = 0u64;
+            assert_eq!(
+                cuda.call(
+                    "cuMemPoolGetAttribute",
+                    &[pool, number, &raw mut value as usize]
+                ),
+                0
+            );
+            value
+        };
+        for (bytes, reserved) in [
+            (1, 32),
+            (33_554_432, 32),
+            (33_554_433, 64),
+            (100 << 20, 128),
+            (1 << 30, 1024),
+        ] {
+            let address = cuda.get("cuMemAllocAsync", &[bytes, 0]).expect("memory");
+            assert_eq!(
+                (attribute(5), cuda.beyond()),
+                (reserved * MIB, reserved * MIB),
+                "{bytes}"
+            );
+            assert_eq!(cuda.call("cuMemFreeAsync", &[address as usize, 0]), 0);
+            assert_eq!(attribute(7), 0);
+            assert_eq!(cuda.beyond(), reserved * MIB, "freeing gives nothing back");
+            assert_eq!(cuda.call("cuStreamSynchronize", &[0]), 0);
+            assert_eq!(
+                (attribute(5), cuda.beyond()),
+                (0, 0),
+                "the synchronise does"
+            );
+        }
+        // With the threshold raised it stays until trimmed.
+        let mut threshold = u64::MAX;
+        assert_eq!(
+            cuda.call(
+                "cuMemPoolSetAttribute",
+                &[pool, 4, &raw mut threshold as usize]
+            ),
+            0
+        );
+        let (one, two) = (
+            cuda.get("cuMemAllocAsync", &[100 << 20, 0]),
+            cuda.get("cuMemAllocAsync", &[20 << 20, 0]),
+        );
+        assert_eq!(cuda.beyond(), 128 * MIB, "the second fits the gap");
+        for address in [one, two] {
+            assert_eq!(
+                cuda.call("cuMemFreeAsync", &[address.expect("memory") as usize, 0]),
+                0
+            );
+        }
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!(cuda.beyond(), 128 * MIB);
+        assert_eq!(cuda.call("cuMemPoolTrimTo", &[pool, 50 << 20]), 0);
+        assert_eq!(cuda.beyond(), 64 * MIB, "keeps at least what it was told");
+        // A live pointer holds its step; cuMemAlloc that runs out takes the rest.
+        let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
+        let free = 85_017_493_504 - used();
+        let large = cuda
+            .alloc(free / (2 * MIB) * (2 * MIB) + 32 * MIB)
+            .expect("the idle step is given up");
+        assert_eq!(attribute(5), 32 * MIB);
+        assert_eq!(cuda.alloc(64 * MIB), Err(2));
+        assert_eq!((cuda.free(large), cuda.free(live)), (0, 0));
+    });
+}
