@@ -19,7 +19,12 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Looks at the driver, NVML, the library and its hooks, the groups, and the environment. Changes nothing.
+Looks at the driver, NVML, the library and its hooks, the groups, and the environment. Changes
+nothing.
+
+Examples:
+  gpulimit doctor
+  gpulimit doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
 Exit status: 0 when limits can be applied, 1 when something prevents it.";
 

@@ -135,10 +135,11 @@ pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Size)>, Why> {
                 (selector, size)
             }
         };
+        let size = size.parse().map_err(Why::Size)?;
         if rules.iter().any(|(there, _)| *there == selector) {
             return Err(Why::Form(ONCE));
         }
-        rules.push((selector, size.parse().map_err(Why::Size)?));
+        rules.push((selector, size));
     }
     Ok(rules)
 }
