@@ -1,0 +1,68 @@
+//! What the commands do.
+//!
+//! | command | |
+//! |---|---|
+//! | `start` | `init`, `retain 0`, `current 0` |
+//! | `init`, `retain D`, `release-primary D`, `reset D`, `current D` | the primary context of GPU D |
+//! | `context NAME D v1..v4`, `destroy NAME`, `detach NAME`, `use NAME`, `push NAME`, `pop` | other contexts |
+//! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
+//! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
+//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
+//! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
+//! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
+//! | `stream NAME`, `priority-stream NAME`, `capture STREAM`, `end-capture STREAM` | streams |
+//! | `module NAME BYTES`, `library NAME BYTES`, `unload NAME`, `unload-library NAME`, `launch NAME`, `cooperative NAME` | code |
+//! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
+//! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join`, `exec` | blocks end with `}` |
+//! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `exit N` | the process |
+//! | `dlsym NAME`, `owner NAME`, `hooks` | names: what the linker says, which object has it, which hooks this door misses |
+
+mod code;
+mod contexts;
+mod linear;
+mod mapped;
+mod pools;
+mod streams;
+mod surroundings;
+mod view;
+
+use crate::driver::{ABSENT, Driver};
+use crate::interpreter::{Scope, Words};
+
+/// What a command comes to, or what is wrong with it.
+pub type Answer<T> = Result<T, String>;
+
+/// Runs one command.
+pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<String> {
+    let subjects = [
+        contexts::run,
+        linear::run,
+        mapped::run,
+        pools::run,
+        streams::run,
+        code::run,
+        view::run,
+        surroundings::run,
+    ];
+    for subject in subjects {
+        if let Some(answer) = subject(driver, scope, words)? {
+            return Ok(answer);
+        }
+    }
+    Err(format!("no command {}", words.name()))
+}
+
+/// A status as scripts show it.
+pub fn plain(status: i32) -> String {
+    match status {
+        ABSENT => "absent".to_owned(),
+        status => status.to_string(),
+    }
+}
+
+/// `CUmemAllocationProp` and `CUmemPoolProps`: pinned memory on a GPU.
+fn placed(gpu: usize) -> [i32; 22] {
+    let mut properties = [0; 22];
+    (properties[0], properties[2], properties[3]) = (1, 1, gpu as i32);
+    properties
+}

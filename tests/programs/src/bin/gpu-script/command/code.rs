@@ -1,0 +1,62 @@
+//! Modules, libraries and launches.
+
+use super::{Answer, plain};
+use crate::driver::Driver;
+use crate::interpreter::{Scope, Words};
+
+/// Runs a command of this subject; `None` for others.
+pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
+    let name = words.name();
+    Ok(Some(match name {
+        "module" => {
+            let text = ptx(words.size(2)?);
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuModuleLoadData", &[text.as_ptr() as usize]),
+            )
+        }
+        "module-ex" => {
+            let text = ptx(words.size(2)?);
+            let arguments = [text.as_ptr() as usize, 0, 0, 0];
+            scope.keep(words.at(1)?, driver.get("cuModuleLoadDataEx", &arguments))
+        }
+        "library" => {
+            let text = ptx(words.size(2)?);
+            let arguments = [text.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
+            scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
+        }
+        "unload" => plain(driver.call("cuModuleUnload", &[scope.value(words.at(1)?)?])),
+        "unload-library" => plain(driver.call("cuLibraryUnload", &[scope.value(words.at(1)?)?])),
+        "launch" | "cooperative" => {
+            let module = scope.value(words.at(1)?)?;
+            let kernel = c"kernel".as_ptr() as usize;
+            match driver.get("cuModuleGetFunction", &[module, kernel]) {
+                (0, function) => {
+                    let function = function as usize;
+                    plain(match name {
+                        "launch" => {
+                            driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0])
+                        }
+                        _ => driver.call(
+                            "cuLaunchCooperativeKernel",
+                            &[function, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+                        ),
+                    })
+                }
+                (failed, _) => plain(failed),
+            }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// PTX with a variable of so many bytes and a kernel.
+fn ptx(bytes: usize) -> String {
+    let data = match bytes {
+        0 => String::new(),
+        bytes => format!(".visible .global .align 4 .b8 data[{bytes}];\n"),
+    };
+    format!(
+        ".version 7.0\n.target sm_52\n.address_size 64\n{data}.visible .entry kernel()\n{{\n ret;\n}}\n\0"
+    )
+}

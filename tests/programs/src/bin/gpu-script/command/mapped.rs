@@ -1,0 +1,51 @@
+//! Virtual memory management.
+
+use super::{Answer, placed, plain};
+use crate::driver::Driver;
+use crate::interpreter::{Scope, Words};
+
+/// Runs a command of this subject; `None` for others.
+pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
+    let name = words.name();
+    Ok(Some(match name {
+        "create" => {
+            let properties = placed(words.gpu(3)?);
+            let place = properties.as_ptr() as usize;
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemCreate", &[words.size(2)?, place, 0]),
+            )
+        }
+        "create-on-host" => {
+            let mut properties = placed(0);
+            properties[2] = 2;
+            let place = properties.as_ptr() as usize;
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemCreate", &[words.size(2)?, place, 0]),
+            )
+        }
+        "reserve" => scope.keep(
+            words.at(1)?,
+            driver.get("cuMemAddressReserve", &[words.size(2)?, 0, 0, 0]),
+        ),
+        "map" => {
+            let address = scope.value(words.at(1)?)? + words.size(2)?;
+            let (handle, size) = (scope.value(words.at(3)?)?, words.size(4)?);
+            plain(driver.call("cuMemMap", &[address, size, 0, handle, 0]))
+        }
+        "unmap" => {
+            let address = scope.value(words.at(1)?)? + words.size(2)?;
+            plain(driver.call("cuMemUnmap", &[address, words.size(3)?]))
+        }
+        "release" => plain(driver.call("cuMemRelease", &[scope.value(words.at(1)?)?])),
+        "retain-handle" => {
+            let address = scope.value(words.at(2)?)? + words.size(3)?;
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemRetainAllocationHandle", &[address]),
+            )
+        }
+        _ => return Ok(None),
+    }))
+}

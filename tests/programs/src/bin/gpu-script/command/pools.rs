@@ -1,0 +1,83 @@
+//! Stream-ordered memory and pools.
+
+use super::{Answer, placed, plain};
+use crate::driver::Driver;
+use crate::interpreter::{Scope, Words};
+use crate::size;
+
+/// Runs a command of this subject; `None` for others.
+pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
+    let name = words.name();
+    Ok(Some(match name {
+        "async" => {
+            let stream = scope.stream(words.get(3))?;
+            let answer = driver.get("cuMemAllocAsync", &[words.size(2)?, stream]);
+            scope.keep(words.at(1)?, answer)
+        }
+        "async-from" => {
+            let (pool, stream) = (scope.value(words.at(2)?)?, scope.stream(words.get(4))?);
+            let answer = driver.get("cuMemAllocFromPoolAsync", &[words.size(3)?, pool, stream]);
+            scope.keep(words.at(1)?, answer)
+        }
+        "free-async" => {
+            let stream = scope.stream(words.get(2))?;
+            plain(driver.call("cuMemFreeAsync", &[scope.value(words.at(1)?)?, stream]))
+        }
+        "sync" => match words.get(1) {
+            None => plain(driver.call("cuCtxSynchronize", &[])),
+            Some("null") => plain(driver.call("cuStreamSynchronize", &[0])),
+            name => plain(driver.call("cuStreamSynchronize", &[scope.stream(name)?])),
+        },
+        "sync-context" => plain(driver.call("cuCtxSynchronize_v2", &[scope.value(words.at(1)?)?])),
+        "event-sync" => {
+            let (_, event) = driver.get("cuEventCreate", &[0]);
+            driver.call("cuEventRecord", &[event as usize, 0]);
+            let status = driver.call("cuEventSynchronize", &[event as usize]);
+            driver.call("cuEventDestroy_v2", &[event as usize]);
+            plain(status)
+        }
+        "pool" => {
+            let properties = placed(words.gpu(2)?);
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemPoolCreate", &[properties.as_ptr() as usize]),
+            )
+        }
+        "default-pool" => scope.keep(
+            words.at(1)?,
+            driver.get("cuDeviceGetDefaultMemPool", &[words.gpu(2)?]),
+        ),
+        "threshold" => {
+            let bytes = size::parse(words.at(2)?)?;
+            let place = &raw const bytes as usize;
+            plain(driver.call(
+                "cuMemPoolSetAttribute",
+                &[scope.value(words.at(1)?)?, 4, place],
+            ))
+        }
+        "trim" => plain(driver.call(
+            "cuMemPoolTrimTo",
+            &[scope.value(words.at(1)?)?, words.size(2)?],
+        )),
+        "use-pool" => {
+            let pool = scope.value(words.at(1)?)?;
+            plain(driver.call("cuDeviceSetMemPool", &[words.gpu(2)?, pool]))
+        }
+        "use-pool-at" => {
+            let (pool, location) = (scope.value(words.at(1)?)?, [1i32, words.gpu(2)? as i32]);
+            plain(driver.call("cuMemSetMemPool", &[location.as_ptr() as usize, 1, pool]))
+        }
+        "pool-bytes" => {
+            let pool = scope.value(words.at(1)?)?;
+            let read = |attribute: usize| {
+                let mut bytes = 0u64;
+                let place = &raw mut bytes as usize;
+                driver.call("cuMemPoolGetAttribute", &[pool, attribute, place]);
+                bytes
+            };
+            format!("{} {}", read(5), read(7))
+        }
+        "destroy-pool" => plain(driver.call("cuMemPoolDestroy", &[scope.value(words.at(1)?)?])),
+        _ => return Ok(None),
+    }))
+}

@@ -1,0 +1,35 @@
+//! Streams.
+
+use super::{Answer, plain};
+use crate::driver::Driver;
+use crate::interpreter::{Scope, Words};
+
+/// Runs a command of this subject; `None` for others.
+pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
+    let name = words.name();
+    Ok(Some(match name {
+        "stream" | "priority-stream" => {
+            let (status, stream) = match name {
+                "stream" => driver.get("cuStreamCreate", &[1]),
+                _ => driver.get("cuStreamCreateWithPriority", &[1, 0]),
+            };
+            if status == 0 {
+                scope.streams.insert(words.at(1)?.to_owned(), stream);
+            }
+            plain(status)
+        }
+        "capture" => {
+            let stream = scope.stream(Some(words.at(1)?))?;
+            plain(driver.call("cuStreamBeginCapture_v2", &[stream, 0]))
+        }
+        "end-capture" => {
+            let mut graph = 0usize;
+            let place = &raw mut graph as usize;
+            plain(driver.call(
+                "cuStreamEndCapture",
+                &[scope.stream(Some(words.at(1)?))?, place],
+            ))
+        }
+        _ => return Ok(None),
+    }))
+}

@@ -1,0 +1,75 @@
+//! The driver's functions, found through a door.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use crate::door::Door;
+use crate::process;
+
+/// Functions whose last argument is a stream have a twin for the per-thread default stream.
+const TWINS: &[&str] = &[
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemFreeAsync",
+    "cuStreamSynchronize",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLaunchCooperativeKernel",
+];
+
+/// What a call comes to when there is no such function.
+pub const ABSENT: i32 = -1;
+
+/// The driver behind a door.
+pub struct Driver {
+    door: Door,
+    nvml: usize,
+    twins: bool,
+    known: Mutex<HashMap<String, usize>>,
+}
+
+impl Driver {
+    /// Through this door; with `twins`, by the per-thread variants of stream functions.
+    pub fn open(door: Door, twins: bool) -> Result<Driver, String> {
+        Ok(Driver {
+            door,
+            nvml: process::open("libnvidia-ml.so.1", libc::RTLD_NOW),
+            twins,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Address of a function by its exported name; 0 when there is none.
+    pub fn find(&self, name: &str) -> usize {
+        let mut known = self.known.lock().unwrap_or_else(|held| held.into_inner());
+        *known.entry(name.to_owned()).or_insert_with(|| {
+            if name.starts_with("nvml") {
+                process::find(self.nvml, name)
+            } else {
+                self.door.find(name)
+            }
+        })
+    }
+
+    /// Calls a function.
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        let twin = self.twins && TWINS.contains(&name);
+        let address = if twin {
+            self.find(&format!("{name}_ptsz"))
+        } else {
+            self.find(name)
+        };
+        match address {
+            0 => ABSENT,
+            address => process::call(address, arguments),
+        }
+    }
+
+    /// Calls a function whose first argument is where the result goes.
+    pub fn get(&self, name: &str, arguments: &[usize]) -> (i32, u64) {
+        let mut result = 0u64;
+        let mut all = vec![&raw mut result as usize];
+        all.extend(arguments);
+        (self.call(name, &all), result)
+    }
+}

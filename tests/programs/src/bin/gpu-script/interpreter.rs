@@ -1,0 +1,219 @@
+//! Runs lines: one by one, in blocks, in threads and in child processes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::ExitCode;
+
+use crate::command;
+use crate::driver::Driver;
+use crate::process;
+use crate::size;
+use crate::source::Source;
+
+type Answer = command::Answer<String>;
+
+/// What names stand for. A copy for every thread.
+#[derive(Clone, Default)]
+pub struct Scope {
+    pub values: HashMap<String, u64>,
+    pub lists: HashMap<String, Vec<u64>>,
+    pub streams: HashMap<String, u64>,
+}
+
+impl Scope {
+    /// What the script calls so.
+    pub fn value(&self, name: &str) -> Result<usize, String> {
+        let value = self.values.get(name).ok_or(format!("no {name}"))?;
+        Ok(*value as usize)
+    }
+
+    /// The stream that the script calls so; the NULL stream for no name.
+    pub fn stream(&self, name: Option<&str>) -> Result<usize, String> {
+        match name {
+            None => Ok(0),
+            Some(name) => Ok(*self.streams.get(name).ok_or(format!("no {name}"))? as usize),
+        }
+    }
+}
+
+impl Scope {
+    /// Gives the result of a call a name; the status.
+    pub fn keep(&mut self, name: &str, (status, value): (i32, u64)) -> String {
+        if status == 0 {
+            self.values.insert(name.to_owned(), value);
+        }
+        command::plain(status)
+    }
+}
+
+/// Runs commands.
+pub struct Interpreter {
+    driver: Driver,
+    scope: Scope,
+    children: Vec<i32>,
+}
+
+/// The words of a command.
+pub struct Words<'a>(Vec<&'a str>);
+
+impl<'a> Words<'a> {
+    /// The command.
+    pub fn name(&self) -> &'a str {
+        self.0[0]
+    }
+
+    /// A word that must be there.
+    pub fn at(&self, index: usize) -> Result<&'a str, String> {
+        self.0
+            .get(index)
+            .copied()
+            .ok_or(format!("{}: more words", self.0[0]))
+    }
+
+    /// A word that may be there.
+    pub fn get(&self, index: usize) -> Option<&'a str> {
+        self.0.get(index).copied()
+    }
+
+    /// A size.
+    pub fn size(&self, index: usize) -> Result<usize, String> {
+        Ok(size::parse(self.at(index)?)? as usize)
+    }
+
+    /// A GPU's ordinal; the first where none is named.
+    pub fn gpu(&self, index: usize) -> Result<usize, String> {
+        match self.get(index) {
+            None => Ok(0),
+            Some(text) => text
+                .parse::<i32>()
+                .map(|gpu| gpu as usize)
+                .map_err(|_| format!("no GPU {text}")),
+        }
+    }
+}
+
+impl Interpreter {
+    /// With nothing named yet.
+    pub fn new(driver: Driver) -> Interpreter {
+        Interpreter {
+            driver,
+            scope: Scope::default(),
+            children: Vec::new(),
+        }
+    }
+
+    /// Runs a whole script.
+    pub fn run(mut self, source: &mut Source) -> Result<ExitCode, String> {
+        while let Some(line) = source.next() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if words[0] == "exit" {
+                let code = words.get(1).and_then(|code| code.parse().ok());
+                return Ok(ExitCode::from(code.unwrap_or(0)));
+            }
+            self.step(&line, source)?;
+        }
+        for child in std::mem::take(&mut self.children) {
+            process::wait(child);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Runs the lines in a child process; its exit code is 0 when the script had no mistake.
+    fn child(&mut self, lines: Vec<String>) -> i32 {
+        let mut source = Source::from(lines);
+        while let Some(line) = source.next() {
+            if let Some(code) = line.strip_prefix("exit ") {
+                return code.parse().unwrap_or(0);
+            }
+            if let Err(why) = self.step(&line, &mut source) {
+                eprintln!("gpu-script: {why}");
+                return 2;
+            }
+        }
+        0
+    }
+
+    fn step(&mut self, line: &str, source: &mut Source) -> Result<(), String> {
+        let shown = line.trim_end_matches('{').trim_end();
+        let words = Words(shown.split_whitespace().collect());
+        let answer = match words.0[0] {
+            "threads" => threads(&self.driver, &self.scope, words.size(1)?, source.block()?)?,
+            "fork" => {
+                let lines = source.block()?;
+                let pid = process::fork(|| self.child(lines));
+                process::wait(pid).to_string()
+            }
+            "background" => {
+                let lines = source.block()?;
+                let pid = process::fork(|| self.child(lines));
+                self.children.push(pid);
+                "0".to_owned()
+            }
+            "join" => {
+                let codes: Vec<_> = std::mem::take(&mut self.children)
+                    .into_iter()
+                    .map(|pid| process::wait(pid).to_string())
+                    .collect();
+                codes.join(" ")
+            }
+            "exec" => {
+                process::write_line("exec = 0");
+                process::exec();
+                return Err("exec failed".into());
+            }
+            "repeat" => repeat(
+                &self.driver,
+                &mut self.scope,
+                words.size(1)?,
+                &source.block()?,
+            )?,
+            _ => command::run(&self.driver, &mut self.scope, &words)?,
+        };
+        process::write_line(&format!("{shown} = {answer}"));
+        Ok(())
+    }
+}
+
+/// Runs the lines in so many threads at once; their answers by thread.
+fn threads(driver: &Driver, scope: &Scope, count: usize, lines: Vec<String>) -> Answer {
+    let (_, context) = driver.get("cuCtxGetCurrent", &[]);
+    let run = || -> Answer {
+        let mut scope = scope.clone();
+        driver.call("cuCtxSetCurrent", &[context as usize]);
+        repeat(driver, &mut scope, 1, &lines)
+    };
+    let answers: Result<Vec<String>, String> = std::thread::scope(|threads| {
+        let running: Vec<_> = (0..count).map(|_| threads.spawn(run)).collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or(Err("a thread died".into())))
+            .collect()
+    });
+    Ok(answers?.join(", "))
+}
+
+/// Runs the lines so many times; how often which status came, `0:40 2:3`.
+fn repeat(driver: &Driver, scope: &mut Scope, count: usize, lines: &[String]) -> Answer {
+    let mut statuses = BTreeMap::<String, u64>::new();
+    for _ in 0..count {
+        let mut source = Source::from(lines.to_vec());
+        while let Some(line) = source.next() {
+            let words = Words(line.trim_end_matches('{').split_whitespace().collect());
+            if words.0[0] == "repeat" {
+                let inner = repeat(driver, scope, words.size(1)?, &source.block()?)?;
+                for part in inner.split(' ') {
+                    let (status, times) = part.split_once(':').unwrap_or((part, "1"));
+                    *statuses.entry(status.to_owned()).or_default() += times.parse().unwrap_or(0);
+                }
+                continue;
+            }
+            let answer = command::run(driver, scope, &words)?;
+            let status = answer.split(' ').next().unwrap_or_default().to_owned();
+            *statuses.entry(status).or_default() += 1;
+        }
+    }
+    let parts: Vec<_> = statuses
+        .into_iter()
+        .map(|(status, times)| format!("{status}:{times}"))
+        .collect();
+    Ok(parts.join(" "))
+}

@@ -1,0 +1,163 @@
+//! Calls of the C library that have no safe form: loading, forking, descriptors.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
+
+fn c_string(text: &str) -> CString {
+    CString::new(text).unwrap_or_default()
+}
+
+/// `dlopen`; null when it fails.
+pub fn open(path: &str, flags: i32) -> usize {
+    // SAFETY: a NUL-terminated path.
+    unsafe { libc::dlopen(c_string(path).as_ptr(), flags) as usize }
+}
+
+/// `dlsym`; 0 when there is none.
+pub fn find(handle: usize, name: &str) -> usize {
+    // SAFETY: a handle of `dlopen`, a NUL-terminated name.
+    unsafe { libc::dlsym(handle as *mut _, c_string(name).as_ptr()) as usize }
+}
+
+/// `dlerror`, without the path of the library, which differs between machines.
+pub fn error() -> Option<String> {
+    // SAFETY: the text is copied before any other call of its kind.
+    let text = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return None;
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    };
+    Some(match text.rsplit_once('/') {
+        Some((_, rest)) => rest.to_owned(),
+        None => text,
+    })
+}
+
+/// File name of the object that an address is in.
+pub fn owner(address: usize) -> Option<String> {
+    // SAFETY: an all-zero `Dl_info` is valid; its strings live as long as their object, which is never closed.
+    let path = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(address as *const _, &mut info) == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(info.dli_fname)
+            .to_string_lossy()
+            .into_owned()
+    };
+    Some(path.rsplit('/').next().unwrap_or_default().to_owned())
+}
+
+/// Calls the function at `address`. Arguments beyond its own are harmless in the C calling convention.
+pub fn call(address: usize, arguments: &[usize]) -> i32 {
+    type Function = extern "C" fn(
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+    ) -> i32;
+    let mut a = [0; 11];
+    a[..arguments.len()].copy_from_slice(arguments);
+    // SAFETY: a function of the driver interface, which takes integers and pointers that the caller keeps alive.
+    let function: Function = unsafe { std::mem::transmute(address) };
+    function(
+        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
+    )
+}
+
+/// Calls a function that looks a name up.
+pub fn lookup(address: usize, name: &str) -> usize {
+    let name = c_string(name);
+    // SAFETY: `linked` of c/linked.c.
+    let function: extern "C" fn(*const libc::c_char) -> usize =
+        unsafe { std::mem::transmute(address) };
+    function(name.as_ptr())
+}
+
+/// Calls a function that returns a text.
+pub fn text(address: usize) -> String {
+    // SAFETY: `gpulimit_hooks` of the preloaded library: a NUL-terminated string that stays valid, or null.
+    unsafe {
+        let function: extern "C" fn() -> *const libc::c_char = std::mem::transmute(address);
+        let text = function();
+        if text.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+}
+
+/// Reads one byte of standard input; 0 at its end.
+pub fn read_input(byte: &mut [u8; 1]) -> usize {
+    // SAFETY: one byte that is ours to write.
+    let read = unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) };
+    usize::try_from(read).unwrap_or(0)
+}
+
+/// Writes a whole line in one call: forked children share the output.
+pub fn write_line(line: &str) {
+    let line = format!("{line}\n");
+    // SAFETY: the bytes are valid.
+    unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
+}
+
+/// Runs `child` in a forked process; its pid.
+pub fn fork(child: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the script has one thread when it forks; the child goes on in `child` and leaves by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = child();
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe { libc::_exit(code) }
+        }
+        pid => pid,
+    }
+}
+
+/// Waits for a child: its exit code, or minus the signal that killed it.
+pub fn wait(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: a status that is ours to write.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    if libc::WIFSIGNALED(status) {
+        -libc::WTERMSIG(status)
+    } else {
+        libc::WEXITSTATUS(status)
+    }
+}
+
+/// Becomes this program anew, with the same arguments. Returns only if that failed.
+pub fn exec() {
+    let arguments: Vec<CString> = std::env::args_os()
+        .filter_map(|argument| CString::new(argument.as_bytes()).ok())
+        .collect();
+    let mut pointers: Vec<_> = arguments.iter().map(|argument| argument.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: NUL-terminated strings and a NULL at the end; the environment is the C library's own.
+    unsafe { libc::execv(c"/proc/self/exe".as_ptr(), pointers.as_ptr()) };
+}
+
+/// Closes all descriptors from `first` on.
+pub fn close_from(first: i32) {
+    for descriptor in first..1024 {
+        // SAFETY: closing a descriptor that is not open is harmless; that it may be somebody else's is the point.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+/// Empties the environment.
+pub fn clear_environment() {
+    // SAFETY: the script has one thread here.
+    unsafe { libc::clearenv() };
+}

@@ -1,0 +1,3 @@
+//! Programs that use a GPU, and the machines, groups and judges that the tests of the preloaded library share.
+
+pub mod world;

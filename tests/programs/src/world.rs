@@ -1,0 +1,268 @@
+//! A world of a test's own: a simulated machine, a root with one group, programs in it, and two judges that know nothing of
+//! each other: the machine's true figures and our ledger.
+//!
+//! Everything goes away with the [`World`].
+
+mod artefacts;
+mod machine;
+mod session;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use gpulimit::device::DeviceId;
+use gpulimit::group::{Created, Group, Root};
+use gpulimit::ledger::{Category, Identity, Ledger, Usage, Witness};
+use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::units::Size;
+
+pub use artefacts::{compile, library, program, repository, runtime, script, shim};
+pub use machine::{Gpu, Holder, Machine};
+pub use session::Session;
+
+/// 2^20 bytes.
+pub const MIB: u64 = 1 << 20;
+/// What a context takes, in bytes, as the simulated driver has it: 518 MiB.
+pub const CONTEXT: u64 = 518 * MIB;
+/// The granularity of device memory, in bytes: how far our figure may be from the driver's.
+pub const BLOCK: u64 = 2 * MIB;
+/// The group that the programs of a world are in.
+pub const GROUP: &str = "world";
+
+/// A machine, a root and a group.
+pub struct World {
+    folder: PathBuf,
+    machine: Machine,
+    root: Root,
+    created: Option<Created>,
+}
+
+impl World {
+    /// With one GPU and a group that may use `cap` bytes of it.
+    pub fn new(cap: u64) -> World {
+        World::with(cap, &[])
+    }
+
+    /// The same with these knobs of the simulated driver.
+    pub fn with(cap: u64, knobs: &[(&str, &str)]) -> World {
+        let mut world = World::without_group(knobs);
+        let limits = LimitSet::all(Size::Bytes(cap));
+        world.created = Some(world.root.create(GROUP, &limits).expect("a group"));
+        world
+    }
+
+    /// With a root that has no group.
+    pub fn without_group(knobs: &[(&str, &str)]) -> World {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-world-{}-{number}", std::process::id());
+        let folder = Path::new("/dev/shm").join(name);
+        std::fs::create_dir(&folder).expect("a folder of the test's own");
+        std::fs::create_dir(folder.join("root")).expect("a root");
+        World {
+            machine: Machine::new(folder.join("machine"), knobs),
+            root: Root::at(folder.join("root")).expect("a root"),
+            created: None,
+            folder,
+        }
+    }
+
+    /// The simulated machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The root of the groups.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// A file name of this world's own.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The group: the one that was made, or the only one there is.
+    pub fn group(&self) -> Group {
+        match &self.created {
+            Some(created) => created.group.clone(),
+            None => {
+                let groups = self.root.groups().expect("groups");
+                assert_eq!(groups.len(), 1, "{groups:?}");
+                groups[0].clone()
+            }
+        }
+    }
+
+    /// A program on the machine, without our library.
+    pub fn bare(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        self.machine.enter(&mut command);
+        command
+            .env_remove("LD_PRELOAD")
+            .env_remove("GPULIMIT_GROUP")
+            .env_remove("GPULIMIT_MAX")
+            .env("GPULIMIT_ROOT", self.root.path());
+        command
+    }
+
+    /// A program with our library and no word about a limit.
+    pub fn preloaded(&self, program: &Path) -> Command {
+        let mut command = self.bare(program);
+        command.env("LD_PRELOAD", shim());
+        command
+    }
+
+    /// A program in the group.
+    pub fn limited(&self, program: &Path) -> Command {
+        let mut command = self.preloaded(program);
+        command.env("GPULIMIT_GROUP", GROUP);
+        command
+    }
+
+    /// `gpu-script` in the group, to be told what to do.
+    pub fn start(&self) -> Session {
+        self.start_with(&[])
+    }
+
+    /// The same with these arguments.
+    pub fn start_with(&self, arguments: &[&str]) -> Session {
+        let mut command = self.limited(program());
+        command.args(arguments);
+        Session::start(command)
+    }
+
+    /// `gpu-script` in the group with a context.
+    pub fn on_gpu(&self) -> Session {
+        let mut session = self.start();
+        assert_eq!(session.say("start"), "0 0");
+        session
+    }
+
+    /// Our ledger.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        Arc::new(Ledger::open(&self.group().ledger_path()).expect("the ledger"))
+    }
+
+    /// What the ledger says of a GPU; nothing where it was never seen.
+    pub fn usage(&self, gpu: usize) -> Usage {
+        let id: DeviceId = self.machine.gpu(gpu).uuid.parse().expect("a UUID");
+        let ledger = self.ledger();
+        let device = ledger.find_device(&id);
+        device
+            .map(|device| ledger.usage(device))
+            .unwrap_or_default()
+    }
+
+    /// What the ledger says is in the driver's hands, of what the driver itself would show.
+    pub fn counted(&self, gpu: usize) -> u64 {
+        let usage = self.usage(gpu);
+        (usage.charged - usage.idle) - usage.by[Category::Managed as usize]
+    }
+
+    /// Changes the group's limit.
+    pub fn set(&self, cap: u64) {
+        let change = |limits: &mut LimitSet| limits.set(Selector::All, Size::Bytes(cap));
+        self.group().write_limits(change).expect("written");
+    }
+
+    /// With the programs at rest: the ledger agrees with the machine to a block, and the limit was never passed.
+    #[track_caller]
+    pub fn judge(&self, cap: u64) {
+        for gpu in 0..self.machine.gpus().len() {
+            self.judge_gpu(gpu, cap);
+        }
+    }
+
+    /// The same for one GPU.
+    #[track_caller]
+    pub fn judge_gpu(&self, gpu: usize, cap: u64) {
+        let (truth, counted) = (self.machine.gpu(gpu), self.counted(gpu));
+        assert!(
+            truth.peak <= cap,
+            "GPU {gpu}: peak {} of {cap} bytes: {} too many",
+            truth.peak,
+            truth.peak - cap
+        );
+        assert!(
+            truth.used.abs_diff(counted) <= BLOCK,
+            "GPU {gpu}: the driver holds {}, the ledger counts {counted}: {:?}",
+            truth.used,
+            self.usage(gpu)
+        );
+        let usage = self.usage(gpu);
+        assert!(usage.charged <= cap.max(truth.peak), "charged {usage:?}");
+        assert!(usage.charged >= truth.used, "{usage:?} for {truth:?}");
+        assert_eq!(usage.undecided, 0);
+    }
+
+    /// After the last program: nothing is left, neither on the machine nor in the ledger, and the limit was never passed.
+    #[track_caller]
+    pub fn judge_end(&self, cap: u64) {
+        self.settle();
+        for (gpu, truth) in self.machine.gpus().iter().enumerate() {
+            assert!(truth.peak <= cap, "peak {} of {cap}", truth.peak);
+            let usage = self.usage(gpu);
+            assert_eq!(
+                (usage.charged, usage.undecided),
+                (0, 0),
+                "left over: {usage:?}"
+            );
+        }
+    }
+
+    /// Waits until the machine and the ledger are empty.
+    #[track_caller]
+    pub fn settle(&self) {
+        let empty = || self.machine.gpus().iter().all(|gpu| gpu.used == 0);
+        assert!(
+            eventually(empty),
+            "the machine is empty: {:?}",
+            self.machine.gpus()
+        );
+        let clean = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
+        assert!(eventually(clean), "the ledger is clean");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Knows from the machine which of the dead still hold memory.
+struct Coroner<'a>(&'a Machine);
+
+impl Witness for Coroner<'_> {
+    fn holds_memory(&self, process: &Identity, _: &DeviceId) -> Option<bool> {
+        let listed = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.pid == process.pid);
+        Some(self.0.gpus().iter().any(listed))
+    }
+}
+
+/// Waits until it is so; false after ten seconds.
+pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(10) {
+        if so() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// Runs a program to its end.
+#[track_caller]
+pub fn finish(mut command: Command) -> Output {
+    command.stdin(Stdio::null()).output().expect("it runs")
+}
+
+/// What a program wrote.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,116 @@
+//! What the tests run, built when it is first asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// …/target/debug, of the running test.
+fn built() -> PathBuf {
+    // …/target/debug/deps/shim-0123
+    let test = std::env::current_exe().expect("the test's own path");
+    test.ancestors().nth(2).expect("a profile").to_owned()
+}
+
+fn target() -> PathBuf {
+    built().parent().expect("a target folder").to_owned()
+}
+
+/// Builds the simulated driver and the preloaded library, once per test binary.
+fn built_once() -> &'static Path {
+    static TARGET: OnceLock<PathBuf> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let target = target();
+        let build = |program: &Path, arguments: &[&str]| {
+            let status = Command::new(program)
+                .args(arguments)
+                .current_dir(repository())
+                .env("CARGO_TARGET_DIR", &target)
+                .env_remove("GPULIMIT_SIM_BUILT")
+                .status();
+            assert!(
+                status.is_ok_and(|status| status.success()),
+                "{program:?} {arguments:?}"
+            );
+        };
+        build(&repository().join("scripts/sim"), &["true"]);
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let arguments = ["build", "--quiet", "--release", "-p", "gpulimit-shim"];
+        build(Path::new(&cargo), &arguments);
+        target
+    })
+}
+
+/// The folder with the simulated `libcuda.so.1` and its companions.
+pub(super) fn driver() -> PathBuf {
+    built_once().join("sim-driver")
+}
+
+/// `libgpulimit.so`.
+pub fn shim() -> PathBuf {
+    built_once().join("release/libgpulimit.so")
+}
+
+/// `gpu-script`.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| built().join("gpu-script"))
+}
+
+/// A script of tests/scripts.
+pub fn script(name: &str) -> PathBuf {
+    repository().join("tests/scripts").join(name)
+}
+
+/// Compiles a C file of tests/programs/c into a program.
+pub fn compile(name: &str, arguments: &[&str]) -> PathBuf {
+    build(name, "", arguments)
+}
+
+/// Compiles a C file of tests/programs/c into a shared library.
+pub fn library(name: &str, arguments: &[&str]) -> PathBuf {
+    let shared: Vec<_> = ["-shared", "-fPIC"]
+        .iter()
+        .chain(arguments)
+        .copied()
+        .collect();
+    build(name, ".so", &shared)
+}
+
+fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
+    let source = repository().join(format!("tests/programs/c/{name}.c"));
+    let folder = built_once().join("c-programs");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let place = folder.join(format!("{name}{suffix}"));
+    // Under a name of its own, then put in place as a whole: other test processes build the same.
+    let draft = folder.join(format!(
+        ".{name}.{:?}.{}",
+        std::thread::current().id(),
+        std::process::id()
+    ));
+    let driver = driver();
+    let status = Command::new(std::env::var("CC").unwrap_or("cc".into()))
+        .args(["-O1", "-Wall", "-Werror", "-o"])
+        .args([&draft, &source])
+        .arg(format!("-L{}", driver.display()))
+        .args(arguments)
+        .arg("-ldl")
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "cc {name}.c");
+    std::fs::rename(&draft, &place).expect("in place");
+    place
+}
+
+/// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot be had.
+pub fn runtime(major: u32) -> Option<PathBuf> {
+    let folder = repository().join(format!(".cache/cudart-{major}"));
+    let file = folder.join(format!("libcudart.so.{major}"));
+    if !file.exists() {
+        let _ = Command::new(repository().join("scripts/wheels")).status();
+    }
+    file.exists().then_some(file)
+}
