@@ -258,10 +258,12 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
 
 /// The pid by which the caller's /proc knows the holder; none when it cannot see it.
 pub fn visible_pid(holder: &Holder) -> Option<u32> {
-    let own = namespace();
-    if own == 0 {
+    // Where /proc is not mounted, or is another namespace's, NVML lists nobody.
+    let own_name = std::fs::read_link("/proc/self").ok()?;
+    if own_name.to_str()? != std::process::id().to_string() {
         return None;
     }
+    let own = namespace();
     if own == holder.namespace {
         return Some(holder.pid);
     }
