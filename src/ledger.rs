@@ -4,7 +4,7 @@
 //! can leave half-changed, and nothing that a stopped one can hold. Usage is the sum over the slots. Who owns a slot is
 //! a kernel lock that ends with the process. The ledger knows bytes and devices, nothing of CUDA.
 
-mod atomic;
+pub(crate) mod atomic;
 mod charge;
 mod error;
 mod file;

@@ -9,6 +9,7 @@ pub use error::LimitsError;
 pub use layout::MAX_RULES;
 
 use crate::device::DeviceId;
+use crate::ledger::atomic::Ordering;
 use crate::units::Size;
 use layout::{FORMAT, MAGIC, SIZE};
 use map::Map;
@@ -17,7 +18,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 

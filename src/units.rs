@@ -241,11 +241,18 @@ pub struct Gib(u64);
 impl Gib {
     /// The figure in the unit that another one is shown in, and without the unit: the `3.6` of `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
-        Figure { bytes: self.0, like: other }
+        Figure {
+            bytes: self.0,
+            like: other,
+        }
     }
 
     fn tenths(self, shift: u32) -> u128 {
-        if shift == 0 { u128::from(self.0) * 10 } else { (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift }
+        if shift == 0 {
+            u128::from(self.0) * 10
+        } else {
+            (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift
+        }
     }
 
     /// Name and shift of the unit that fits; bytes below 1 KiB.

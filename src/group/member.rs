@@ -2,15 +2,15 @@
 
 use super::{Group, GroupError, Root};
 use crate::device::DeviceId;
+use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
-    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Pressure, ProcessUsage,
-    Slot, Witness,
+    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Pressure,
+    ProcessUsage, Slot, Witness,
 };
 use crate::limits::Limits;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Levels on the path from a group to the root.
 pub const MAX_DEPTH: usize = 8;
@@ -279,10 +279,21 @@ impl Member {
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
         let index = device.index[0];
         let of_device = |process: ProcessUsage| {
-            let usage = process.devices.into_iter().find(|usage| usage.device == index)?;
-            Some(Holder { identity: process.identity, usage })
+            let usage = process
+                .devices
+                .into_iter()
+                .find(|usage| usage.device == index)?;
+            Some(Holder {
+                identity: process.identity,
+                usage,
+            })
         };
-        self.leaf().ledger.processes(witness).into_iter().filter_map(of_device).collect()
+        self.leaf()
+            .ledger
+            .processes(witness)
+            .into_iter()
+            .filter_map(of_device)
+            .collect()
     }
 
     /// The ledger of the group itself.

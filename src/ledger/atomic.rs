@@ -1,9 +1,9 @@
-//! The only door to atomic operations of the ledger.
+//! The only door to the atomic operations of this crate.
 //!
 //! The file is made of [`AtomicU64`] from `std`. The charge algorithm is written against [`Word`], so that exactly the
 //! same code runs on loom's atomics under `--cfg loom`.
 
-pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A 64-bit atomic word.
 pub(super) trait Word {

@@ -9,9 +9,9 @@
 
 use super::{LimitSet, Selector};
 use crate::device::{DeviceId, DeviceKind};
+use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::units::Size;
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// First eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
