@@ -1,0 +1,236 @@
+//! A program of one loop. It finds the driver as programs do, by `dlopen` and `dlsym`, and knows nothing of us.
+#![allow(unsafe_code)]
+
+use std::error::Error;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::hint::black_box;
+use std::ptr::null_mut;
+use std::time::Instant;
+
+const KIB_4: usize = 4096;
+const BLOCK: usize = 2 << 20;
+/// Allocations of 4 KiB in a block.
+const PER_BLOCK: usize = BLOCK / KIB_4;
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: c_int = 4;
+const BATCHES: u32 = 30;
+const BATCH: u32 = 2_000;
+const WARM_UP: u32 = 500;
+const KERNEL: &CStr =
+    c".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+
+type Handle = *mut c_void;
+
+/// `worker time CASE LIVE` prints the nanoseconds of an iteration; `worker count CASE LIVE TIMES` runs [`measured`] once with so many.
+pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
+    let mut next = || {
+        arguments
+            .next()
+            .ok_or("worker time|count CASE LIVE [TIMES]")
+    };
+    let (how, case, live) = (next()?, next()?, next()?.parse()?);
+    let mut body = prepare(&Driver::load(), &case, live)?;
+    (0..WARM_UP).for_each(|_| body());
+    if how == "count" {
+        let times = next()?.parse()?;
+        measured(times, &mut body);
+        return Ok(());
+    }
+    let mut best = f64::INFINITY;
+    for _ in 0..BATCHES {
+        let started = Instant::now();
+        measured(BATCH, &mut body);
+        best = best.min(started.elapsed().as_nanos() as f64 / f64::from(BATCH));
+    }
+    println!("{best}");
+    Ok(())
+}
+
+/// The loop that is timed and counted. Callgrind knows it by this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn measured(times: u32, body: &mut dyn FnMut()) {
+    for _ in 0..times {
+        body();
+    }
+}
+
+/// What is done over and over, with everything that it needs, `live` allocations among it.
+fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>, Box<dyn Error>> {
+    let Driver {
+        cuMemAlloc_v2: alloc,
+        cuMemFree_v2: free,
+        ..
+    } = *driver;
+    let hold = |count: usize| {
+        for _ in 0..count {
+            allocate(alloc, KIB_4);
+        }
+    };
+    let pair = move |bytes: usize| {
+        let address = allocate(alloc, bytes);
+        // SAFETY: just allocated.
+        must("cuMemFree", unsafe { free(address) });
+    };
+    Ok(match case {
+        "in-block" => {
+            hold(live);
+            Box::new(move || pair(KIB_4))
+        }
+        "new-small" => {
+            // No held block has room.
+            hold(live.next_multiple_of(PER_BLOCK));
+            Box::new(move || pair(KIB_4))
+        }
+        "new-block" => {
+            hold(live);
+            Box::new(move || pair(BLOCK))
+        }
+        "async" => {
+            hold(live);
+            warm_pool(driver)
+        }
+        "info" => {
+            let info = driver.cuMemGetInfo_v2;
+            Box::new(move || {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: two valid places.
+                must("cuMemGetInfo", unsafe { info(&mut free, &mut total) });
+                black_box((free, total));
+            })
+        }
+        "launch" => known_kernel(driver),
+        "dlsym" => {
+            // SAFETY: NUL-terminated; the C library is loaded already.
+            let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
+            Box::new(move || {
+                // SAFETY: an open library, a NUL-terminated name.
+                let found = unsafe { libc::dlsym(library, c"strlen".as_ptr()) };
+                assert!(!found.is_null());
+            })
+        }
+        _ => return Err(format!("no case {case}").into()),
+    })
+}
+
+fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize) -> u64 {
+    let mut address = 0;
+    // SAFETY: a valid place for an address.
+    must("cuMemAlloc", unsafe { alloc(&mut address, bytes) });
+    address
+}
+
+/// A pool that keeps what it has, so that a pair takes nothing new.
+fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
+    let (alloc, free) = (driver.cuMemAllocAsync, driver.cuMemFreeAsync);
+    let (mut pool, mut keep) = (null_mut(), u64::MAX);
+    // SAFETY: valid places; the attribute is a u64.
+    unsafe {
+        must(
+            "cuDeviceGetDefaultMemPool",
+            (driver.cuDeviceGetDefaultMemPool)(&mut pool, 0),
+        );
+        must(
+            "cuMemPoolSetAttribute",
+            (driver.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, (&raw mut keep).cast()),
+        );
+    }
+    let stream = stream(driver);
+    Box::new(move || {
+        let mut address = 0;
+        // SAFETY: a valid place, then what the call put there.
+        unsafe {
+            must("cuMemAllocAsync", alloc(&mut address, BLOCK / 2, stream));
+            must("cuMemFreeAsync", free(address, stream));
+        }
+    })
+}
+
+fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
+    let (mut module, mut kernel) = (null_mut(), null_mut());
+    // SAFETY: valid places; the image and the name are NUL-terminated.
+    unsafe {
+        must(
+            "cuModuleLoadData",
+            (driver.cuModuleLoadData)(&mut module, KERNEL.as_ptr().cast()),
+        );
+        must(
+            "cuModuleGetFunction",
+            (driver.cuModuleGetFunction)(&mut kernel, module, c"nothing".as_ptr()),
+        );
+    }
+    let (launch, stream) = (driver.cuLaunchKernel, stream(driver));
+    Box::new(move || {
+        // SAFETY: a kernel without parameters.
+        let status = unsafe { launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()) };
+        must("cuLaunchKernel", status);
+    })
+}
+
+fn stream(driver: &Driver) -> Handle {
+    let mut stream = null_mut();
+    // SAFETY: a valid place; 1 is CU_STREAM_NON_BLOCKING.
+    must("cuStreamCreate", unsafe {
+        (driver.cuStreamCreate)(&mut stream, 1)
+    });
+    stream
+}
+
+#[inline]
+fn must(what: &str, status: c_int) {
+    assert!(status == 0, "{what} answered {status}");
+}
+
+macro_rules! driver {
+    ($( $name:ident ( $($argument:ty),* ) ; )*) => {
+        /// The driver's functions, with the types of cuda.h.
+        #[allow(non_snake_case)]
+        struct Driver {
+            $( $name: unsafe extern "C" fn($($argument),*) -> c_int, )*
+        }
+
+        impl Driver {
+            /// Loads the driver and makes the primary context of GPU 0 current.
+            fn load() -> Driver {
+                // SAFETY: NUL-terminated names; a function's type is that of the header.
+                let driver = unsafe {
+                    let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+                    assert!(!library.is_null(), "no libcuda.so.1: run it by scripts/bench");
+                    Driver {
+                        $( $name: {
+                            let name = concat!(stringify!($name), "\0");
+                            let found = libc::dlsym(library, name.as_ptr().cast());
+                            assert!(!found.is_null(), "the driver has no {name}");
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found)
+                        }, )*
+                    }
+                };
+                let mut context = null_mut();
+                // SAFETY: a valid place, then what the call put there.
+                unsafe {
+                    must("cuInit", (driver.cuInit)(0));
+                    must("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&mut context, 0));
+                    must("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(context));
+                }
+                driver
+            }
+        }
+    };
+}
+
+driver! {
+    cuInit(c_uint);
+    cuDevicePrimaryCtxRetain(*mut Handle, c_int);
+    cuCtxSetCurrent(Handle);
+    cuMemAlloc_v2(*mut u64, usize);
+    cuMemFree_v2(u64);
+    cuMemAllocAsync(*mut u64, usize, Handle);
+    cuMemFreeAsync(u64, Handle);
+    cuDeviceGetDefaultMemPool(*mut Handle, c_int);
+    cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
+    cuMemGetInfo_v2(*mut usize, *mut usize);
+    cuStreamCreate(*mut Handle, c_uint);
+    cuModuleLoadData(*mut Handle, *const c_void);
+    cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+    cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle);
+}
