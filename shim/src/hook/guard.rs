@@ -16,7 +16,8 @@ impl Guard {
         let nested = INSIDE
             .try_with(|inside| inside.replace(true))
             .unwrap_or(true);
-        (!nested).then_some(Guard(()))
+        // Made only here: one made and dropped on the way out would end the outer hook's protection.
+        (!nested).then(|| Guard(()))
     }
 }
 
@@ -24,5 +25,20 @@ impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
         let _ = INSIDE.try_with(|inside| inside.set(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_calls_pass_until_the_outer_hook_ends() {
+        let outer = Guard::enter();
+        assert!(outer.is_some());
+        assert!(Guard::enter().is_none());
+        assert!(Guard::enter().is_none(), "after a nested call too");
+        drop(outer);
+        assert!(Guard::enter().is_some());
     }
 }
