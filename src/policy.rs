@@ -100,10 +100,7 @@ pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
         Asked::Nothing if group.is_none() => return Ok(None),
         Asked::Nothing => None,
     };
-    let group = group.unwrap_or_else(|| {
-        let me = Identity::of_self();
-        job_group_name(me.pid, me.start_time)
-    });
+    let group = group.unwrap_or_else(own_job_group_name);
     Ok(Some(Assignment {
         root: Root::locate(env)?,
         group,
@@ -114,6 +111,11 @@ pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
 /// The name of the group of a job whose first process this is.
 pub fn job_group_name(pid: u32, start_time: u64) -> String {
     format!("job-{pid}-{start_time}")
+}
+
+/// As [`job_group_name`], with this process as the first.
+pub fn own_job_group_name() -> String {
+    job_group_name(std::process::id(), Identity::own_start_time())
 }
 
 impl Assignment {

@@ -34,6 +34,30 @@ fn variable(name: &str) -> Option<OsString> {
     Some(OsStr::from_bytes(bytes).to_os_string())
 }
 
+/// Whether one of these variables is set. Allocates nothing.
+fn any_in_environment(names: &[&str]) -> bool {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: the C library's variable; null, or an array of C strings that a null pointer ends. Constructors run before the program's
+    // threads, so nobody changes it meanwhile.
+    let entry = |at: usize| unsafe {
+        let entries = environ;
+        let entry = (!entries.is_null()).then(|| *entries.add(at))?;
+        (!entry.is_null()).then(|| CStr::from_ptr(entry).to_bytes())
+    };
+    let is_one = |entry: &[u8]| {
+        names.iter().any(|name| {
+            // Most differ in the first letter.
+            entry.first() == name.as_bytes().first()
+                && entry
+                    .strip_prefix(name.as_bytes())
+                    .is_some_and(|rest| rest.first() == Some(&b'='))
+        })
+    };
+    (0..).map_while(entry).any(is_one)
+}
+
 /// The group that the environment asks for; `None` when it asks for no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     policy::assignment(&variable)
@@ -91,14 +115,17 @@ pub fn device_id(ordinal: i32) -> Option<DeviceId> {
 
 /// Gives a job that came with nothing but a size a group name, so that its children share its limit.
 ///
-/// Runs as a constructor: it creates nothing and calls no driver.
+/// Runs as a constructor, in every program: it creates nothing, calls no driver, and where no size was given touches no memory but the
+/// environment.
 pub fn name_job() {
+    if !any_in_environment(policy::JOB_VARIABLES) {
+        return;
+    }
     let present = |name: &str| variable(name).is_some();
     if present("GPULIMIT_GROUP") || !policy::JOB_VARIABLES.iter().any(|name| present(name)) {
         return;
     }
-    let identity = gpulimit_core::ledger::Identity::of_self();
-    let Ok(name) = CString::new(policy::job_group_name(identity.pid, identity.start_time)) else {
+    let Ok(name) = CString::new(policy::own_job_group_name()) else {
         return;
     };
     // SAFETY: constructors run before the program's threads; both strings are NUL-terminated and copied.

@@ -26,17 +26,21 @@ pub struct Identity {
 impl Identity {
     /// The calling process. What `/proc` does not tell is 0.
     pub fn of_self() -> Self {
-        let mut stat = [0; 1024];
-        let stat = head("/proc/self/stat", &mut stat);
         let mut line = [0; 512];
         let line = head("/proc/self/cmdline", &mut line);
         Self {
             pid: std::process::id(),
             pid_ns: Self::own_pid_ns(),
-            start_time: start_time(stat).unwrap_or(0),
+            start_time: Self::own_start_time(),
             uid: os::uid(),
             command: command(line),
         }
+    }
+
+    /// When this process started: as [`Identity::start_time`].
+    pub fn own_start_time() -> u64 {
+        let mut stat = [0; 1024];
+        start_time(head("/proc/self/stat", &mut stat)).unwrap_or(0)
     }
 
     /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet. False when that cannot be told, as across
