@@ -79,16 +79,24 @@ impl Account {
     }
 
     /// The device with this ordinal. Fails with the driver's status (not initialised, no such device) or when there is no membership.
+    #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
-        let place = usize::try_from(ordinal)
-            .ok()
-            .and_then(|at| self.devices.get(at))
-            .ok_or(CUDA_ERROR_NOT_PERMITTED)?;
-        if let Some(device) = place.get() {
-            return Ok(device);
+        match self.place(ordinal).and_then(OnceBox::get) {
+            Some(device) => Ok(device),
+            None => self.open(ordinal),
         }
+    }
+
+    #[cold]
+    fn open(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
+        let place = self.place(ordinal).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
         let device = Device::open(self, ordinal, self.member()?)?;
         Ok(place.get_or_init(|| Box::new(device)))
+    }
+
+    #[inline]
+    fn place(&self, ordinal: Ordinal) -> Option<&OnceBox<Device>> {
+        self.devices.get(usize::try_from(ordinal).ok()?)
     }
 
     /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device) the driver's own
@@ -142,11 +150,16 @@ impl Account {
     }
 
     /// The device that work in `stream` runs on.
+    #[inline]
     pub fn stream_device(&'static self, stream: Stream) -> Result<&'static Device, Status> {
         // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
             return self.current_device();
         }
+        self.device_of(stream)
+    }
+
+    fn device_of(&'static self, stream: Stream) -> Result<&'static Device, Status> {
         let mut context = 0;
         match cuda::cuStreamGetCtx(stream, Out::of(&mut context)) {
             SUCCESS => self.device(device::of_context(context)?),

@@ -42,7 +42,7 @@ impl Library {
     }
 
     /// Address of function `index`, null when this driver lacks it. Loads the library at first use.
-    #[inline]
+    #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
         let address = match self.addresses.get(index) {
             Some(address) => address,

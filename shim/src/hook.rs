@@ -1,6 +1,6 @@
 //! What one row of the hook table turns into.
 //!
-//! A hooked function does, in this order: re-entrancy guard, "is there a limit at all?", panic boundary, handler.
+//! A hooked function does, in this order: "is there a limit at all?", re-entrancy guard, panic boundary, handler.
 //! Whenever one of the first two says so, the driver gets the call exactly as the program made it.
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::Status;
-use crate::process::Process;
+use crate::process::{Process, limited};
 pub use guard::Guard;
 
 /// How a function is treated. Shown by `gpulimit doctor` and the docs.
@@ -69,21 +69,25 @@ pub fn enter(
     real: impl Fn() -> Status,
     handler: impl FnOnce(Call) -> Status,
 ) -> Status {
+    if !limited() {
+        return real();
+    }
     let Some(_guard) = Guard::enter() else {
         return real();
     };
-    let Some(process) = Process::current() else {
-        return real();
-    };
+    let process = Process::current();
     match catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol }))) {
         Ok(status) => status,
-        Err(_) => {
-            crate::message::line(format_args!(
-                "internal error in {symbol}; the call fails with {broken}. Please report this"
-            ));
-            broken
-        }
+        Err(_) => panicked(symbol, broken),
     }
+}
+
+#[cold]
+fn panicked(symbol: &str, broken: Status) -> Status {
+    crate::message::line(format_args!(
+        "internal error in {symbol}; the call fails with {broken}. Please report this"
+    ));
+    broken
 }
 
 /// The one list of functions that we stand in front of, and of those that we only call.
@@ -162,9 +166,12 @@ macro_rules! table {
         #[inline]
         #[allow(dead_code, reason = "some are only asked for by `has`")]
         pub fn $name($($arg: $ty),*) -> Status {
-            let address = $library.address(Index::$name as usize);
+            let mut address = ADDRESSES[Index::$name as usize].load(std::sync::atomic::Ordering::Relaxed);
             if address.is_null() {
-                return $missing;
+                address = $library.address(Index::$name as usize);
+                if address.is_null() {
+                    return $missing;
+                }
             }
             // SAFETY: the address is the driver's function of this name; the row's types are those of its header.
             // The pointers among the arguments come from the program's own call or from `Out::of`.

@@ -39,22 +39,19 @@ fn ask() -> bool {
 }
 
 impl Process {
-    /// This process's account; `None` when it has no limit.
+    /// This process's account. Only for one that is [`limited`].
     #[inline]
-    pub fn current() -> Option<&'static Process> {
-        if !limited() {
-            return None;
-        }
+    pub fn current() -> &'static Process {
         let page = PAGE.load(Ordering::Acquire);
         if !page.is_null() {
             // SAFETY: the page is never unmapped; wiped, it reads as a null pointer.
             let process = unsafe { (*page).load(Ordering::Acquire) };
             if !process.is_null() {
                 // SAFETY: leaked, so valid for ever.
-                return Some(unsafe { &*process });
+                return unsafe { &*process };
             }
         }
-        Some(first_use())
+        first_use()
     }
 }
 

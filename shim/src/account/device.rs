@@ -301,11 +301,16 @@ impl Device {
     }
 
     /// The pool that `cuMemAllocAsync` takes from on this device.
+    #[inline]
     pub fn current_pool(&self) -> Result<&'static Pool, Status> {
-        let known = self.account.pools.at(&self.current_pool);
-        if let Some(pool) = known {
-            return Ok(pool);
+        match self.account.pools.at(&self.current_pool) {
+            Some(pool) => Ok(pool),
+            None => self.ask_current_pool(),
         }
+    }
+
+    #[cold]
+    fn ask_current_pool(&self) -> Result<&'static Pool, Status> {
         let mut handle: MemPool = 0;
         match cuda::cuDeviceGetMemPool(Out::of(&mut handle), self.ordinal) {
             SUCCESS => {}

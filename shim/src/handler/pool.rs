@@ -105,6 +105,7 @@ fn allocate(
 }
 
 /// Nothing idle covers the request's possible growth: charge for it, or show that it will not grow.
+#[cold]
 #[allow(clippy::too_many_arguments)]
 fn grow(
     call: Call,
