@@ -401,6 +401,15 @@ fn a_library_that_would_not_be_loaded_is_refused() {
     }
 }
 
+#[test]
+fn a_ledger_that_cannot_be_joined_is_told_before_the_command_starts() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    fs::write(place.root_path().join("lab/ledger"), "something else").expect("written");
+    let error = place.refused(125, &["run", "--name", "lab", "--", "echo", "started"]);
+    assert!(error.contains("lab/ledger"), "{error}");
+}
+
 // Signals.
 
 /// A shell script in a group of its own that has said its first line.

@@ -13,7 +13,8 @@ pub struct View {
     pub group: Group,
     pub limits: Limits,
     pub rules: LimitSet,
-    pub ledger: Ledger,
+    /// `None` where it is not ours to read.
+    pub ledger: Option<Ledger>,
     pub devices: Vec<DeviceEntry>,
     pub processes: Vec<ProcessUsage>,
 }
@@ -27,26 +28,53 @@ impl View {
         };
         let limits = group.limits()?;
         let rules = limits.rules()?;
-        let ledger = match Ledger::open(&group.ledger_path()) {
-            Err(LedgerError::Io { error, .. })
-                if matches!(
-                    error.kind(),
-                    ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
-                ) =>
-            {
-                group.ledger()?
-            }
-            opened => opened?,
-        };
-        ledger.clean(witness);
+        let ledger = readable(&group)?;
+        let (mut devices, mut processes) = (Vec::new(), Vec::new());
+        if let Some(ledger) = &ledger {
+            ledger.clean(witness);
+            devices = ledger.devices();
+            processes = ledger.processes(witness);
+        }
         Ok(Self {
-            devices: ledger.devices(),
-            processes: ledger.processes(witness),
             group,
             limits,
             rules,
             ledger,
+            devices,
+            processes,
         })
+    }
+}
+
+impl View {
+    /// How many processes are of a kind; `None` where we may not look.
+    pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<usize> {
+        let count = || {
+            self.processes
+                .iter()
+                .filter(|process| of_kind(process))
+                .count()
+        };
+        self.ledger.is_some().then(count)
+    }
+}
+
+/// The ledger, for cleaning too where we may; `None` where we may not even look.
+fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
+    let denied = |error: &LedgerError| match error {
+        LedgerError::Io { error, .. } => matches!(
+            error.kind(),
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+        ),
+        _ => false,
+    };
+    let path = group.ledger_path();
+    match Ledger::open(&path) {
+        Err(error) if denied(&error) => match Ledger::open_readonly(&path) {
+            Err(error) if denied(&error) => Ok(None),
+            opened => Ok(Some(opened?)),
+        },
+        opened => Ok(Some(opened?)),
     }
 }
 

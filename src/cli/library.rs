@@ -54,8 +54,9 @@ fn places() -> Vec<PathBuf> {
     if let Some(prefix) = directory.parent() {
         places.push(prefix.join("lib/gpulimit").join(NAME));
         places.push(prefix.join("lib").join(NAME));
-        // Programs in target/debug/deps, as tests are.
-        places.push(prefix.join(NAME));
+        // A program of one cargo profile, the library of another.
+        places.push(prefix.join("release").join(NAME));
+        places.push(prefix.join("debug").join(NAME));
     }
     places
 }
@@ -86,7 +87,9 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
     let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
     for part in existing.split(|c| matches!(c, b':' | b' ')) {
-        if !part.is_empty() && part != library.as_os_str().as_bytes() {
+        // Another copy of ours would count everything twice.
+        let ours = Path::new(OsStr::from_bytes(part)).file_name() == Some(OsStr::new(NAME));
+        if !part.is_empty() && !ours && part != library.as_os_str().as_bytes() {
             all.push(b':');
             all.extend_from_slice(part);
         }
@@ -106,6 +109,10 @@ mod tests {
             (Some(""), "/lib/libgpulimit.so"),
             (Some("/lib/libgpulimit.so"), "/lib/libgpulimit.so"),
             (Some("/a.so"), "/lib/libgpulimit.so:/a.so"),
+            (
+                Some("/old/libgpulimit.so:/a.so"),
+                "/lib/libgpulimit.so:/a.so",
+            ),
             (
                 Some("/a.so /lib/libgpulimit.so:/b.so::"),
                 "/lib/libgpulimit.so:/a.so:/b.so",

@@ -44,6 +44,14 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let mut lines = Vec::new();
     for group in groups {
         match View::open(group, driver) {
+            Ok(view) if view.ledger.is_none() && args.group.is_some() => {
+                let path = view.group.ledger_path();
+                output::note(&format!(
+                    "you may not read {}: it belongs to the group's members",
+                    path.display()
+                ));
+                status = ExitCode::FAILURE;
+            }
             Ok(view) => lines.extend(view.processes.iter().flat_map(|process| of(&view, process))),
             Err(error) => {
                 output::note(&error.to_string());

@@ -4,8 +4,8 @@ use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
 use super::nvml::Driver;
 use super::signals::{self, End, Inherited};
 use super::{gpu, library};
-use gpulimit::group::{Hold, Kind, Root};
-use gpulimit::ledger::Identity;
+use gpulimit::group::{Group, GroupError, Hold, Kind, Root};
+use gpulimit::ledger::{Identity, Ledger, LedgerError};
 use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::policy;
 use gpulimit::units::Size;
@@ -109,9 +109,9 @@ fn place(args: &Args, root: &Root) -> Result<Place, Failure> {
             })
         }
         (Some(name), None) => {
-            let group = root.group(name)?;
+            may_join(&root.group(name)?)?;
             Ok(Place {
-                name: group.name().into(),
+                name: name.clone(),
                 own: None,
             })
         }
@@ -122,6 +122,7 @@ fn place(args: &Args, root: &Root) -> Result<Place, Failure> {
             let created = root.create(name, &limits)?;
             if !created.new {
                 agree(name, &limits, &created.group.limits()?.rules()?)?;
+                may_join(&created.group)?;
             }
             Ok(Place {
                 name: name.clone(),
@@ -143,6 +144,23 @@ fn limits(max: Size, devices: &[String]) -> Result<LimitSet, Failure> {
         limits.set(Selector::Device(id), max);
     }
     Ok(limits)
+}
+
+/// Finds out before the command starts what it would only tell when it uses a GPU.
+fn may_join(group: &Group) -> Result<(), Failure> {
+    let denied = |error: &LedgerError| match error {
+        LedgerError::Io { error, .. } => error.kind() == ErrorKind::PermissionDenied,
+        _ => false,
+    };
+    match Ledger::open(&group.ledger_path()) {
+        Err(error) if denied(&error) => Err(Failure::new(format_args!(
+            "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
+            group.name(),
+            group.ledger_path().display()
+        ))),
+        Err(error) => Err(GroupError::from(error).into()),
+        Ok(_) => Ok(()),
+    }
 }
 
 /// A group that exists is joined only under the limits that it has.

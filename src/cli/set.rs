@@ -157,9 +157,12 @@ fn report(
         // Whoever administers a group need not be able to read its ledger.
         return Ok(out);
     };
+    let Some(ledger) = &view.ledger else {
+        return Ok(out);
+    };
     for device in &view.devices {
         let max = view.limits.max(&device.id, device.capacity);
-        let usage = view.ledger.usage(device.index);
+        let usage = ledger.usage(device.index);
         let usage = usage.charged.saturating_sub(usage.idle);
         if usage > max {
             say(format_args!(

@@ -7,9 +7,11 @@ use super::output;
 use super::table::{Column, Table};
 use gpulimit::device::DeviceId;
 use gpulimit::group::Kind;
+use gpulimit::ledger::{DeviceUsage, ProcessUsage};
 use gpulimit::limits::Selector;
 use gpulimit::units::{Size, gib};
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::process::ExitCode;
 
 /// Options of `show`.
@@ -76,7 +78,8 @@ struct Shown {
     name: String,
     kind: Kind,
     rules: Vec<(Selector, Size)>,
-    processes: usize,
+    /// `None` where the ledger is not ours to read; so for all figures of the GPUs.
+    processes: Option<usize>,
     gpus: Vec<Gpu>,
 }
 
@@ -89,11 +92,11 @@ struct Gpu {
     rule: Option<Size>,
     /// `None` where there is no limit, or one whose bytes are not known.
     max: Option<u64>,
-    usage: u64,
-    peak: u64,
+    usage: Option<u64>,
+    peak: Option<u64>,
     free: Option<u64>,
-    refusals: u64,
-    processes: usize,
+    refusals: Option<u64>,
+    processes: Option<usize>,
 }
 
 impl Shown {
@@ -110,11 +113,7 @@ impl Shown {
             name: view.group.name().into(),
             kind: view.group.kind(),
             rules: view.rules.rules.clone(),
-            processes: view
-                .processes
-                .iter()
-                .filter(|process| process.alive)
-                .count(),
+            processes: view.count(|process| process.alive),
             gpus: ids
                 .into_iter()
                 .map(|id| Gpu::of(view, id, driver))
@@ -168,13 +167,12 @@ impl Gpu {
             (None | Some(Size::Max), _) | (Some(Size::Percent(_)), None) => None,
             (Some(size), capacity) => Some(size.resolve(capacity.unwrap_or(0))),
         };
-        let usage = entry
-            .map(|entry| view.ledger.usage(entry.index))
-            .unwrap_or_default();
-        let uses = |process: &&gpulimit::ledger::ProcessUsage| {
-            let on = |device: &gpulimit::ledger::DeviceUsage| {
-                entry.is_some_and(|entry| entry.index == device.device)
-            };
+        let usage = view.ledger.as_ref().map(|ledger| {
+            let seen = entry.map(|entry| ledger.usage(entry.index));
+            seen.unwrap_or_default()
+        });
+        let uses = |process: &ProcessUsage| {
+            let on = |device: &DeviceUsage| entry.is_some_and(|entry| entry.index == device.device);
             process.alive && process.devices.iter().any(on)
         };
         Self {
@@ -184,11 +182,13 @@ impl Gpu {
             capacity,
             rule,
             max,
-            usage: usage.charged.saturating_sub(usage.idle),
-            peak: usage.peak,
-            free: max.map(|max| max.saturating_sub(usage.charged)),
-            refusals: usage.refusals,
-            processes: view.processes.iter().filter(uses).count(),
+            usage: usage.map(|usage| usage.charged.saturating_sub(usage.idle)),
+            peak: usage.map(|usage| usage.peak),
+            free: max
+                .zip(usage)
+                .map(|(max, usage)| max.saturating_sub(usage.charged)),
+            refusals: usage.map(|usage| usage.refusals),
+            processes: view.count(uses),
         }
     }
 
@@ -219,7 +219,7 @@ fn table(shown: &[Shown]) -> Table {
         Column::Right("REFUSED"),
         Column::Right("PROCESSES"),
     ]);
-    let unknown = || "-".to_owned();
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
     for group in shown {
         if group.gpus.is_empty() {
             let all = group
@@ -230,11 +230,11 @@ fn table(shown: &[Shown]) -> Table {
                 group.name.clone(),
                 "all".into(),
                 size(all.map_or(Size::Max, |(_, max)| *max)),
-                unknown(),
-                unknown(),
-                unknown(),
-                unknown(),
-                group.processes.to_string(),
+                bytes(None),
+                bytes(None),
+                bytes(None),
+                bytes(None),
+                figure(group.processes),
             ]);
         }
         for gpu in &group.gpus {
@@ -242,13 +242,18 @@ fn table(shown: &[Shown]) -> Table {
                 group.name.clone(),
                 gpu.label.clone(),
                 gpu.max_text(),
-                gib(gpu.usage).to_string(),
-                gib(gpu.peak).to_string(),
-                gpu.free.map_or_else(unknown, |free| gib(free).to_string()),
-                gpu.refusals.to_string(),
-                gpu.processes.to_string(),
+                bytes(gpu.usage),
+                bytes(gpu.peak),
+                bytes(gpu.free),
+                figure(gpu.refusals),
+                figure(gpu.processes),
             ]);
         }
     }
     table
+}
+
+/// What is not known is a dash.
+fn figure(figure: Option<impl Display>) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| figure.to_string())
 }

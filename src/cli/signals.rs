@@ -1,7 +1,8 @@
 //! A child that lives and dies as if it stood in our place: signals go to it, its end becomes ours.
 //!
 //! The child stays in our process group, so what the terminal sends (interrupt, quit, suspend, hang-up) reaches it
-//! without us. What somebody sends to our pid is passed on. When the child is suspended so are we, that the shell
+//! without us. What somebody sends to our pid is passed on; who sends to the whole group (`kill -TERM -PGID`) reaches
+//! the child twice, as the kernel does not tell the two apart. When the child is suspended so are we, that the shell
 //! may go on.
 #![allow(unsafe_code)]
 

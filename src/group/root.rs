@@ -104,8 +104,11 @@ impl Root {
             .names()?
             .into_iter()
             .map(|name| Group::at(&self.path, &name));
+        let lacks = |path: PathBuf| {
+            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
         let incomplete =
-            groups.filter(|group| !group.limits_path().exists() || !group.ledger_path().exists());
+            groups.filter(|group| lacks(group.limits_path()) || lacks(group.ledger_path()));
         Ok(incomplete.map(|group| group.path().into()).collect())
     }
 
