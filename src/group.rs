@@ -3,6 +3,7 @@
 //! The ownership of these files is the permission model: who may write `limits` administers the group, who may
 //! write `ledger` can be a member.
 
+mod context_size;
 mod error;
 mod hold;
 mod member;

@@ -35,6 +35,11 @@ pub type NvmlDevice = usize;
 /// An argument that we only pass on.
 pub type Opaque = usize;
 
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+pub const ATTRIBUTE_MULTIPROCESSORS: i32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
+pub const ATTRIBUTE_MULTIPROCESSOR_THREADS: i32 = 39;
+
 /// `CUstreamCaptureStatus`: no capture under way.
 pub const CAPTURE_STATUS_NONE: i32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.

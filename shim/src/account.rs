@@ -172,6 +172,6 @@ impl Account {
 pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
         Some(sum) => sum & !(step - 1),
-        None => u64::MAX & !(step - 1),
+        None => !(step - 1),
     }
 }

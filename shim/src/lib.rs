@@ -4,6 +4,7 @@
 
 mod abi;
 mod account;
+mod capture;
 mod clock;
 mod door;
 mod driver;

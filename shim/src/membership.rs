@@ -47,13 +47,8 @@ fn any_in_environment(names: &[&str]) -> bool {
         (!entry.is_null()).then(|| CStr::from_ptr(entry).to_bytes())
     };
     let is_one = |entry: &[u8]| {
-        names.iter().any(|name| {
-            // Most differ in the first letter.
-            entry.first() == name.as_bytes().first()
-                && entry
-                    .strip_prefix(name.as_bytes())
-                    .is_some_and(|rest| rest.first() == Some(&b'='))
-        })
+        let name = entry.split(|byte| *byte == b'=').next();
+        names.iter().any(|wanted| Some(wanted.as_bytes()) == name)
     };
     (0..).map_while(entry).any(is_one)
 }

@@ -58,7 +58,7 @@ pub fn report(
         .trim_end_matches("_ptsz");
     let mut holders = member.holders(share, &crate::nvml::ProcessList);
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.usage.charged));
-    let context = device.context_hint();
+    let context = device.context_hint().max(device.least_context);
     message::line(format_args!(
         "refused {} by {name} on GPU {} ({}): group {} uses {} of {}{}{}",
         gib(bytes),
@@ -127,7 +127,7 @@ impl fmt::Display for Hint {
         if self.context > self.max {
             write!(
                 f,
-                ". A CUDA context on this GPU takes {}: raise the limit",
+                ". A CUDA context on this GPU takes at least {}: raise the limit",
                 gib(self.context)
             )?;
         }

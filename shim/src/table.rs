@@ -93,6 +93,7 @@ table! {
         }
         calls {
             cuDeviceGetCount(count: Out<i32>);
+            cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device);
             cuDeviceGetUuid(uuid: Out<Uuid>, device: Device);
             cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: Device);
             cuCtxGetCurrent(context: Out<Context>);

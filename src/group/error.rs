@@ -70,6 +70,17 @@ pub enum Fault {
     Writable(u32),
 }
 
+impl GroupError {
+    /// Whether the group does not exist, perhaps no longer.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => true,
+            Self::Limits(error) => error.is_missing(),
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

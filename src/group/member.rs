@@ -1,6 +1,6 @@
 //! One process's membership in a group and, later, in the groups above it.
 
-use super::{Group, GroupError, Root};
+use super::{Group, GroupError, Root, context_size};
 use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
@@ -10,6 +10,7 @@ use crate::ledger::{
 use crate::limits::Limits;
 use std::error::Error;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Levels on the path from a group to the root.
@@ -22,6 +23,8 @@ const ATTEMPTS: u32 = 16;
 pub struct Member {
     /// From the group itself upwards; never empty, [`MAX_DEPTH`] at most.
     levels: Vec<Station>,
+    /// Where the sizes of contexts are kept.
+    root: Box<Path>,
 }
 
 /// A device as a member charges it. Cheap to copy; belongs to the [`Member`] that made it.
@@ -98,13 +101,14 @@ impl Member {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
             match Station::enter(&group) {
-                Err(error) if is_missing(&error) && root.group(name).is_err() => break,
+                Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
                 // Removed by hand under us: what was entered is not the group that others see.
                 Ok(station) if station.ledger.is_unlinked() => {}
                 Ok(station) => {
                     return Ok(Self {
                         levels: vec![station],
+                        root: root.path().into(),
                     });
                 }
             }
@@ -263,13 +267,20 @@ impl Member {
         }
     }
 
-    /// The bytes that a context takes, as a member last measured it; 0 when none did.
+    /// The bytes that a context takes, as last measured by a member of this group, or of any group of the root; 0 when none did. Reads a
+    /// file where the ledger does not know.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
-        self.leaf().ledger.context_hint(device.index[0])
+        match self.leaf().ledger.context_hint(device.index[0]) {
+            0 => context_size::read(&self.root, &device.id),
+            known => known,
+        }
     }
 
     /// Tells other members what a context takes.
     pub fn set_context_hint(&self, device: &MemberDevice, bytes: u64) {
+        if context_size::read(&self.root, &device.id) != bytes {
+            context_size::write(&self.root, &device.id, bytes);
+        }
         for (station, index) in self.stations(device) {
             station.ledger.set_context_hint(index, bytes);
         }
@@ -370,14 +381,5 @@ impl Remembered {
 
     const fn stamp(generation: u64) -> u64 {
         generation.wrapping_add(1) << 1
-    }
-}
-
-fn is_missing(error: &GroupError) -> bool {
-    match error {
-        GroupError::Missing { .. } => true,
-        GroupError::Limits(error) => error.is_missing(),
-        // The limits, which are removed first, were there.
-        _ => false,
     }
 }

@@ -16,6 +16,8 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Out,
     SUCCESS, Status,
 };
+use crate::capture::relaxed;
+use crate::handler::context;
 use crate::refusal::Refused;
 use crate::table::cuda;
 use crate::{membership, message, nvml, refusal};
@@ -29,6 +31,8 @@ pub struct Device {
     /// The CUDA ordinal: what the program calls it.
     pub ordinal: Ordinal,
     pub id: DeviceId,
+    /// Bytes that any context here takes at least.
+    pub least_context: u64,
     member: &'static Member,
     share: MemberDevice,
     used: [AtomicU64; Category::COUNT],
@@ -80,6 +84,7 @@ impl Device {
             account,
             ordinal,
             id,
+            least_context: context::least(ordinal),
             member,
             share,
             used: Default::default(),
@@ -312,7 +317,7 @@ impl Device {
     #[cold]
     fn ask_current_pool(&self) -> Result<&'static Pool, Status> {
         let mut handle: MemPool = 0;
-        match cuda::cuDeviceGetMemPool(Out::of(&mut handle), self.ordinal) {
+        match relaxed(|| cuda::cuDeviceGetMemPool(Out::of(&mut handle), self.ordinal)) {
             SUCCESS => {}
             failed => return Err(failed),
         }

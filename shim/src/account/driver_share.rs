@@ -22,7 +22,7 @@ struct State {
     prepaid: u64,
     /// The driver knows this process: there is a context.
     alive: bool,
-    /// Contexts whose size was assumed, because nothing can be measured here.
+    /// Contexts made since the last measurement, with the sizes that were assumed for them.
     assumed: Vec<u64>,
 }
 
@@ -84,13 +84,14 @@ impl DriverShare {
         measured
     }
 
-    /// Without a measurement: a context has taken `bytes`.
-    pub fn assume(&self, device: &Device, bytes: u64) {
+    /// As [`DriverShare::settle`], without a measurement: the call has made a context of `bytes`.
+    pub fn settle_assumed(&self, device: &Device, paid: u64, bytes: u64) {
         let mut state = self.0.lock();
+        state.prepaid = state.prepaid.saturating_sub(paid);
         state.assumed.push(bytes);
-        let before = state.used;
-        let used = before + bytes;
+        let used = state.used + bytes;
         self.enter(device, &mut state, used);
+        self.trim(device, &mut state);
     }
 
     /// Without a measurement: a context has gone.

@@ -14,9 +14,10 @@ use parking_lot::{Mutex, RwLock};
 use super::device::Device;
 use super::{Account, round_up};
 use crate::abi::{
-    CAPTURE_MODE_RELAXED, Device as Ordinal, MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-    MEMPOOL_ATTR_USED_MEM_CURRENT, MemPool, Out, SUCCESS,
+    Device as Ordinal, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT, MemPool,
+    Out, SUCCESS,
 };
+use crate::capture::relaxed;
 use crate::table::cuda;
 
 /// A pool's reserved bytes grow in multiples of this (measured).
@@ -48,10 +49,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
         let mut bytes = 0u64;
-        (cuda::cuMemPoolGetAttribute(self.handle, attribute, Out::of(&mut bytes)) == SUCCESS)
-            .then_some(bytes)
+        let asked =
+            relaxed(|| cuda::cuMemPoolGetAttribute(self.handle, attribute, Out::of(&mut bytes)));
+        (asked == SUCCESS).then_some(bytes)
     }
 
     /// Pays for the growth of `bytes` out of what is idle. False when more has to be charged first: see [`Pool::paid`].
@@ -149,14 +152,8 @@ impl Pool {
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
-        // While a capture is under way in this thread, calls of ours must not be seen as unsafe ones of the program's.
-        let mut mode = CAPTURE_MODE_RELAXED;
-        let exchanged = cuda::cuThreadExchangeStreamCaptureMode(Out::of(&mut mode)) == SUCCESS;
         let keep = usize::try_from(reserved.saturating_sub(bytes)).unwrap_or(usize::MAX);
-        cuda::cuMemPoolTrimTo(self.handle, keep);
-        if exchanged {
-            cuda::cuThreadExchangeStreamCaptureMode(Out::of(&mut mode));
-        }
+        relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
         self.refresh(device);
     }
 }

@@ -4,12 +4,13 @@
 //! charged by it before it is made.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpulimit_core::ledger::Category;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
+    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, CUDA_ERROR_OUT_OF_MEMORY, Context,
+    Device as Ordinal, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::{self, Device};
 use crate::account::{BLOCK, round_up};
@@ -20,6 +21,8 @@ use crate::table::cuda;
 const UNKNOWN: u64 = 1 << 30;
 /// Charged for a context where nothing can be measured (no NVML), bytes.
 const UNMEASURED: u64 = 512 << 20;
+/// Local memory per thread that every context sets aside from the start, for all threads that can be resident at once (measured).
+const STACK: u64 = 1024;
 /// How long to wait for another member that is measuring the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -39,12 +42,9 @@ fn make(
     if made_already(device, ordinal, call.symbol) {
         return real();
     }
-    let estimate = estimate(device);
-    if device
-        .driver
-        .prepay(device, call.symbol, estimate.max(BLOCK))
-        .is_err()
-    {
+    let hint = hint(device);
+    let estimate = estimate(device, hint);
+    if device.driver.prepay(device, call.symbol, estimate).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let before = device.driver.used();
@@ -53,13 +53,15 @@ fn make(
     if context.is_some() {
         device.contexts.fetch_add(1, Ordering::AcqRel);
     }
-    let Some(measured) = device.driver.settle(device, estimate.max(BLOCK)) else {
+    if context.is_some() && hint > 0 {
+        // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
+        device.driver.settle_assumed(device, estimate, hint);
+        return status;
+    }
+    let Some(measured) = device.driver.settle(device, estimate) else {
         // Nothing to measure with.
         if context.is_some() {
-            let hint = device.context_hint();
-            device
-                .driver
-                .assume(device, if hint > 0 { hint } else { UNMEASURED });
+            device.driver.settle_assumed(device, 0, UNMEASURED);
         }
         return status;
     };
@@ -67,7 +69,7 @@ fn make(
         return status;
     };
     let grown = measured.used.saturating_sub(before);
-    if grown > device.context_hint() {
+    if grown > 0 {
         device.set_context_hint(grown);
     }
     if measured.overrun > 0 {
@@ -87,21 +89,46 @@ fn made_already(device: &Device, ordinal: Ordinal, symbol: &str) -> bool {
         && active(ordinal)
 }
 
-/// Bytes to charge before a context is made.
-fn estimate(device: &Device) -> u64 {
-    let started = std::time::Instant::now();
+/// Bytes that a context takes here; 0 when nobody has measured it yet and nobody is about to.
+fn hint(device: &Device) -> u64 {
+    let started = Instant::now();
     loop {
         let hint = device.context_hint();
-        if hint > 0 {
-            return round_up(hint, BLOCK);
-        }
-        let free = device.group_free();
-        // Alone in the group, or with room for anything: no need to know. Else somebody is about to find out.
-        if free >= UNKNOWN || !device.shared() || started.elapsed() > PATIENCE {
-            return UNKNOWN.min(free) / BLOCK * BLOCK;
+        // With room for anything, or alone in the group, there is no need to know. Else somebody is about to find out.
+        if hint > 0
+            || device.group_free() >= UNKNOWN
+            || !device.shared()
+            || started.elapsed() > PATIENCE
+        {
+            return hint;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Bytes to charge before a context is made.
+fn estimate(device: &Device, hint: u64) -> u64 {
+    if hint > 0 {
+        return round_up(hint, BLOCK);
+    }
+    (UNKNOWN.min(device.group_free()) / BLOCK * BLOCK)
+        .max(device.least_context)
+        .max(BLOCK)
+}
+
+/// Bytes that a context on this device takes at the very least: known without making one.
+pub fn least(ordinal: Ordinal) -> u64 {
+    let attribute = |attribute: i32| {
+        let mut value = 0;
+        let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
+        u64::try_from(value)
+            .ok()
+            .filter(|_| asked == SUCCESS)
+            .unwrap_or(0)
+    };
+    attribute(ATTRIBUTE_MULTIPROCESSORS) * attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS) * STACK
+        / BLOCK
+        * BLOCK
 }
 
 fn active(ordinal: Ordinal) -> bool {

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import agent
 import numpy
-from numba import cuda
+
+# numba-cuda registers an overload for this name, which NumPy 2.5 no longer has.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+
+from numba import cuda  # noqa: E402
 
 held: list = []
 
