@@ -18,7 +18,8 @@ mod user;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
 #[derive(Parser)]
 #[command(
@@ -66,6 +67,7 @@ enum Verb {
 /// Runs the command line and says how it ended.
 pub fn main() -> ExitCode {
     let before = signals::Inherited::read();
+    step_out(&before);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -88,6 +90,27 @@ pub fn main() -> ExitCode {
         Verb::Probe(args) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())
+}
+
+/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a controller that
+/// looks through it would be a member itself, and would take the group's view for the machine.
+fn step_out(inherited: &signals::Inherited) {
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let existing = env("LD_PRELOAD");
+    if let Some(others) = library::without(existing.as_deref())
+        && !probe
+    {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("gpulimit").args(arguments);
+        if others.is_empty() {
+            command.env_remove("LD_PRELOAD");
+        } else {
+            command.env("LD_PRELOAD", others);
+        }
+        // Where that cannot be, as without /proc, we go on as we are.
+        let _ = signals::become_command(&mut command, inherited);
+    }
 }
 
 /// Reads a variable of our own environment.

@@ -264,6 +264,22 @@ fn run_sets_the_environment_of_the_command() {
 }
 
 #[test]
+fn the_controller_does_not_look_through_its_own_library() {
+    let place = Place::new();
+    // The figures of a group come from members, and `show` in a group is none.
+    let script = format!("{} doctor; true", env!("CARGO_BIN_EXE_gpulimit"));
+    let out = place.said(&["run", "--max", "4G", "--", "sh", "-c", &script]);
+    assert!(out.contains("asks for the group run-"), "{out}");
+    assert!(!out.contains("LD_PRELOAD="), "{out}");
+    let nested = format!(
+        "{} run --max 2G -- sh -c 'echo $LD_PRELOAD'",
+        env!("CARGO_BIN_EXE_gpulimit")
+    );
+    let out = place.said(&["run", "--max", "4G", "--", "sh", "-c", &nested]);
+    assert_eq!(out.trim(), library().display().to_string());
+}
+
+#[test]
 fn run_passes_the_status_on() {
     let place = Place::new();
     let run = |command: &[&str]| {

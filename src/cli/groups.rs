@@ -2,11 +2,13 @@
 
 use super::failure::Failure;
 use super::nvml::Driver;
+use super::output;
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Group, GroupError, Root};
 use gpulimit::ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit::limits::{LimitSet, Limits};
 use std::io::ErrorKind;
+use std::process::ExitCode;
 
 /// A group, open for looking.
 pub struct View {
@@ -78,12 +80,31 @@ fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// The group of this name, or all.
-pub fn chosen(root: &Root, name: Option<&str>) -> Result<Vec<Group>, Failure> {
-    match name {
-        Some(name) => Ok(vec![root.group(name)?]),
-        None => Ok(root.groups()?),
+/// The group of this name, or all that can be opened. What cannot is said, and the status is a failure.
+pub fn views(
+    root: &Root,
+    name: Option<&str>,
+    driver: Option<&Driver>,
+) -> Result<(Vec<View>, ExitCode), Failure> {
+    let groups = match name {
+        Some(name) => vec![root.group(name)?],
+        None => root.groups()?,
+    };
+    let mut status = ExitCode::SUCCESS;
+    let mut views = Vec::new();
+    for group in groups {
+        let limits = group.limits_path();
+        match View::open(group, driver) {
+            Ok(view) => views.push(view),
+            // Removed since it was listed.
+            Err(_) if name.is_none() && !limits.exists() => {}
+            Err(error) => {
+                output::note(&error.to_string());
+                status = ExitCode::FAILURE;
+            }
+        }
     }
+    Ok((views, status))
 }
 
 /// A GPU as a person knows it: NVML's index where there is one, and the beginning of the UUID.

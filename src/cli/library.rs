@@ -85,16 +85,34 @@ fn check(path: &Path) -> Result<(), Failure> {
 /// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
-    let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
-    for part in existing.split(|c| matches!(c, b':' | b' ')) {
-        // Another copy of ours would count everything twice.
-        let ours = Path::new(OsStr::from_bytes(part)).file_name() == Some(OsStr::new(NAME));
-        if !part.is_empty() && !ours && part != library.as_os_str().as_bytes() {
-            all.push(b':');
-            all.extend_from_slice(part);
-        }
+    for part in parts(existing).filter(|part| !is_ours(part) && *part != library) {
+        all.push(b':');
+        all.extend_from_slice(part.as_os_str().as_bytes());
     }
     OsString::from_vec(all)
+}
+
+/// `LD_PRELOAD` without our library; `None` when it is not in there.
+pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
+    let (ours, others): (Vec<&Path>, Vec<&Path>) = parts(existing).partition(|part| is_ours(part));
+    let others: Vec<&[u8]> = others
+        .iter()
+        .map(|part| part.as_os_str().as_bytes())
+        .collect();
+    (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+}
+
+fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
+    let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
+    existing
+        .split(|c| matches!(c, b':' | b' '))
+        .filter(|part| !part.is_empty())
+        .map(|part| Path::new(OsStr::from_bytes(part)))
+}
+
+/// Whether it is a copy of our library. Two of them would count everything twice.
+fn is_ours(part: &Path) -> bool {
+    part.file_name() == Some(OsStr::new(NAME))
 }
 
 #[cfg(test)]
@@ -121,6 +139,18 @@ mod tests {
         for (existing, expected) in cases {
             assert_eq!(preload(ours, existing.map(OsStr::new)), expected);
         }
+    }
+
+    #[test]
+    fn ours_is_taken_out() {
+        let without = |text: &str| without(Some(OsStr::new(text)));
+        assert_eq!(without("/a.so"), None);
+        assert_eq!(super::without(None), None);
+        assert_eq!(without("/x/libgpulimit.so"), Some("".into()));
+        assert_eq!(
+            without("/a.so:/x/libgpulimit.so /b.so"),
+            Some("/a.so:/b.so".into())
+        );
     }
 
     #[test]

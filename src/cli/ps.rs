@@ -37,28 +37,27 @@ Examples:
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let root = super::root()?;
-    let groups = groups::chosen(&root, args.group.as_deref())?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let mut status = ExitCode::SUCCESS;
-    let mut lines = Vec::new();
-    for group in groups {
-        match View::open(group, driver) {
-            Ok(view) if view.ledger.is_none() && args.group.is_some() => {
-                let path = view.group.ledger_path();
-                output::note(&format!(
-                    "you may not read {}: it belongs to the group's members",
-                    path.display()
-                ));
-                status = ExitCode::FAILURE;
-            }
-            Ok(view) => lines.extend(view.processes.iter().flat_map(|process| of(&view, process))),
-            Err(error) => {
-                output::note(&error.to_string());
-                status = ExitCode::FAILURE;
-            }
-        }
+    let (views, status) = groups::views(&root, args.group.as_deref(), driver)?;
+    if let [
+        View {
+            ledger: None,
+            group,
+            ..
+        },
+    ] = &views[..]
+        && args.group.is_some()
+    {
+        return Err(Failure::new(format_args!(
+            "you may not read {}: it belongs to the group's members",
+            group.ledger_path().display()
+        )));
     }
+    let lines: Vec<Line> = views
+        .iter()
+        .flat_map(|view| view.processes.iter().flat_map(|process| of(view, process)))
+        .collect();
     if args.json {
         let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
         output::json(&json!({

@@ -41,20 +41,10 @@ pub const SCHEMA: u32 = 1;
 /// Shows the groups.
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     let root = super::root()?;
-    let groups = groups::chosen(&root, args.group.as_deref())?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let mut status = ExitCode::SUCCESS;
-    let mut shown = Vec::new();
-    for group in groups {
-        match View::open(group, driver) {
-            Ok(view) => shown.push(Shown::of(&view, driver)),
-            Err(error) => {
-                output::note(&error.to_string());
-                status = ExitCode::FAILURE;
-            }
-        }
-    }
+    let (views, status) = groups::views(&root, args.group.as_deref(), driver)?;
+    let shown: Vec<Shown> = views.iter().map(|view| Shown::of(view, driver)).collect();
     if args.json {
         let groups: Vec<Value> = shown.iter().map(Shown::json).collect();
         output::json(&json!({

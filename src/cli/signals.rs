@@ -117,6 +117,14 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     }
 }
 
+/// Becomes the command, with everything that we were started with. Returns only with an error.
+pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error {
+    let before = *inherited;
+    // SAFETY: as above.
+    unsafe { command.pre_exec(move || before.restore()) };
+    command.exec()
+}
+
 /// Whether somebody sent the signal to us; not the terminal, which sent it to the child as well, nor the child,
 /// which knows.
 fn is_for_child(info: &libc::siginfo_t, child: libc::pid_t) -> bool {
