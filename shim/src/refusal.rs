@@ -87,7 +87,7 @@ impl fmt::Display for Holders<'_> {
                 f,
                 "; pid {} ({}) {}:",
                 holder.identity.pid,
-                holder.identity.command(),
+                holder.identity.program(),
                 gib(total)
             )?;
             let parts = [

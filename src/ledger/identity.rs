@@ -75,6 +75,12 @@ impl Identity {
         Command(&self.command)
     }
 
+    /// As [`Identity::command`], the first word only.
+    pub fn program(&self) -> impl fmt::Display + '_ {
+        let end = self.command.iter().position(|&b| b == b' ');
+        Command(&self.command[..end.unwrap_or(self.command.len())])
+    }
+
     pub(super) fn write(&self, owner: &Owner) {
         for (word, bytes) in owner.command.iter().zip(self.command.as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
@@ -121,7 +127,7 @@ impl Identity {
     }
 }
 
-struct Command<'a>(&'a [u8; 64]);
+struct Command<'a>(&'a [u8]);
 
 impl fmt::Display for Command<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -270,6 +276,13 @@ mod tests {
             shown(b"/usr/bin/python3\0train.py\0--dir\0/a/b\0"),
             "python3 train.py --dir /a/b"
         );
+        let command = super::command(b"/usr/bin/python3\0train.py\0");
+        let id = Identity {
+            command,
+            ..Identity::of_self()
+        };
+        assert_eq!(id.program().to_string(), "python3");
+        assert_eq!(id.command().to_string(), "python3 train.py");
         assert_eq!(shown(b""), "");
         assert_eq!(shown(b"a\x1b[2J\xff\0"), "a?[2J?");
         assert_eq!(shown(&[b'x'; 500]).len(), 64);

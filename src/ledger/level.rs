@@ -63,7 +63,7 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
     }
 }
 
-/// As [`charge`], but one attempt only: no reclaim, no waiting. May fail because of another request that is withdrawn.
+/// As [`charge()`], but one attempt only: no reclaim, no waiting. May fail because of another request that is withdrawn.
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     let n = bytes.div_ceil(UNIT);
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n).is_ok()
