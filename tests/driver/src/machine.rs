@@ -27,7 +27,7 @@ pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0003;
 
-/// The shared state. All-zero is a valid, empty machine, which [`Machine::create`] then configures.
+/// The shared state. All-zero is a valid, empty machine, which `create` then configures.
 #[repr(C)]
 pub struct Machine {
     magic: AtomicU64,
