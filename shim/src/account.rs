@@ -12,7 +12,7 @@ pub mod pools;
 pub mod spare;
 pub mod vmm;
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use gpulimit_core::group::Member;
 use once_cell::race::OnceBox;
@@ -41,6 +41,8 @@ pub struct Account {
     member: OnceBox<Result<Member, membership::Failed>>,
     devices: [OnceBox<Device>; MAX_ORDINALS],
     count: AtomicI32,
+    /// Counts measurements, so that a call under way meanwhile knows.
+    pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub managed: Managed,
     pub vmm: Vmm,
@@ -56,6 +58,7 @@ impl Account {
             member: OnceBox::new(),
             devices: [const { OnceBox::new() }; MAX_ORDINALS],
             count: AtomicI32::new(0),
+            measurements: AtomicU64::new(0),
             blocks: Blocks::default(),
             managed: Managed::default(),
             vmm: Vmm::default(),
@@ -113,6 +116,12 @@ impl Account {
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter().filter_map(OnceBox::get)
+    }
+
+    /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
+    #[inline]
+    pub fn mark(&self) -> u64 {
+        self.measurements.load(Ordering::Relaxed)
     }
 
     /// Devices that this process can see; 0 before `cuInit`.

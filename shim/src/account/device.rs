@@ -25,6 +25,9 @@ use crate::{membership, message, nvml, refusal};
 /// How old a measurement may grow before a call that takes a block renews it: milliseconds.
 const MEASURE_AGE_MS: u64 = 100;
 
+/// Looks at the driver's figure until nothing moves under it.
+const ATTEMPTS: u32 = 4;
+
 /// One GPU of this process.
 pub struct Device {
     account: &'static Account,
@@ -49,8 +52,8 @@ pub struct Device {
     current_pool: AtomicPtr<Pool>,
     nvml: nvml::Handle,
     measured_at: AtomicU64,
-    /// Counts measurements, so that a call under way meanwhile knows.
-    measurements: AtomicU64,
+    /// Contexts that are being destroyed right now.
+    teardowns: AtomicU32,
 }
 
 /// The driver's figure for this process, and what of it has a name.
@@ -97,7 +100,7 @@ impl Device {
             current_pool: AtomicPtr::new(null_mut()),
             nvml: nvml::Handle::default(),
             measured_at: AtomicU64::new(0),
-            measurements: AtomicU64::new(0),
+            teardowns: AtomicU32::new(0),
         })
     }
 
@@ -336,33 +339,48 @@ impl Device {
         self.current_pool.store(null_mut(), Ordering::Release);
     }
 
-    /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
-    #[inline]
-    pub fn mark(&self) -> u64 {
-        self.measurements.load(Ordering::Relaxed)
-    }
-
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
     /// or when the last one is old.
     pub fn renew(&self, mark: u64) {
-        if self.measurements.load(Ordering::Relaxed) != mark
+        if self.account.mark() != mark
             || now_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed)) > MEASURE_AGE_MS
         {
             self.driver.measure(self);
         }
     }
 
+    /// Runs a call that may destroy a context, with all that was in it; `after` tells the account. No measurement may fall in between: it would
+    /// see the memory gone and still named, and take the driver's part for smaller than it is.
+    pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
+        self.teardowns.fetch_add(1, Ordering::AcqRel);
+        let status = call();
+        after(status);
+        self.teardowns.fetch_sub(1, Ordering::AcqRel);
+        status
+    }
+
     /// The driver's figure for this process beside the named part; `None` when there is no such figure (no NVML, or a PID namespace that
-    /// it does not know) or other threads take and free so fast that no pair belongs together.
+    /// it does not know).
+    ///
+    /// Named memory is entered after the driver has given it and taken out before it frees it, so a figure that another thread's call falls
+    /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls: they are
+    /// looked at on both sides of the figure.
     pub fn measure_total(&self) -> Option<Total> {
-        for _ in 0..4 {
-            let before = self.named();
+        let named = || {
+            self.account.pools.refresh_on(self);
+            self.named()
+        };
+        for _ in 0..ATTEMPTS {
+            let before = named();
             let figure = self.nvml.own_bytes(&self.id)?;
-            if figure == 0 && self.contexts.load(Ordering::Acquire) > 0 {
+            if self.teardowns.load(Ordering::Acquire) > 0
+                || (figure == 0 && self.contexts.load(Ordering::Acquire) > 0)
+            {
                 return None;
             }
-            self.measurements.fetch_add(1, Ordering::Relaxed);
-            if self.named() == before {
+            self.account.measurements.fetch_add(1, Ordering::Relaxed);
+            let after = named();
+            if after == before {
                 self.measured_at.store(now_ms(), Ordering::Relaxed);
                 return Some(Total {
                     figure,
@@ -370,7 +388,13 @@ impl Device {
                 });
             }
         }
-        None
+        // Other threads take and free all the time. What is named before the figure and what after: the smaller one errs on the safe side.
+        let before = named();
+        let figure = self.nvml.own_bytes(&self.id)?;
+        Some(Total {
+            figure,
+            named: before.min(named()),
+        })
     }
 
     /// Bytes in use that the driver shows for this process, without its own part.

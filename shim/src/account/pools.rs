@@ -219,6 +219,17 @@ impl Pools {
         }
     }
 
+    /// Looks at the pools of one device.
+    pub fn refresh_on(&self, device: &Device) {
+        let by_handle = self.by_handle.read();
+        for pool in by_handle
+            .values()
+            .filter(|pool| pool.device == device.ordinal)
+        {
+            pool.refresh(device);
+        }
+    }
+
     /// Looks at every pool.
     pub fn refresh(&self, account: &'static Account) {
         let pools: Vec<_> = self.by_handle.read().values().copied().collect();

@@ -1,7 +1,8 @@
 //! `cuMemCreate` memory: it lives as long as any handle reference or any mapping.
 //!
-//! Every call that may end it is announced first and concluded after the driver's answer; the bytes go back when no reference, no mapping
-//! and no announced call is left. Entries have numbers of their own, because the driver may hand a handle value out again before the
+//! Every call that may end it is announced first and concluded after the driver's answer. With the announcement that leaves neither reference nor
+//! mapping the memory loses its name (`leaving`), so that it is never counted as named while the driver has freed it; it is uncharged when
+//! no announced call is left (`gone`). Entries have numbers of their own, because the driver may hand a handle value out again before the
 //! concluding call of its predecessor has come back.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,6 +20,31 @@ struct Allocation {
     references: u32,
     mappings: u32,
     announced: u32,
+    /// Counted as in use; not while it may be going.
+    named: bool,
+}
+
+impl Allocation {
+    fn is_needed(&self) -> bool {
+        self.references > 0 || self.mappings > 0
+    }
+
+    /// After an announcement.
+    fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) {
+        self.announced += 1;
+        if self.named && !self.is_needed() {
+            self.named = false;
+            leaving(self.device, self.bytes);
+        }
+    }
+
+    /// After a reference or a mapping has come (back).
+    fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
+        if !self.named {
+            self.named = true;
+            staying(self.device, self.bytes);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -34,7 +60,7 @@ impl State {
     fn conclude(&mut self, id: Id) -> Option<(Ordinal, u64)> {
         let allocation = self.allocations.get_mut(&id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
-        if allocation.references > 0 || allocation.mappings > 0 || allocation.announced > 0 {
+        if allocation.is_needed() || allocation.announced > 0 {
             return None;
         }
         let (handle, gone) = (allocation.handle, (allocation.device, allocation.bytes));
@@ -72,19 +98,21 @@ impl Vmm {
                 references: 1,
                 mappings: 0,
                 announced: 0,
+                named: true,
             },
         );
         state.by_handle.insert(handle, id);
     }
 
-    /// One reference more, if the handle is one of ours.
-    pub fn retained(&self, handle: AllocationHandle) {
+    /// One reference more, if the handle is one of ours. `staying` as in [`Vmm::undone`].
+    pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.0.lock();
         let Some(id) = state.by_handle.get(&handle).copied() else {
             return;
         };
         if let Some(allocation) = state.allocations.get_mut(&id) {
             allocation.references += 1;
+            allocation.keep(&staying);
         }
     }
 
@@ -100,13 +128,13 @@ impl Vmm {
         }
     }
 
-    /// A reference is about to be released.
-    pub fn releasing(&self, handle: AllocationHandle) -> Announced {
+    /// A reference is about to be released. Calls `leaving` with device and bytes of what may go with it.
+    pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.0.lock();
         let id = state.by_handle.get(&handle).copied();
         if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) {
             allocation.references = allocation.references.saturating_sub(1);
-            allocation.announced += 1;
+            allocation.announce(&leaving);
         }
         Announced {
             handle: id.map(|id| (handle, id)),
@@ -114,56 +142,59 @@ impl Vmm {
         }
     }
 
-    /// The mappings in `size` bytes at `address` are about to go.
-    pub fn unmapping(&self, address: DevicePtr, size: u64) -> Announced {
+    /// The mappings in `size` bytes at `address` are about to go. `leaving` as in [`Vmm::releasing`].
+    pub fn unmapping(
+        &self,
+        address: DevicePtr,
+        size: u64,
+        leaving: impl Fn(Ordinal, u64),
+    ) -> Announced {
         let mut state = self.0.lock();
         let end = address.saturating_add(size);
-        let leaving: Vec<_> = state
+        let going: Vec<_> = state
             .mappings
             .range(address..end)
             .map(|(at, id)| (*at, *id))
             .collect();
-        for (at, id) in &leaving {
+        for (at, id) in &going {
             state.mappings.remove(at);
             if let Some(allocation) = state.allocations.get_mut(id) {
                 allocation.mappings = allocation.mappings.saturating_sub(1);
-                allocation.announced += 1;
+                allocation.announce(&leaving);
             }
         }
         Announced {
             handle: None,
-            mappings: leaving,
+            mappings: going,
         }
     }
 
-    /// The driver did it. Calls `gone` with device and bytes of what ended.
-    pub fn done(&self, announced: Announced, mut gone: impl FnMut(Ordinal, u64)) {
+    /// The driver did it. Device and bytes of what ended.
+    pub fn done(&self, announced: Announced) -> Vec<(Ordinal, u64)> {
         let mut state = self.0.lock();
         let ids = announced
             .handle
             .iter()
             .map(|(_, id)| *id)
             .chain(announced.mappings.iter().map(|(_, id)| *id));
-        for id in ids {
-            if let Some((device, bytes)) = state.conclude(id) {
-                gone(device, bytes);
-            }
-        }
+        ids.filter_map(|id| state.conclude(id)).collect()
     }
 
-    /// The driver refused: everything is as before.
-    pub fn undone(&self, announced: Announced) {
+    /// The driver refused: everything is as before. Calls `staying` with device and bytes of what was to go and stays.
+    pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.0.lock();
         if let Some((_, id)) = announced.handle
             && let Some(allocation) = state.allocations.get_mut(&id)
         {
             allocation.references += 1;
             allocation.announced -= 1;
+            allocation.keep(&staying);
         }
         for (at, id) in announced.mappings {
             if let Some(allocation) = state.allocations.get_mut(&id) {
                 allocation.mappings += 1;
                 allocation.announced -= 1;
+                allocation.keep(&staying);
                 state.mappings.insert(at, id);
             }
         }
@@ -174,10 +205,13 @@ impl Vmm {
 mod tests {
     use super::*;
 
+    fn ignore(_: Ordinal, _: u64) {}
+
     fn done(vmm: &Vmm, announced: Announced) -> u64 {
-        let mut bytes = 0;
-        vmm.done(announced, |_, gone| bytes += gone);
-        bytes
+        vmm.done(announced)
+            .into_iter()
+            .map(|(_, bytes)| bytes)
+            .sum()
     }
 
     #[test]
@@ -185,8 +219,8 @@ mod tests {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5);
-        assert_eq!(done(&vmm, vmm.releasing(5)), 0);
-        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100)), 100);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 100);
     }
 
     #[test]
@@ -194,11 +228,11 @@ mod tests {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5);
-        vmm.retained(5);
-        assert_eq!(done(&vmm, vmm.releasing(5)), 0);
-        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100)), 0);
-        assert_eq!(done(&vmm, vmm.releasing(5)), 100);
-        assert_eq!(done(&vmm, vmm.releasing(5)), 0);
+        vmm.retained(5, ignore);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 100);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
     }
 
     #[test]
@@ -206,13 +240,13 @@ mod tests {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5);
-        let release = vmm.releasing(5);
-        let unmap = vmm.unmapping(0x1000, 100);
+        let release = vmm.releasing(5, ignore);
+        let unmap = vmm.unmapping(0x1000, 100, ignore);
         assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
         // The driver hands the value out again before the release is concluded here.
         vmm.created(5, 0, 40);
         assert_eq!(done(&vmm, release), 100);
-        assert_eq!(done(&vmm, vmm.releasing(5)), 40);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 40);
     }
 
     #[test]
@@ -221,17 +255,40 @@ mod tests {
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5);
         vmm.mapped(0x2000, 5);
-        vmm.undone(vmm.unmapping(0x1000, 0x2000));
-        vmm.undone(vmm.releasing(5));
-        assert_eq!(done(&vmm, vmm.releasing(5)), 0);
-        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 0x2000)), 100);
+        vmm.undone(vmm.unmapping(0x1000, 0x2000, ignore), ignore);
+        vmm.undone(vmm.releasing(5, ignore), ignore);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 0x2000, ignore)), 100);
+    }
+
+    #[test]
+    fn what_may_go_has_no_name_until_it_is_gone_or_stays() {
+        let vmm = Vmm::default();
+        let named = std::cell::Cell::new(100u64);
+        let leaving = |_: Ordinal, bytes| named.set(named.get() - bytes);
+        let staying = |_: Ordinal, bytes| named.set(named.get() + bytes);
+        vmm.created(5, 0, 100);
+        vmm.mapped(0x1000, 5);
+        let release = vmm.releasing(5, leaving);
+        assert_eq!(named.get(), 100, "the mapping keeps it");
+        let unmap = vmm.unmapping(0x1000, 100, leaving);
+        assert_eq!(
+            named.get(),
+            0,
+            "both gone: the driver may free it at any moment"
+        );
+        vmm.undone(unmap, staying);
+        assert_eq!(named.get(), 100);
+        assert_eq!(done(&vmm, release), 0);
+        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, leaving)), 100);
+        assert_eq!(named.get(), 0);
     }
 
     #[test]
     fn foreign_handles_and_addresses_are_nobodys() {
         let vmm = Vmm::default();
-        vmm.retained(9);
-        assert_eq!(done(&vmm, vmm.releasing(9)), 0);
-        assert_eq!(done(&vmm, vmm.unmapping(0x9000, 10)), 0);
+        vmm.retained(9, ignore);
+        assert_eq!(done(&vmm, vmm.releasing(9, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.unmapping(0x9000, 10, ignore)), 0);
     }
 }

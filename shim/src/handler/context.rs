@@ -137,8 +137,8 @@ fn active(ordinal: Ordinal) -> bool {
         && active != 0
 }
 
-/// `context` is no more, and nothing in it.
-fn gone(call: Call, device: &'static Device, context: Context) {
+/// Nothing is left of what was in `context`.
+fn empty(call: Call, context: Context) {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(category, bytes);
@@ -151,16 +151,18 @@ fn gone(call: Call, device: &'static Device, context: Context) {
     call.process.managed.drain(context, |ordinal, bytes| {
         freed(ordinal, Category::Managed, bytes)
     });
-    call.process.launched.forget();
     call.process.pools.refresh(call.process);
+}
+
+/// A context of the device is no more.
+fn gone(call: Call, device: &'static Device) {
+    call.process.launched.forget();
     let left = device
         .contexts
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
             count.checked_sub(1)
-        })
-        .unwrap_or(1)
-        - 1;
-    if left == 0 {
+        });
+    if left.unwrap_or(1) == 1 {
         device.release_spare();
     }
     device.driver.forget_assumed(device);
@@ -197,12 +199,21 @@ pub fn retain_primary(
 /// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix.
 pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let was = active(ordinal);
-    let status = real(ordinal);
-    if was
-        && !active(ordinal)
-        && let Ok(device) = call.process.device(ordinal)
-    {
-        gone(call, device, device.primary.load(Ordering::Acquire));
+    let Ok(device) = call.process.device(ordinal) else {
+        return real(ordinal);
+    };
+    let mut ended = false;
+    let status = device.tear_down(
+        || real(ordinal),
+        |_| {
+            ended = was && !active(ordinal);
+            if ended {
+                empty(call, device.primary.load(Ordering::Acquire));
+            }
+        },
+    );
+    if ended {
+        gone(call, device);
     }
     status
 }
@@ -267,13 +278,20 @@ fn discard(context: Context) {
 
 /// `cuCtxDestroy`, `_v2` and `cuCtxDetach`.
 pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
-    let ordinal = device::of_context(context);
-    let status = real(context);
-    if let (SUCCESS, Ok(device)) = (
-        status,
-        ordinal.and_then(|ordinal| call.process.device(ordinal)),
-    ) {
-        gone(call, device, context);
+    let Ok(device) = device::of_context(context).and_then(|ordinal| call.process.device(ordinal))
+    else {
+        return real(context);
+    };
+    let status = device.tear_down(
+        || real(context),
+        |status| {
+            if status == SUCCESS {
+                empty(call, context);
+            }
+        },
+    );
+    if status == SUCCESS {
+        gone(call, device);
     }
     status
 }

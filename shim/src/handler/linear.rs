@@ -78,7 +78,7 @@ fn small(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let mark = device.mark();
+    let mark = call.process.mark();
     let spare = device.spare.take();
     if !spare && device.charge(call.symbol, BLOCK).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -97,14 +97,11 @@ fn small(
     };
     if let Some(size) = size.filter(|size| *size > SHARED_MAX) {
         // The pitch made a large one of it.
-        let charged = if spare {
+        if spare {
             device.spare.consume();
             device.remove_idle(BLOCK);
-            BLOCK
-        } else {
-            BLOCK
-        };
-        enter_large(device, address, size, charged);
+        }
+        enter_large(device, address, size, BLOCK);
         device.renew(mark);
         return status;
     }
@@ -132,7 +129,7 @@ fn large(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let mark = device.mark();
+    let mark = call.process.mark();
     let charged = round_up(estimate, BLOCK);
     if device.charge(call.symbol, charged).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -169,21 +166,21 @@ fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: 
 
 /// `cuMemFree_v2`: takes pointers of every kind.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+    let mark = call.process.mark();
     let blocks = &call.process.blocks;
     if dptr.is_multiple_of(BLOCK)
         && let Some(taken) = blocks.take_large(dptr)
+        && let Ok(device) = call.process.device(taken.device)
     {
-        let mark = call.process.device(taken.device).map(Device::mark);
+        device.remove(Category::Linear, taken.bytes());
         let status = real(dptr);
         if status == SUCCESS {
-            if let (Ok(device), Ok(mark)) = (call.process.device(taken.device), mark) {
-                device.remove(Category::Linear, taken.bytes());
-                device.uncharge(taken.bytes());
-                device.renew(mark);
-            }
+            device.uncharge(taken.bytes());
         } else {
             blocks.enter_large(dptr, taken);
+            device.add(Category::Linear, taken.bytes());
         }
+        device.renew(mark);
         return status;
     }
     if let Some(status) = managed::free(call, &real, dptr) {
@@ -197,6 +194,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
                 if let Ok(device) = call.process.device(ordinal) {
                     device.remove(Category::Linear, BLOCK);
                     device.keep_block();
+                    device.renew(mark);
                 }
             }
             // A pointer of a pool, perhaps: it shows there.

@@ -117,7 +117,7 @@ fn grow(
     stream: Stream,
     real: impl Fn() -> Status,
 ) -> Status {
-    let mark = device.mark();
+    let mark = call.process.mark();
     let paid = |status: Status| {
         pool.settle(device, step);
         call.process.pools.touch();

@@ -3,8 +3,8 @@
 use gpulimit_core::ledger::Category;
 
 use crate::abi::{
-    AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, In, Opaque, Out,
-    SUCCESS, Status,
+    AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
+    Opaque, Out, SUCCESS, Status,
 };
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
@@ -31,7 +31,7 @@ pub fn create(
                 .unavailable(failed, || real(handle, size, prop, flags));
         }
     };
-    let mark = device.mark();
+    let mark = call.process.mark();
     let bytes = round_up(size as u64, BLOCK);
     if device.charge(call.symbol, bytes).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -54,8 +54,12 @@ pub fn release(
     real: impl Fn(AllocationHandle) -> Status,
     handle: AllocationHandle,
 ) -> Status {
-    let announced = call.process.vmm.releasing(handle);
-    conclude(call, announced, real(handle))
+    let vmm = &call.process.vmm;
+    end(
+        call,
+        || vmm.releasing(handle, leaving(call)),
+        || real(handle),
+    )
 }
 
 /// `cuMemMap`.
@@ -82,8 +86,12 @@ pub fn unmap(
     ptr: DevicePtr,
     size: usize,
 ) -> Status {
-    let announced = call.process.vmm.unmapping(ptr, size as u64);
-    conclude(call, announced, real(ptr, size))
+    let vmm = &call.process.vmm;
+    end(
+        call,
+        || vmm.unmapping(ptr, size as u64, leaving(call)),
+        || real(ptr, size),
+    )
 }
 
 /// `cuMemRetainAllocationHandle`: the same handle value, one reference more.
@@ -110,21 +118,44 @@ pub fn import(
 
 fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Status {
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
-        call.process.vmm.retained(handle);
+        call.process.vmm.retained(handle, staying(call));
     }
     status
 }
 
-fn conclude(call: Call, announced: Announced, status: Status) -> Status {
-    if status != SUCCESS {
-        call.process.vmm.undone(announced);
-        return status;
-    }
-    call.process.vmm.done(announced, |ordinal, bytes| {
+/// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
+fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
+    move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(Category::Vmm, bytes);
-            device.uncharge(bytes);
         }
-    });
+    }
+}
+
+/// Memory that was to go and did not.
+fn staying(call: Call) -> impl Fn(Ordinal, u64) {
+    move |ordinal, bytes| {
+        if let Ok(device) = call.process.device(ordinal) {
+            device.add(Category::Vmm, bytes);
+        }
+    }
+}
+
+/// A call that may end allocations.
+fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
+    let mark = call.process.mark();
+    let vmm = &call.process.vmm;
+    let announced = announce();
+    let status = real();
+    if status == SUCCESS {
+        for (ordinal, bytes) in vmm.done(announced) {
+            if let Ok(device) = call.process.device(ordinal) {
+                device.uncharge(bytes);
+                device.renew(mark);
+            }
+        }
+    } else {
+        vmm.undone(announced, staying(call));
+    }
     status
 }
