@@ -18,7 +18,10 @@ use gpulimit_core::group::Member;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
-use crate::abi::{CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status, Stream};
+use crate::abi::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status,
+    Stream,
+};
 use crate::membership;
 use crate::table::cuda;
 use blocks::Blocks;
@@ -92,7 +95,11 @@ impl Account {
 
     #[cold]
     fn open(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
-        let place = self.place(ordinal).ok_or(CUDA_ERROR_NOT_PERMITTED)?;
+        let place = self.place(ordinal).ok_or(if ordinal < 0 {
+            CUDA_ERROR_INVALID_DEVICE
+        } else {
+            CUDA_ERROR_NOT_PERMITTED
+        })?;
         let device = Device::open(self, ordinal, self.member()?)?;
         Ok(place.get_or_init(|| Box::new(device)))
     }

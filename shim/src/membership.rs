@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::Member;
 use gpulimit_core::policy::{self, Assignment, PolicyError};
+use once_cell::race::OnceBox;
 
 use crate::abi::{Out, SUCCESS, Uuid};
 use crate::message;
@@ -53,9 +54,15 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The group that the environment asks for; `None` when it asks for no limit.
+/// What the environment asked for at the start: a program that empties it afterwards is limited all the same.
+static AT_START: OnceBox<Assignment> = OnceBox::new();
+
+/// The group that the environment asks for, or asked for at the start; `None` when it asks for no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
-    policy::assignment(&variable)
+    match policy::assignment(&variable) {
+        Ok(None) => Ok(AT_START.get().cloned()),
+        asked => asked,
+    }
 }
 
 /// Joins the group. A failure is said in one line and closes the GPU to this process: a limit that cannot be applied must not be none.
@@ -108,11 +115,19 @@ pub fn device_id(ordinal: i32) -> Option<DeviceId> {
     })
 }
 
+/// Runs as a constructor, in every program: it creates nothing, calls no driver, and where no limit is asked for touches no memory but
+/// the environment.
+pub fn at_start() {
+    name_job();
+    if any_in_environment(&[policy::GROUP])
+        && let Ok(Some(asked)) = assignment()
+    {
+        let _ = AT_START.set(Box::new(asked));
+    }
+}
+
 /// Gives a job that came with nothing but a size a group name, so that its children share its limit.
-///
-/// Runs as a constructor, in every program: it creates nothing, calls no driver, and where no size was given touches no memory but the
-/// environment.
-pub fn name_job() {
+fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;
     }

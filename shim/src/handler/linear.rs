@@ -199,8 +199,9 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
             }
             // A pointer of a pool, perhaps: it shows there.
             Departure::Unknown => {
+                call.process.pools.refresh(call.process);
+                // It may shrink at the next synchronise call.
                 call.process.pools.touch();
-                call.process.pools.synchronized(call.process);
             }
         }
     }
