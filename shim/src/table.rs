@@ -85,6 +85,13 @@ table! {
             measured cuGraphInstantiateWithParams(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
             measured cuGraphInstantiateWithParams_ptsz(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
 
+            launch   cuGraphLaunch(exec: Opaque, stream: Stream) => launch::graph;
+            launch   cuGraphLaunch_ptsz(exec: Opaque, stream: Stream) => launch::graph;
+            launch   cuGraphUpload(exec: Opaque, stream: Stream) => launch::graph;
+            launch   cuGraphUpload_ptsz(exec: Opaque, stream: Stream) => launch::graph;
+            track    cuGraphExecDestroy(exec: Opaque) => launch::destroy_graph;
+            release  cuDeviceGraphMemTrim(device: Device) => measured::trim_graphs;
+
             view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info;
             view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem;
 

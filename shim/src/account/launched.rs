@@ -1,4 +1,4 @@
-//! Which kernels have been launched before.
+//! Which kernels and graphs have been launched before.
 //!
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
 //! A launch therefore looks its function up, first among the last few of its own thread.
@@ -78,9 +78,21 @@ impl Launched {
         self.functions.read().is_empty()
     }
 
+    /// One handle was destroyed.
+    pub fn remove(&self, function: Opaque) {
+        if self.functions.write().remove(&function) {
+            self.forget_recent();
+        }
+    }
+
     /// Code was unloaded: handles may come back as other functions.
     pub fn forget(&self) {
         self.functions.write().clear();
+        self.forget_recent();
+    }
+
+    /// What threads remember counts no more.
+    fn forget_recent(&self) {
         self.generation.store(
             GENERATIONS.fetch_add(1, Ordering::Relaxed),
             Ordering::Release,
@@ -113,6 +125,9 @@ mod tests {
             launched.insert(function);
         }
         assert!((1..500).all(|at| launched.contains(at * 64)));
+        launched.remove(64);
+        assert!(!launched.contains(64));
+        assert!((2..500).all(|at| launched.contains(at * 64)));
         launched.forget();
         assert!(!(1..500).any(|at| launched.contains(at * 64)));
     }

@@ -1,4 +1,4 @@
-//! Kernel launches: the first one of a kernel may load its code.
+//! Launches: the first one of a kernel may load its code, the first one of a graph may take memory for it.
 
 use crate::abi::{Opaque, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
@@ -27,6 +27,22 @@ fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
         call.process.launched.insert(function);
     }
     status
+}
+
+/// `cuGraphLaunch`, `cuGraphUpload` and their twins: the first one of a graph takes what its memory nodes need.
+pub fn graph(
+    call: Call,
+    real: impl Fn(Opaque, Stream) -> Status,
+    exec: Opaque,
+    stream: Stream,
+) -> Status {
+    launch(call, exec, || real(exec, stream))
+}
+
+/// `cuGraphExecDestroy`: the handle may come back as another graph.
+pub fn destroy_graph(call: Call, real: impl Fn(Opaque) -> Status, exec: Opaque) -> Status {
+    call.process.launched.remove(exec);
+    real(exec)
 }
 
 /// `cuLaunchKernel` and its twin.

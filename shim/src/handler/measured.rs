@@ -1,6 +1,8 @@
 //! Calls that take memory without saying how much: paid ahead by an estimate, measured after.
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Opaque, Out, SUCCESS, Status, Stream};
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
+};
 use crate::account::device::Device;
 use crate::account::driver_share::RESERVE;
 use crate::hook::Call;
@@ -96,4 +98,13 @@ pub fn graph_with_log(
     log_size: usize,
 ) -> Status {
     small(call, || real(exec, graph, error_node, log, log_size))
+}
+
+/// `cuDeviceGraphMemTrim`: gives back what graphs have held.
+pub fn trim_graphs(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
+    let status = real(ordinal);
+    if let Ok(device) = call.process.device(ordinal) {
+        device.driver.measure(device);
+    }
+    status
 }
