@@ -6,7 +6,7 @@
 //! program synchronises.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use gpulimit_core::ledger::Category;
 use parking_lot::{Mutex, RwLock};
@@ -57,7 +57,7 @@ impl Pool {
         (asked == SUCCESS).then_some(bytes)
     }
 
-    /// Pays for the growth of `bytes` out of what is idle. False when more has to be charged first: see [`Pool::paid`].
+    /// Pays for the growth of `bytes` out of what is idle. False when more has to be charged first: see [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -68,12 +68,19 @@ impl Pool {
         enough
     }
 
-    /// `bytes` have been charged for growth.
-    pub fn paid(&self, device: &Device, bytes: u64) {
+    /// Charges `bytes` for growth by `charge`. Idle first: what is charged ahead is no usage.
+    pub fn pay<E>(
+        &self,
+        device: &Device,
+        bytes: u64,
+        charge: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        device.add_idle(bytes);
+        charge().inspect_err(|_| device.remove_idle(bytes))?;
         let mut state = self.state.lock();
         state.held += bytes;
         state.prepaid += bytes;
-        device.add_idle(bytes);
+        Ok(())
     }
 
     /// The call that had paid `bytes` ahead is over: looks how the pool stands now. Returns the bytes by which it grew beyond everything
@@ -99,6 +106,7 @@ impl Pool {
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
         let mut beyond = 0;
+        let grown = reserved > state.reserved;
         if reserved != state.reserved {
             if reserved > state.reserved {
                 device.add(Category::Pools, reserved - state.reserved);
@@ -123,6 +131,9 @@ impl Pool {
         if idle > keep {
             state.held -= idle - keep;
             device.uncharge_idle(idle - keep);
+        }
+        if grown {
+            device.note_usage();
         }
         beyond
     }
@@ -164,6 +175,8 @@ pub struct Pools {
     by_handle: RwLock<HashMap<MemPool, &'static Pool>>,
     /// An allocation or a free has happened since the last synchronise call.
     dirty: AtomicBool,
+    /// Bytes that destroyed pools had left in use: measured with the driver's part until they are gone.
+    orphaned: AtomicU64,
 }
 
 impl Pools {
@@ -216,6 +229,28 @@ impl Pools {
     pub fn synchronized(&self, account: &'static Account) {
         if self.dirty.load(Ordering::Relaxed) && self.dirty.swap(false, Ordering::AcqRel) {
             self.refresh(account);
+            if self.orphaned.load(Ordering::Relaxed) > 0 {
+                self.measure_orphans(account);
+            }
+        }
+    }
+
+    /// A destroyed pool left `bytes` in use.
+    pub fn orphan(&self, bytes: u64) {
+        self.orphaned.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn measure_orphans(&self, account: &'static Account) {
+        for device in account.devices() {
+            let before = device.driver.used();
+            device.driver.measure(device);
+            let gone = before.saturating_sub(device.driver.used());
+            let _ = self
+                .orphaned
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    Some(left.saturating_sub(gone))
+                });
         }
     }
 

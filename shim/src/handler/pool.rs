@@ -7,6 +7,7 @@ use crate::abi::{
 use crate::account::device::Device;
 use crate::account::pools::{Pool, growth};
 use crate::hook::Call;
+use crate::refusal::Refused;
 use crate::table::cuda;
 
 /// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
@@ -124,8 +125,10 @@ fn grow(
         device.renew(mark);
         status
     };
-    if device.charge_without_trim(step) {
-        pool.paid(device, step);
+    if pool
+        .pay(device, step, || device.charge_without_trim(step))
+        .is_ok()
+    {
         return paid(real());
     }
     if capturing(call.symbol, stream) {
@@ -148,11 +151,10 @@ fn grow(
     }
     // What the pool hands back makes room for its growth.
     pool.trim(device, step);
-    if device.charge(call.symbol, step).is_err() {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    match pool.pay(device, step, || device.charge(call.symbol, step)) {
+        Ok(()) => paid(real()),
+        Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
-    pool.paid(device, step);
-    paid(real())
 }
 
 /// Whether `stream` is being captured into a graph.
@@ -206,8 +208,11 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     let status = real(pool);
     match known.map(|known| (known, call.process.device(known.device))) {
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
+            let before = device.driver.used();
             known.close(device);
             device.driver.measure(device);
+            let left = device.driver.used().saturating_sub(before);
+            call.process.pools.orphan(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),
         _ => {}
