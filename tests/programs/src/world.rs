@@ -19,7 +19,7 @@ use gpulimit::ledger::{Category, Identity, Ledger, Usage, Witness};
 use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::units::Size;
 
-pub use artefacts::{compile, library, program, repository, runtime, script, shim};
+pub use artefacts::{compile, driver, library, program, repository, runtime, script, shim};
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;
 

@@ -46,7 +46,7 @@ fn built_once() -> &'static Path {
 }
 
 /// The folder with the simulated `libcuda.so.1` and its companions.
-pub(super) fn driver() -> PathBuf {
+pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 

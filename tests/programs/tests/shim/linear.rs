@@ -1,34 +1,221 @@
-//! `cuMemAlloc` and `cuMemAllocPitch`: the memory counts, not the requests.
+//! `cuMemAlloc`, `cuMemAllocPitch` and `cuMemAllocManaged`: the memory counts, not the requests.
 
+use gpulimit::ledger::Category;
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
 const CAP: u64 = 1024 * MIB;
-/// Charged but not used, beside what a request asks for: the reserve for the driver's own needs and the spare block.
-pub const SLACK: u64 = 6 * MIB;
+/// Charged but not used: the reserve for the driver's own needs and the spare block.
+const SLACK: u64 = 6 * MIB;
 
 #[test]
 fn requests_that_just_pass_a_block_take_two() {
-    for (size, real) in [
-        ("1100000", 2 * MIB),
-        ("3M-4K", 4 * MIB),
-        ("2M+1", 4 * MIB),
-        ("1M+1", 2 * MIB),
-    ] {
+    for (size, real) in [("1100000", 2), ("3M-4K", 4), ("2M+1", 4), ("1M+1", 2)] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
         let answer = program.numbers(&format!("fill a {size}"));
         assert_eq!(answer[0], 2, "{size}: refused with out-of-memory");
-        let room = (CAP - CONTEXT) / real;
-        assert!(answer[1] <= room, "{size}: {} of {room}", answer[1]);
+        let room = (CAP - CONTEXT) / (real * MIB);
+        let slack = SLACK / (real * MIB) + 1;
         assert!(
-            answer[1] >= room - SLACK / real,
-            "{size}: only {} of {room}",
+            (room - slack..=room).contains(&answer[1]),
+            "{size}: {} of {room}",
             answer[1]
         );
         world.judge(CAP);
         program.expect(&[("free-many a", "0")]);
+        assert_eq!(world.machine().used(), CONTEXT);
         world.judge(CAP);
         program.end();
         world.judge_end(CAP);
     }
+}
+
+#[test]
+fn small_requests_share_blocks() {
+    // Requests, and how many of them a block takes.
+    for (size, per_block) in [
+        ("20000", 102),
+        ("400000", 5),
+        ("700000", 2),
+        ("512K", 4),
+        ("1M", 2),
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[(
+            &format!("many a {} {size}", per_block * 20),
+            &format!("0 {}", per_block * 20),
+        )]);
+        assert_eq!(world.machine().used(), CONTEXT + 40 * MIB, "{size}");
+        world.judge(CAP);
+        program.expect(&[("alloc one-more 20000", "0"), ("free-many a", "0")]);
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn small_requests_stop_at_the_limit() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let answer = program.numbers("fill a 700000");
+    let room = (CAP - CONTEXT) / (2 * MIB) * 2;
+    assert_eq!(answer[0], 2);
+    assert!(
+        (room - 8..=room).contains(&answer[1]),
+        "{answer:?} of {room}"
+    );
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn twenty_thousand_crumbs() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("many a 20000 512", "0 20000")]);
+    assert_eq!(world.machine().used(), CONTEXT + 10 * MIB);
+    world.judge(CAP);
+    program.expect(&[("free-many a", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_hundred_thousand_live() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("many a 50000 1000", "0 50000"),
+        ("many b 50000 3000", "0 50000"),
+    ]);
+    world.judge(CAP);
+    program.expect(&[("free-many a", "0")]);
+    world.judge(CAP);
+    program.expect(&[("free-many b", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_pitch_is_part_of_the_size() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    // 16 bytes wide, 512 bytes apart.
+    program.expect(&[("pitch a 16 204800", "0 512")]);
+    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    world.judge(CAP);
+    program.expect(&[("pitch b 1032 2048", "0 1536"), ("pitch c 4 4", "0 512")]);
+    assert_eq!(
+        world.machine().used(),
+        CONTEXT + 100 * MIB + 4 * MIB + 2 * MIB
+    );
+    world.judge(CAP);
+    program.expect(&[
+        ("pitch d 16 2097152", "2 0"),
+        ("free a", "0"),
+        ("free b", "0"),
+        ("free c", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn managed_memory_is_charged_in_full_and_shown_apart() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("managed a 300M", "0")]);
+    assert_eq!(world.usage(0).by[Category::Managed as usize], 300 * MIB);
+    world.judge(CAP);
+    program.expect(&[
+        ("managed b 300M", "2"),
+        ("alloc c 300M", "2"),
+        ("alloc c 150M", "0"),
+        ("free a", "0"),
+        ("alloc d 300M", "0"),
+        ("managed e 100M", "2"),
+    ]);
+    assert_eq!(world.usage(0).by[Category::Managed as usize], 0);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn pointers_that_are_not_ours_go_to_the_driver() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("free-number 0", "0"),
+        ("free-number 4096", "1"),
+        ("free-number 140000000000000", "1"),
+        ("alloc a 5M", "0"),
+        ("async b 5M", "0"),
+        ("free b", "0"),
+        ("sync", "0"),
+        ("free a", "0"),
+        ("free a", "1"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_last_byte_can_be_had() {
+    // What our own reserve holds is given up when there is nothing else.
+    let cap = CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    let got = program.numbers("fill a 2M")[1];
+    assert!(got >= 48, "{got} of 50 blocks");
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn threads_fill_the_group_to_the_brim_and_no_further() {
+    let world = World::with(
+        CAP,
+        &[(
+            "GPULIMIT_SIM_LATENCY",
+            "cuMemAlloc_v2:20000,cuMemFree_v2:20000",
+        )],
+    );
+    let mut program = world.on_gpu();
+    let answer = program.say("threads 8 {\nfill a 3000000\n}");
+    assert!(answer.contains("2:1"), "{answer}");
+    world.judge(CAP);
+    assert!(
+        world.machine().used() >= CAP - 16 * MIB,
+        "{}",
+        world.machine().used()
+    );
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn threads_that_take_and_give_leave_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let block = "repeat 300 {\nalloc a 1000\nalloc b 700000\nalloc c 5M\nasync d 1M\nmanaged e 2M\nfree c\nfree b\nfree a\nfree e\nfree-async d\n}";
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:3000"; 4].join(", "));
+    program.expect(&[("sync", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
 }

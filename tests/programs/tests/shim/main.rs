@@ -1,3 +1,16 @@
 //! The preloaded library between real processes and the simulated driver. See tests/README.md.
 
+mod contexts;
+mod death;
+mod doors;
+mod fork;
 mod linear;
+mod live_set;
+mod mapped;
+mod pools;
+mod refusal;
+mod runtime;
+mod sharing;
+mod transparent;
+mod view;
+mod wrong_input;

@@ -13,7 +13,8 @@
 //! | `stream NAME`, `priority-stream NAME`, `capture STREAM`, `end-capture STREAM` | streams |
 //! | `module NAME BYTES`, `library NAME BYTES`, `unload NAME`, `unload-library NAME`, `launch NAME`, `cooperative NAME` | code |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
-//! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join`, `exec` | blocks end with `}` |
+//! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
+//! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks` | names: what the linker says, which object has it, which hooks this door misses |
 

@@ -36,11 +36,10 @@ impl Scope {
 }
 
 impl Scope {
-    /// Gives the result of a call a name; the status.
+    /// Gives the result of a call a name, which stands for null when the call failed; the status.
     pub fn keep(&mut self, name: &str, (status, value): (i32, u64)) -> String {
-        if status == 0 {
-            self.values.insert(name.to_owned(), value);
-        }
+        let value = if status == 0 { value } else { 0 };
+        self.values.insert(name.to_owned(), value);
         command::plain(status)
     }
 }

@@ -11,6 +11,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "start" => {
             let init = driver.call("cuInit", &[0]);
             let (status, context) = driver.get("cuDevicePrimaryCtxRetain", &[0]);
+            scope.keep("primary-0", (status, context));
             if init == 0 && status == 0 {
                 driver.call("cuCtxSetCurrent", &[context as usize]);
             }

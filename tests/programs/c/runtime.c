@@ -1,0 +1,55 @@
+// NVIDIA's CUDA runtime, loaded from the file that is named: allocations below and above a cap of 2 GiB.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((size_t)1 << 20)
+
+static void *runtime;
+
+static void *find(const char *name) {
+    void *found = dlsym(runtime, name);
+    if (!found) {
+        fprintf(stderr, "no %s\n", name);
+        exit(1);
+    }
+    return found;
+}
+
+#define CALL(name, types, ...) printf(#name " %d\n", ((int(*) types)find(#name))(__VA_ARGS__))
+
+static void info(void) {
+    size_t free = 0, total = 0;
+    int status = ((int (*)(size_t *, size_t *))find("cudaMemGetInfo"))(&free, &total);
+    printf("cudaMemGetInfo %d %zu %zu\n", status, free, total);
+}
+
+int main(int count, char **arguments) {
+    runtime = count > 1 ? dlopen(arguments[1], RTLD_NOW) : NULL;
+    if (!runtime) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    // cudaDeviceProp: 256 bytes of name, 16 of UUID, 8 of LUID, 4 of mask, then totalGlobalMem.
+    static char properties[8192];
+    const char *name = strstr(arguments[1], ".so.12") ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties";
+    int status = ((int (*)(void *, int))find(name))(properties, 0);
+    size_t total;
+    memcpy(&total, properties + 288, sizeof total);
+    printf("cudaGetDeviceProperties %d %zu\n", status, total);
+    void *one, *two;
+    info();
+    CALL(cudaMalloc, (void **, size_t), &one, 1000 * MIB);
+    info();
+    CALL(cudaMalloc, (void **, size_t), &two, 1000 * MIB);
+    CALL(cudaMallocAsync, (void **, size_t, void *), &two, 1000 * MIB, NULL);
+    CALL(cudaMallocAsync, (void **, size_t, void *), &two, 100 * MIB, NULL);
+    CALL(cudaFreeAsync, (void *, void *), two, NULL);
+    CALL(cudaStreamSynchronize, (void *), NULL);
+    CALL(cudaFree, (void *), one);
+    info();
+    CALL(cudaMalloc, (void **, size_t), &one, 1500 * MIB);
+    CALL(cudaDeviceReset, (void));
+    return 0;
+}

@@ -1,0 +1,195 @@
+//! Contexts are part of the usage, each one, from the first retain to the last release.
+
+use gpulimit_programs::world::{CONTEXT, MIB, World};
+
+const CAP: u64 = 4096 * MIB;
+
+#[test]
+fn the_primary_context_counts_once_and_until_its_last_release() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    world.judge(CAP);
+    program.expect(&[("retain 0", "0"), ("retain 0", "0"), ("alloc a 100M", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    world.judge(CAP);
+    program.expect(&[("release-primary 0", "0"), ("release-primary-v1 0", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    world.judge(CAP);
+    program.expect(&[("release-primary 0", "0")]);
+    assert_eq!(world.machine().used(), 0);
+    assert_eq!(world.counted(0), 0);
+    program.expect(&[("retain 0", "0"), ("current 0", "0"), ("alloc b 10M", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_reset_gives_everything_back() {
+    for reset in ["reset 0", "reset-v1 0"] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("alloc a 100M", "0"),
+            ("many b 500 20000", "0 500"),
+            ("managed c 50M", "0"),
+            ("async d 60M", "0"),
+            ("module e 20M", "0"),
+            ("retain 0", "0"),
+        ]);
+        world.judge(CAP);
+        program.expect(&[(reset, "0")]);
+        assert_eq!(world.machine().used(), 0);
+        let usage = world.usage(0);
+        assert_eq!(usage.charged - usage.idle, 0, "{usage:?}");
+        program.expect(&[
+            ("retain 0", "0"),
+            ("current 0", "0"),
+            ("alloc a 3000M", "0"),
+        ]);
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn every_context_costs_and_takes_its_memory_along() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for (count, version) in [(2, "v1"), (3, "v2"), (4, "v3"), (5, "v4")] {
+        program.expect(&[
+            (&format!("context {version} 0 {version}"), "0"),
+            ("alloc a 10M", "0"),
+        ]);
+        assert_eq!(
+            world.machine().used(),
+            count * CONTEXT + (count - 1) * 10 * MIB
+        );
+        world.judge(CAP);
+    }
+    for (left, end) in [
+        (4, "destroy v1"),
+        (3, "destroy-v1 v2"),
+        (2, "detach v3"),
+        (1, "destroy v4"),
+    ] {
+        program.expect(&[(end, "0")]);
+        assert_eq!(
+            world.machine().used(),
+            left * CONTEXT + (left - 1) * 10 * MIB,
+            "{end}"
+        );
+        world.judge(CAP);
+    }
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn contexts_stop_at_the_limit() {
+    let world = World::new(3 * CONTEXT + 100 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("context a 0 v2", "0"),
+        ("context b 0 v4", "0"),
+        ("context c 0 v2", "2"),
+        ("context d 0 v3", "2"),
+    ]);
+    world.judge(3 * CONTEXT + 100 * MIB);
+    program.expect(&[
+        ("alloc x 80M", "0"),
+        ("destroy b", "0"),
+        ("context e 0 v2", "0"),
+    ]);
+    world.judge(3 * CONTEXT + 100 * MIB);
+    let (_, errors) = program.end();
+    assert!(errors.contains("cuCtxCreate"), "{errors}");
+    world.judge_end(3 * CONTEXT + 100 * MIB);
+}
+
+#[test]
+fn a_limit_below_a_context_says_so() {
+    let world = World::new(300 * MIB);
+    let mut program = world.start();
+    program.expect(&[("init", "0"), ("retain 0", "2"), ("retain 0", "2")]);
+    assert_eq!(world.machine().used(), 0);
+    let (_, errors) = program.end();
+    assert!(
+        errors.contains("A CUDA context on this GPU takes at least 518.0 MiB: raise the limit"),
+        "{errors}"
+    );
+    // The size of a context is known by now: nobody tries again.
+    world.machine().reset_peak();
+    let mut second = world.start();
+    second.expect(&[("init", "0"), ("retain 0", "2")]);
+    drop(second);
+    world.judge_end(300 * MIB);
+}
+
+#[test]
+fn threads_that_retain_at_once_make_one_context() {
+    let world = World::with(
+        CAP,
+        &[("GPULIMIT_SIM_LATENCY", "cuDevicePrimaryCtxRetain:3000000")],
+    );
+    let mut program = world.start();
+    program.expect(&[("init", "0")]);
+    let answer = program.say("threads 8 {\nretain 0\n}");
+    assert_eq!(answer, ["0:1"; 8].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn without_process_lists_contexts_are_assumed() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
+    let mut program = world.on_gpu();
+    let used = |usage: gpulimit::ledger::Usage| usage.charged - usage.idle;
+    assert!(used(world.usage(0)) >= 512 * MIB, "{:?}", world.usage(0));
+    program.expect(&[
+        ("alloc a 1000M", "0"),
+        ("free a", "0"),
+        ("release-primary 0", "0"),
+    ]);
+    assert_eq!(used(world.usage(0)), 0);
+    program.end_quietly();
+}
+
+#[test]
+fn code_is_measured_and_unloaded_when_it_does_not_fit() {
+    let cap = 1024 * MIB;
+    for (load, unload) in [
+        ("module", "unload"),
+        ("module-ex", "unload"),
+        ("library", "unload-library"),
+    ] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[(&format!("{load} code 300M"), "0")]);
+        world.judge(cap);
+        program.expect(&[(&format!("{unload} code"), "0")]);
+        world.judge(cap);
+        assert_eq!(world.machine().used(), CONTEXT);
+        program.expect(&[(&format!("{load} code 800M"), "2")]);
+        assert_eq!(world.machine().used(), CONTEXT);
+        assert_eq!(world.counted(0), CONTEXT);
+        let (_, errors) = program.end();
+        assert!(errors.contains("refused"), "{errors}");
+        world.settle();
+    }
+}
+
+#[test]
+fn many_streams_stay_below_the_limit() {
+    let cap = 560 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    let answer = program.say("repeat 200 {\nstream s\n}");
+    assert!(answer.starts_with("0:"), "{answer}");
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}

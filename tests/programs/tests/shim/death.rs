@@ -1,0 +1,145 @@
+//! Processes that are killed, stopped, or lose what they stand on.
+
+use std::time::Duration;
+
+use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
+
+const CAP: u64 = 4096 * MIB;
+
+#[test]
+fn what_a_killed_process_held_comes_back_when_the_driver_has_it_and_not_before() {
+    for lag in ["0", "150", "400"] {
+        let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", lag)]);
+        let mut holder = world.on_gpu();
+        holder.expect(&[
+            ("alloc a 2500M", "0"),
+            ("managed b 100M", "0"),
+            ("async c 100M", "0"),
+        ]);
+        let mut next = world.on_gpu();
+        next.expect(&[("alloc a 2500M", "2")]);
+        holder.kill();
+        // Waits for the drain instead of failing.
+        next.expect(&[("alloc a 2500M", "0")]);
+        world.judge(CAP);
+        let (_, errors) = next.end();
+        assert_eq!(
+            errors.lines().count(),
+            1,
+            "only the first one was refused: {errors}"
+        );
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn a_new_process_waits_for_the_drain_too() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "300")]);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 3500M", "0")]);
+    holder.kill();
+    let mut next = world.on_gpu();
+    next.expect(&[("alloc a 3500M", "0")]);
+    world.judge(CAP);
+    next.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_dead_are_counted_as_long_as_the_driver_shows_them() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "400")]);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 1000M", "0")]);
+    let mut other = world.on_gpu();
+    holder.kill();
+    let free = other.numbers("info")[1];
+    assert!(free <= CAP - 2 * CONTEXT - 1000 * MIB, "{free}");
+    assert!(eventually(|| world.machine().used() == CONTEXT));
+    // Whoever needs the memory sees that it is free.
+    other.expect(&[("alloc a 3500M", "0")]);
+    world.judge(CAP);
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn killing_in_the_middle_of_work_leaves_nothing_behind() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "5")]);
+    for round in 0..25 {
+        let mut program = world.on_gpu();
+        program.tell("threads 2 {\nrepeat 100000 {\nalloc a 30M\nalloc b 1000\ncreate c 4M 0\nasync d 1M\nfree-async d\nrelease c\nfree b\nfree a\n}\n}");
+        std::thread::sleep(Duration::from_millis(1 + round % 7));
+        program.kill();
+    }
+    world.judge_end(CAP);
+    let mut last = world.on_gpu();
+    last.expect(&[("alloc a 3500M", "0")]);
+    world.judge(CAP);
+}
+
+#[test]
+fn a_stopped_member_blocks_nobody() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_LATENCY", "cuMemAlloc_v2:2000")]);
+    for _ in 0..10 {
+        let mut stopped = world.on_gpu();
+        stopped.tell("repeat 100000 {\nalloc a 10M\nfree a\n}");
+        std::thread::sleep(Duration::from_millis(3));
+        stopped.signal(libc::SIGSTOP);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("alloc a 500M", "0"),
+            ("free a", "0"),
+            ("alloc b 4000M", "2"),
+        ]);
+        program.end();
+        stopped.kill();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn closing_all_descriptors_keeps_the_membership() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 1000M", "0"),
+        ("closefrom 3", "0"),
+        ("alloc b 1000M", "0"),
+    ]);
+    world.judge(CAP);
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 1500M", "2"), ("alloc a 900M", "0")]);
+    world.judge(CAP);
+    program.expect(&[
+        ("alloc c 200M", "2"),
+        ("free a", "0"),
+        ("alloc c 900M", "0"),
+    ]);
+    world.judge(CAP);
+}
+
+#[test]
+fn an_environment_that_is_gone_changes_nothing() {
+    let world = World::new(1024 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("clearenv", "0"),
+        ("alloc a 600M", "2"),
+        ("alloc a 400M", "0"),
+    ]);
+    world.judge(1024 * MIB);
+    program.end();
+    world.judge_end(1024 * MIB);
+
+    let world = World::new(1024 * MIB);
+    let mut program = world.start();
+    // Nothing was asked of the driver before.
+    program.expect(&[("clearenv", "0"), ("init", "0")]);
+    let answer = program.say("retain 0");
+    if answer == "0" {
+        program.expect(&[("current 0", "0"), ("alloc a 600M", "2")]);
+    } else {
+        assert_eq!(answer, "800", "closed, not open");
+    }
+    assert!(world.machine().peak() <= 1024 * MIB);
+}

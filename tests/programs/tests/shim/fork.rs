@@ -1,0 +1,122 @@
+//! Forked children are members of their own; a new program in the same process is one too.
+
+use gpulimit_programs::world::{CONTEXT, MIB, World};
+
+const CAP: u64 = 4096 * MIB;
+
+#[test]
+fn a_child_forked_before_cuda() {
+    let world = World::new(CAP);
+    let mut program = world.start();
+    let go = world.file("go").display().to_string();
+    program.tell(&format!(
+        "background {{\nstart\nalloc a 1000M\nwait {go}\nfree a\n}}"
+    ));
+    let mut lines = [program.line(), program.line(), program.line()];
+    lines.sort();
+    assert_eq!(
+        lines,
+        ["alloc a 1000M = 0", "background = 0", "start = 0 0"]
+    );
+    program.expect(&[("start", "0 0"), ("alloc b 1000M", "0")]);
+    assert_eq!(world.machine().used(), 2 * CONTEXT + 2000 * MIB);
+    world.judge(CAP);
+    program.expect(&[("alloc c 1500M", "2")]);
+    program.tell(&format!("touch {go}\njoin"));
+    let mut lines = [
+        program.line(),
+        program.line(),
+        program.line(),
+        program.line(),
+    ];
+    lines.sort();
+    assert_eq!(lines[1], "join = 0");
+    program.expect(&[("alloc c 1500M", "0")]);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_child_forked_after_cuda_holds_nothing_of_its_parents() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 1000M", "0"), ("many b 100 1000", "0 100")]);
+    // It lives on for a while without CUDA, and dies without one.
+    assert_eq!(program.say("fork {\nsleep 20\n}"), "0");
+    assert_eq!(program.answer(), "0");
+    world.judge(CAP);
+    program.expect(&[
+        ("free a", "0"),
+        ("free-many b", "0"),
+        ("alloc c 3000M", "0"),
+    ]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_child_that_outlives_its_parent_does_not_keep_the_parents_charge() {
+    let world = World::new(CAP);
+    let go = world.file("go").display().to_string();
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 3000M", "0")]);
+    assert_eq!(program.say(&format!("background {{\nwait {go}\n}}")), "0");
+    program.kill();
+    let mut next = world.on_gpu();
+    next.expect(&[("alloc a 3000M", "0")]);
+    world.judge(CAP);
+    std::fs::write(&go, "").expect("a file");
+    next.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn children_of_children() {
+    let world = World::new(CAP);
+    let mut program = world.start();
+    program.tell("fork {\nfork {\nstart\nalloc a 3000M\n}\nstart\nalloc b 3000M\n}");
+    let lines: Vec<_> = (0..6).map(|_| program.line()).collect();
+    assert_eq!(
+        lines,
+        [
+            "start = 0 0",
+            "alloc a 3000M = 0",
+            "fork = 0",
+            "start = 0 0",
+            "alloc b 3000M = 0",
+            "fork = 0"
+        ]
+    );
+    world.judge_end(CAP);
+    program.end_quietly();
+}
+
+#[test]
+fn a_new_program_in_the_same_process_starts_with_nothing() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "50")]);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 3000M", "0"),
+        ("exec", "0"),
+        ("start", "0 0"),
+        ("alloc a 3000M", "0"),
+    ]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_fork_of_a_program_with_threads() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.say("threads 4 {\nrepeat 50 {\nalloc a 1M\nfree a\n}\n}");
+    program.tell("fork {\nrepeat 3 {\nsleep 1\n}\nexit 5\n}");
+    assert_eq!(program.answer(), "0:3");
+    assert_eq!(program.answer(), "5");
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}

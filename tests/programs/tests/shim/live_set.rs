@@ -1,0 +1,83 @@
+//! A limit that changes while programs run.
+
+use gpulimit_programs::world::{MIB, World};
+
+#[test]
+fn a_raised_limit_is_there_at_once() {
+    let world = World::new(1024 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 1000M", "2")]);
+    world.set(2048 * MIB);
+    program.expect(&[
+        ("total 0", "0 2147483648"),
+        ("alloc a 1000M", "0"),
+        ("alloc b 1000M", "2"),
+    ]);
+    world.judge(2048 * MIB);
+    program.end();
+    world.judge_end(2048 * MIB);
+}
+
+#[test]
+fn a_lowered_limit_takes_nothing_away_and_lets_nothing_grow() {
+    let world = World::new(4096 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 1000M", "0"),
+        ("alloc b 1000M", "0"),
+        ("alloc crumb 1000", "0"),
+    ]);
+    world.set(1200 * MIB);
+    world.judge(4096 * MIB);
+    program.expect(&[
+        ("alloc c 2M", "2"),
+        ("create e 2M 0", "2"),
+        ("async f 1M", "2"),
+        ("managed g 2M", "2"),
+        ("context h 0 v2", "2"),
+        ("info", "0 0 1258291200"),
+        ("free a", "0"),
+        ("alloc c 2M", "2"),
+        ("free b", "0"),
+        ("alloc c 600M", "0"),
+        ("alloc i 200M", "2"),
+    ]);
+    world.judge(4096 * MIB);
+    world.machine().reset_peak();
+    program.say("fill more 2M");
+    world.judge(1200 * MIB);
+    program.end();
+    world.judge_end(1200 * MIB);
+}
+
+#[test]
+fn a_pool_above_a_lowered_limit_still_serves_what_it_has() {
+    let world = World::new(2048 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 640M", "0"),
+        ("free-async a", "0"),
+    ]);
+    world.set(800 * MIB);
+    program.expect(&[("async a 200M", "0"), ("free-async a", "0"), ("sync", "0")]);
+    world.judge(2048 * MIB);
+    program.end();
+    world.judge_end(2048 * MIB);
+}
+
+#[test]
+fn changes_in_the_middle_of_work_never_let_more_through_than_the_largest() {
+    let world = World::new(1024 * MIB);
+    let mut program = world.on_gpu();
+    program.tell("repeat 400 {\nmany a 10 30M\nfree-many a\n}");
+    for round in 0..50 {
+        world.set(if round % 2 == 0 { 700 } else { 1024 } * MIB);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    program.answer();
+    world.judge(1024 * MIB);
+    program.end();
+    world.judge_end(1024 * MIB);
+}

@@ -1,0 +1,230 @@
+//! Stream-ordered memory: the pool's reserve counts, not the pointers.
+
+use gpulimit::ledger::Category;
+use gpulimit_programs::world::{CONTEXT, MIB, World};
+
+const CAP: u64 = 1024 * MIB;
+
+#[test]
+fn the_reserve_counts() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for (name, size, reserved) in [("a", "1", 32), ("b", "32M+1", 96), ("c", "100M", 224)] {
+        program.expect(&[(&format!("async {name} {size}"), "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + reserved * MIB, "{size}");
+        assert_eq!(world.usage(0).by[Category::Pools as usize], reserved * MIB);
+        world.judge(CAP);
+    }
+    program.expect(&[
+        ("free-async a", "0"),
+        ("free-async b", "0"),
+        ("free-async c", "0"),
+    ]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_synchronise_gives_it_back() {
+    for sync in ["sync", "sync null", "event-sync", "sync work"] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("stream work", "0"),
+            ("async a 200M", "0"),
+            ("free-async a", "0"),
+        ]);
+        assert!(world.machine().used() > CONTEXT + 200 * MIB);
+        world.judge(CAP);
+        program.expect(&[(sync, "0")]);
+        assert!(world.machine().used() < CONTEXT + 10 * MIB, "{sync}");
+        world.judge(CAP);
+        // All of it is there again for something else.
+        program.expect(&[("alloc b 480M", "0")]);
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn a_kept_reserve_stays_charged_until_it_is_trimmed() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 320M", "0"),
+        ("free-async a", "0"),
+        ("sync", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 320 * MIB);
+    world.judge(CAP);
+    program.expect(&[("trim p 160M", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 160 * MIB);
+    world.judge(CAP);
+    program.expect(&[("trim p 0", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn an_unused_reserve_is_in_nobodys_way() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 448M", "0"),
+        ("free-async a", "0"),
+        // The driver itself would take it from the pool.
+        ("alloc b 480M", "0"),
+    ]);
+    world.judge(CAP);
+    program.expect(&[
+        ("free b", "0"),
+        ("async c 448M", "0"),
+        ("free-async c", "0"),
+        ("create d 400M 0", "0"),
+    ]);
+    world.judge(CAP);
+    program.expect(&[
+        ("release d", "0"),
+        ("async e 400M", "0"),
+        ("free-async e", "0"),
+        ("managed f 480M", "0"),
+    ]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn reuse_inside_a_full_group_is_never_refused() {
+    // Room for the pool's 448 MiB and not one step more.
+    let cap = CONTEXT + 460 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 224M", "0"),
+        ("async b 224M", "0"),
+        ("async c 100M", "2"),
+        ("free-async a", "0"),
+        ("free-async b", "0"),
+    ]);
+    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\nfree-async c\nfree-async d";
+    assert_eq!(program.say(&format!("repeat 50 {{\n{round}\n}}")), "0:400");
+    world.judge(cap);
+    program.expect(&[
+        ("async whole 448M", "0"),
+        ("async more 1M", "2"),
+        ("free-async whole", "0"),
+        ("async whole 448M", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// Whether a request fits into the pieces of a pool only the driver knows. A full group asks it, and undoes what grew: the one
+/// case in which the limit is passed, for the length of a call and by no more than the request.
+#[test]
+fn a_pool_in_pieces_comes_back_below_the_limit() {
+    let cap = CONTEXT + 400 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
+    for at in 0..12 {
+        program.expect(&[(&format!("async a{at} 32M"), "0")]);
+    }
+    for at in (0..12).step_by(2) {
+        program.expect(&[(&format!("free-async a{at}"), "0")]);
+    }
+    // 192 MiB are unused, but nowhere 64 in one piece.
+    program.expect(&[("async b 64M", "0"), ("async c 1000M", "2")]);
+    assert!(world.machine().peak() <= cap + 64 * MIB);
+    world.machine().reset_peak();
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn explicit_pools_and_their_end() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("pool own 0", "0"),
+        ("threshold own max", "0"),
+        ("async-from a own 100M", "0"),
+        ("use-pool own 0", "0"),
+        ("async b 60M", "0"),
+        ("default-pool default 0", "0"),
+        ("use-pool-at default 0", "0"),
+        ("async c 10M", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + (128 + 64 + 32) * MIB);
+    world.judge(CAP);
+    program.expect(&[("free-async a", "0"), ("destroy-pool own", "0")]);
+    world.judge(CAP);
+    program.expect(&[("free-async b", "0"), ("free c", "0"), ("sync", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.expect(&[("alloc d 480M", "0")]);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_full_group_refuses_growth_with_the_drivers_code() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("pool own 0", "0"),
+        ("async-from a own 600M", "2"),
+        ("async b 600M", "2"),
+    ]);
+    let answer = program.say("repeat 30 {\nasync c 30M\n}");
+    assert!(
+        answer.starts_with("0:1") && answer.contains(" 2:1"),
+        "{answer}"
+    );
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn threads_share_a_pool_at_the_limit() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_LATENCY", "cuMemAllocAsync:10000")]);
+    let mut program = world.on_gpu();
+    program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
+    let block = "repeat 200 {\nasync a 20M\nasync b 33M\nfree-async a\nfree-async b\n}";
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:800"; 4].join(", "));
+    world.judge(CAP);
+    program.expect(&[("sync", "0"), ("trim p 0", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn captured_allocations_are_graph_nodes() {
+    let cap = CONTEXT + 20 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("stream work", "0"), ("capture work", "0")]);
+    // Whatever the driver answers: the capture goes on, and nothing is charged.
+    program.say("async node 1M work");
+    program.expect(&[("end-capture work", "0")]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}

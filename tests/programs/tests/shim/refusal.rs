@@ -1,0 +1,198 @@
+//! At the limit: the driver's own code, one clear line, and no flood.
+
+use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
+
+const CAP: u64 = 1024 * MIB;
+
+/// `gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 0.5 of 4.0 GiB; pid 4711 (python) …`
+#[track_caller]
+fn check(line: &str, call: &str, pid: u32) {
+    let rest = line
+        .strip_prefix("gpulimit: refused ")
+        .unwrap_or_else(|| panic!("{line}"));
+    let (size, rest) = rest.split_once(" by ").unwrap_or_else(|| panic!("{line}"));
+    let (amount, unit) = size.split_once(' ').unwrap_or_else(|| panic!("{line}"));
+    assert!(amount.parse::<f64>().is_ok(), "{line}");
+    assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
+    let (name, rest) = rest
+        .split_once(" on GPU 0 (GPU-")
+        .unwrap_or_else(|| panic!("{line}"));
+    assert_eq!(name, call, "{line}");
+    let (uuid, rest) = rest
+        .split_once("\u{2026}): group world uses ")
+        .unwrap_or_else(|| panic!("{line}"));
+    assert!(
+        uuid.len() == 4 && uuid.bytes().all(|c| c.is_ascii_hexdigit()),
+        "{line}"
+    );
+    let (_, rest) = rest
+        .split_once(" of 1.0 GiB; ")
+        .unwrap_or_else(|| panic!("{line}"));
+    let holder = format!("pid {pid} (gpu-script) ");
+    let figures = rest
+        .strip_prefix(&holder)
+        .unwrap_or_else(|| panic!("{line}"));
+    assert!(figures.contains("driver 518"), "{line}");
+}
+
+#[test]
+fn every_way_to_ask_gets_the_drivers_code_and_its_name_in_the_line() {
+    for (command, answer, call) in [
+        ("alloc a 600M", "2", "cuMemAlloc"),
+        ("pitch a 16 2097152", "2 0", "cuMemAllocPitch"),
+        ("managed a 600M", "2", "cuMemAllocManaged"),
+        ("create a 600M 0", "2", "cuMemCreate"),
+        ("async a 600M", "2", "cuMemAllocAsync"),
+        ("async-from a p 600M", "2", "cuMemAllocFromPoolAsync"),
+        ("context a 0 v2", "2", "cuCtxCreate"),
+        ("context a 0 v4", "2", "cuCtxCreate"),
+        ("module a 600M", "2", "cuModuleLoadData"),
+        ("library a 600M", "2", "cuLibraryLoadData"),
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        let pid = program.pid();
+        program.expect(&[("default-pool p 0", "0"), (command, answer)]);
+        assert_eq!(world.machine().used(), CONTEXT, "{command} leaves nothing");
+        assert_eq!(world.usage(0).refusals, 1, "{command}");
+        let (_, errors) = program.end();
+        let lines: Vec<_> = errors.lines().collect();
+        assert_eq!(lines.len(), 1, "{command}: {errors}");
+        check(lines[0], call, pid);
+        world.settle();
+    }
+}
+
+#[test]
+fn twins_are_called_by_their_plain_name() {
+    let world = World::new(CAP);
+    let mut program = world.start_with(&["--ptsz"]);
+    program.expect(&[("start", "0 0"), ("async a 600M", "2")]);
+    let pid = program.pid();
+    let (_, errors) = program.end();
+    check(errors.trim_end(), "cuMemAllocAsync", pid);
+}
+
+#[test]
+fn a_program_that_tries_again_and_again_is_told_a_few_times() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    assert_eq!(program.say("repeat 1000 {\nalloc a 600M\n}"), "2:1000");
+    assert_eq!(world.usage(0).refusals, 1000);
+    let (_, errors) = program.end();
+    let lines = errors.lines().count();
+    // Three in a second, and a slow machine needs a few seconds.
+    assert!((1..=60).contains(&lines), "{lines} lines");
+}
+
+#[test]
+fn the_holders_are_named() {
+    let world = World::new(CAP);
+    let mut other = world.on_gpu();
+    let mut program = world.start();
+    program.expect(&[("init", "0"), ("retain 0", "2")]);
+    let (_, errors) = program.end();
+    let holder = format!("; pid {} (gpu-script) 518.0 MiB: driver 518.0", other.pid());
+    assert!(errors.contains(&holder), "{errors}");
+    assert!(errors.contains("by cuDevicePrimaryCtxRetain"), "{errors}");
+    other.expect(&[("alloc a 400M", "0")]);
+    world.judge(CAP);
+}
+
+#[test]
+fn nobody_is_told_on_a_closed_descriptor() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("closefrom 2", "0"),
+        ("alloc a 600M", "2"),
+        ("alloc a 100M", "0"),
+    ]);
+    world.judge(CAP);
+}
+
+/// Failures of the driver itself, at every function that takes memory.
+#[test]
+fn what_the_driver_refuses_is_given_back() {
+    for (call, command) in [
+        ("cuMemAlloc_v2", "alloc a 100M"),
+        ("cuMemAlloc_v2", "alloc a 1000"),
+        ("cuMemAllocPitch_v2", "pitch a 100 100000"),
+        ("cuMemAllocManaged", "managed a 100M"),
+        ("cuMemCreate", "create a 100M 0"),
+        ("cuMemAllocAsync", "async a 100M"),
+        ("cuMemAllocFromPoolAsync", "async-from a p 100M"),
+        ("cuCtxCreate_v2", "context a 0 v2"),
+        ("cuCtxCreate_v4", "context a 0 v4"),
+        ("cuDevicePrimaryCtxRetain", "retain 0"),
+        ("cuModuleLoadData", "module a 100M"),
+        ("cuLibraryLoadData", "library a 100M"),
+        ("cuStreamCreate", "stream a"),
+    ] {
+        for code in ["2", "999", "901"] {
+            let world = World::new(4096 * MIB);
+            let mut program = world.on_gpu();
+            program.expect(&[("default-pool p 0", "0"), ("alloc before 4M", "0")]);
+            let before = world.usage(0);
+            world.machine().knob("fail", &format!("{call}:{code}"));
+            let answer = program.say(&format!("repeat 20 {{\n{command}\n}}"));
+            assert_eq!(answer, format!("{code}:20"), "{command}");
+            let after = world.usage(0);
+            assert!(
+                // A pool keeps one step ready for the next allocation.
+                after.charged <= before.charged + if call.contains("Async") { 32 } else { 2 } * MIB,
+                "{command}: {before:?} {after:?}"
+            );
+            assert_eq!(
+                after.charged - after.idle,
+                before.charged - before.idle,
+                "{command}"
+            );
+            world.judge(4096 * MIB);
+            world.machine().knob("fail", "none");
+            program.expect(&[(
+                command,
+                if command.starts_with("pitch") {
+                    "0 512"
+                } else {
+                    "0"
+                },
+            )]);
+            world.judge(4096 * MIB);
+            program.end_quietly();
+            world.judge_end(4096 * MIB);
+        }
+    }
+}
+
+#[test]
+fn what_the_driver_does_not_free_stays_charged() {
+    for (call, take, give) in [
+        ("cuMemFree_v2", "alloc a 100M", "free a"),
+        ("cuMemFree_v2", "alloc a 1000", "free a"),
+        ("cuMemFree_v2", "managed a 100M", "free a"),
+        ("cuMemRelease", "create a 100M 0", "release a"),
+        ("cuMemFreeAsync", "async a 100M", "free-async a"),
+        ("cuMemPoolTrimTo", "async a 100M", "trim p 0"),
+        ("cuCtxDestroy_v2", "context a 0 v2", "destroy a"),
+        ("cuModuleUnload", "module a 100M", "unload a"),
+        (
+            "cuDevicePrimaryCtxRelease_v2",
+            "retain 0",
+            "release-primary 0",
+        ),
+        ("cuDevicePrimaryCtxReset_v2", "retain 0", "reset 0"),
+    ] {
+        let world = World::new(4096 * MIB);
+        let mut program: Session = world.on_gpu();
+        program.expect(&[("default-pool p 0", "0"), (take, "0")]);
+        world.machine().knob("fail", &format!("{call}:700"));
+        program.expect(&[(give, "700"), (give, "700")]);
+        world.judge(4096 * MIB);
+        world.machine().knob("fail", "none");
+        program.expect(&[(give, "0")]);
+        world.judge(4096 * MIB);
+        program.end_quietly();
+        world.judge_end(4096 * MIB);
+    }
+}

@@ -1,0 +1,120 @@
+//! How much memory there is: the group's answer, everywhere the same.
+
+use gpulimit_programs::world::{CONTEXT, MIB, World};
+
+const CAP: u64 = 4096 * MIB;
+/// Free memory is told without what we keep in reserve.
+const RESERVE: u64 = 4 * MIB;
+
+#[test]
+fn total_is_the_limit_and_free_what_is_left() {
+    let world = World::new(CAP);
+    let mut program = world.start();
+    program.expect(&[("init", "0"), ("total 0", &format!("0 {CAP}"))]);
+    program.expect(&[("retain 0", "0"), ("current 0", "0")]);
+    let left = |used: u64| format!("0 {} {CAP}", CAP - used - RESERVE);
+    program.expect(&[("info", &left(CONTEXT))]);
+    program.expect(&[("alloc a 100M", "0"), ("info", &left(CONTEXT + 100 * MIB))]);
+    program.expect(&[
+        ("free a", "0"),
+        ("info", &left(CONTEXT)),
+        ("total 0", &format!("0 {CAP}")),
+    ]);
+    program.end_quietly();
+}
+
+#[test]
+fn what_is_said_to_be_free_can_be_had() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for _ in 0..3 {
+        let free = program.numbers("info")[1] / (2 * MIB) * 2;
+        program.expect(&[(&format!("alloc a {free}M"), "0"), ("free a", "0")]);
+    }
+    world.judge(CAP);
+    program.end_quietly();
+}
+
+#[test]
+fn nvml_tells_the_same() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 1000M", "0")]);
+    let answer = program.numbers("nvml 0");
+    let [0, 0, total, free, used, 0, total2, 0, free2, used2] = answer[..] else {
+        panic!("{answer:?}");
+    };
+    assert_eq!((total, total2), (CAP, CAP));
+    assert_eq!((free, used), (free2, used2));
+    assert_eq!(free + used, CAP);
+    let really = world.machine().used();
+    assert!(
+        (really..really + 10 * MIB).contains(&used),
+        "{used} of {really}"
+    );
+    // What it says of the process is the driver's own business.
+    program.expect(&[("nvml-own 0", &format!("0 {really}"))]);
+    program.end_quietly();
+}
+
+#[test]
+fn nvml_alone_needs_no_cuda() {
+    let world = World::new(CAP);
+    let mut program = world.start();
+    let answer = program.numbers("nvml 0");
+    assert_eq!(answer[2], CAP);
+    assert_eq!(answer[4], 0, "nothing is used: {answer:?}");
+    program.end_quietly();
+}
+
+#[test]
+fn a_limit_above_the_gpu_shows_the_gpu() {
+    let world = World::with(1 << 40, &[("GPULIMIT_SIM_CAPACITY", "4294967296")]);
+    let mut program = world.on_gpu();
+    assert_eq!(program.numbers("total 0")[1], 4 << 30);
+    let answer = program.numbers("info");
+    assert_eq!(answer[2], 4 << 30);
+    assert!(answer[1] <= (4 << 30) - CONTEXT, "{answer:?}");
+    program.end_quietly();
+}
+
+#[test]
+fn others_in_the_group_count() {
+    let world = World::new(CAP);
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 1000M", "0")]);
+    let mut program = world.on_gpu();
+    let free = program.numbers("info")[1];
+    let expected = CAP - 2 * CONTEXT - 1000 * MIB;
+    assert!(
+        (expected - 10 * MIB..=expected).contains(&free),
+        "{free} of {expected}"
+    );
+    program.end_quietly();
+}
+
+#[test]
+fn free_is_never_below_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 2000M", "0")]);
+    world.set(1024 * MIB);
+    program.expect(&[
+        ("info", &format!("0 0 {}", 1024 * MIB)),
+        ("total 0", &format!("0 {}", 1024 * MIB)),
+    ]);
+    let answer = program.numbers("nvml 0");
+    assert_eq!(answer[2..5], [1024 * MIB, 0, 1024 * MIB]);
+    program.expect(&[("alloc b 2M", "2"), ("free a", "0"), ("alloc b 400M", "0")]);
+    program.end();
+}
+
+#[test]
+fn the_reserve_of_a_pool_is_used_memory() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 1000M", "0")]);
+    let free = program.numbers("info")[1];
+    assert!(free <= CAP - CONTEXT - 1000 * MIB, "{free}");
+    program.end_quietly();
+}

@@ -1,0 +1,210 @@
+//! A limit that cannot be applied closes the GPU, says why in one line, and crashes nobody.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+
+/// The GPU is closed, with one line that says this.
+#[track_caller]
+fn closed(world: &World, mut program: Session, says: &str) {
+    program.expect(&[
+        ("init", "0"),
+        ("retain 0", "800"),
+        ("retain 0", "800"),
+        ("context a 0 v2", "800"),
+        ("create b 2M 0", "800"),
+    ]);
+    assert_eq!(world.machine().peak(), 0);
+    let (status, errors) = program.end();
+    assert!(status.success(), "{status:?}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(
+        errors.starts_with("gpulimit: no GPU memory for this program: "),
+        "{errors}"
+    );
+    assert!(errors.contains(says), "{errors}");
+}
+
+fn with(world: &World, variables: &[(&str, &str)]) -> Session {
+    let mut command = world.preloaded(world::program());
+    command.envs(variables.iter().copied());
+    Session::start(command)
+}
+
+#[test]
+fn sizes_that_mean_nothing() {
+    for text in [
+        "",
+        "4Q",
+        "four",
+        "-1",
+        "1G=0",
+        "0=1G,0=2G",
+        "0=1G,7=2G",
+        "GPU-ffffffff=1G",
+        "4G,",
+        "1.5.2G",
+        "200000000000000000000G",
+    ] {
+        let world = World::without_group(&[]);
+        let program = with(&world, &[("GPULIMIT_MAX", text)]);
+        closed(
+            &world,
+            program,
+            &format!("GPULIMIT_MAX{}", if text.is_empty() { "=''" } else { "" }),
+        );
+    }
+}
+
+#[test]
+fn groups_that_are_not_there() {
+    let world = World::without_group(&[]);
+    closed(
+        &world,
+        with(&world, &[("GPULIMIT_GROUP", "nobody")]),
+        "nobody",
+    );
+    closed(&world, with(&world, &[("GPULIMIT_GROUP", "../up")]), "..");
+    closed(
+        &world,
+        with(&world, &[("GPULIMIT_GROUP", "")]),
+        "GPULIMIT_GROUP",
+    );
+    closed(
+        &world,
+        with(
+            &world,
+            &[("GPULIMIT_MAX", "1G"), ("GPULIMIT_ROOT", "not/absolute")],
+        ),
+        "GPULIMIT_ROOT",
+    );
+    closed(
+        &world,
+        with(
+            &world,
+            &[
+                ("GPULIMIT_MAX", "1G"),
+                ("GPULIMIT_ROOT", "/proc/nowhere/here"),
+            ],
+        ),
+        "/proc/nowhere",
+    );
+}
+
+#[test]
+fn a_root_that_others_can_write_or_that_is_a_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::without_group(&[]);
+    fs::set_permissions(world.root().path(), fs::Permissions::from_mode(0o777)).expect("changed");
+    closed(&world, with(&world, &[("GPULIMIT_MAX", "1G")]), "root");
+    let file = world.file("file");
+    fs::write(&file, "").expect("written");
+    closed(
+        &world,
+        with(
+            &world,
+            &[
+                ("GPULIMIT_MAX", "1G"),
+                ("GPULIMIT_ROOT", &file.display().to_string()),
+            ],
+        ),
+        "file",
+    );
+}
+
+#[test]
+fn files_that_are_not_ours() {
+    for name in ["ledger", "limits"] {
+        type Damage = fn(&std::path::Path);
+        let damages: [(&str, Damage); 6] = [
+            ("empty", |path| fs::write(path, "").expect("written")),
+            ("garbage", |path| {
+                let bytes = fs::metadata(path).expect("there").len() as usize;
+                fs::write(path, vec![0xa5; bytes]).expect("written");
+            }),
+            ("truncated", |path| {
+                let file = fs::OpenOptions::new()
+                    .write(true)
+                    .open(path)
+                    .expect("there");
+                let bytes = file.metadata().expect("there").len();
+                file.set_len(bytes / 2).expect("cut");
+            }),
+            ("of another version", |path| {
+                let file = fs::OpenOptions::new()
+                    .write(true)
+                    .open(path)
+                    .expect("there");
+                file.write_all_at(&999u32.to_ne_bytes(), 8)
+                    .expect("written");
+            }),
+            ("a folder", |path| {
+                fs::remove_file(path).expect("removed");
+                fs::create_dir(path).expect("made");
+            }),
+            ("missing", |path| fs::remove_file(path).expect("removed")),
+        ];
+        for (what, damage) in damages {
+            let world = World::new(1024 * MIB);
+            let path = world.root().path().join(GROUP).join(name);
+            damage(&path);
+            let program = with(&world, &[("GPULIMIT_GROUP", GROUP)]);
+            println!("{name} {what}");
+            closed(&world, program, GROUP);
+        }
+    }
+}
+
+#[test]
+fn a_closed_gpu_still_answers_what_takes_no_memory() {
+    let world = World::without_group(&[]);
+    let mut program = with(&world, &[("GPULIMIT_MAX", "nonsense")]);
+    program.expect(&[
+        ("init", "0"),
+        ("dlsym cuMemAlloc_v2", "1"),
+        ("free-number 0", "0"),
+    ]);
+    let (status, _) = program.end();
+    assert!(status.success());
+}
+
+#[test]
+fn a_group_removed_by_hand_does_not_crash_its_members() {
+    let world = World::new(1024 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 100M", "0")]);
+    fs::remove_dir_all(world.root().path().join(GROUP)).expect("removed");
+    program.expect(&[
+        ("alloc b 100M", "0"),
+        ("alloc c 900M", "2"),
+        ("free a", "0"),
+        (
+            "info",
+            &format!("0 {} 1073741824", (1024 - 518 - 100 - 4) * MIB),
+        ),
+    ]);
+    let (status, _) = program.end();
+    assert!(status.success());
+    assert!(world.machine().peak() <= 1024 * MIB);
+}
+
+#[test]
+fn other_tools_variables_are_understood() {
+    for (name, value) in [
+        ("CUDA_DEVICE_MEMORY_LIMIT", "1G"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "1024M"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"),
+        ("NVIDIA_GPU_MEMORY_LIMIT", "1024"),
+    ] {
+        let world = World::without_group(&[]);
+        let mut program = with(&world, &[(name, value)]);
+        program.expect(&[
+            ("start", "0 0"),
+            ("total 0", "0 1073741824"),
+            ("alloc a 600M", "2"),
+        ]);
+        program.end();
+        world.judge_end(1024 * MIB);
+    }
+}
