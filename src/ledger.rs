@@ -25,7 +25,9 @@ mod usage;
 
 pub use error::LedgerError;
 pub use identity::Identity;
-pub use level::{Level, Pressure, Refused, charge, charge_unchecked, try_charge, uncharge};
+pub use level::{
+    Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
+};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;

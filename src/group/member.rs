@@ -183,6 +183,14 @@ impl Member {
         }
     }
 
+    /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
+    pub fn note_usage(&self, device: &MemberDevice) {
+        match self.levels.len() {
+            1 => ledger::note_usage(&[self.level(device, 0)]),
+            deep => ledger::note_usage(&self.path(device)[..deep]),
+        }
+    }
+
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
         match self.levels.len() {

@@ -74,6 +74,14 @@ pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::enter(levels, bytes.div_ceil(UNIT));
 }
 
+/// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
+pub fn note_usage(levels: &[Level<'_>]) {
+    for level in levels {
+        let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
+        level.note(charge::look(level).granted(), own);
+    }
+}
+
 /// Gives `bytes`, rounded up to 4 KiB, back at every level. After the driver has freed them.
 ///
 /// What is charged together is to be given back together or in multiples of 4 KiB, as each call rounds up.
@@ -149,9 +157,15 @@ impl Rung for Level<'_> {
 
     #[inline]
     fn note(&self, total: u64, own: u64) {
-        raise(&self.slot.stats(self.device).peak, own * UNIT);
+        let stats = self.slot.stats(self.device);
+        // What this process has charged ahead is no usage. Of the others' that cannot be told at this price.
+        let idle = stats.idle.load(Ordering::Relaxed);
+        raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().content().header.peaks;
-        raise(&peaks[self.device.get()], total * UNIT);
+        raise(
+            &peaks[self.device.get()],
+            (total * UNIT).saturating_sub(idle),
+        );
     }
 }
 

@@ -15,8 +15,8 @@ pub struct Usage {
     pub charged: u64,
     /// Asked for and not decided at this moment; not part of `charged`.
     pub undecided: u64,
-    /// The largest sum that a granted request has seen since the group began, requests then undecided included. Never
-    /// above the limit of that time.
+    /// The largest sum that a granted request has seen since the group began, requests then undecided included, what its own process had
+    /// charged ahead not. Never above the limit of that time.
     pub peak: u64,
     /// Refused requests since the group began; a count.
     pub refusals: u64,
@@ -44,7 +44,7 @@ pub struct DeviceUsage {
     pub device: DeviceIndex,
     /// Granted.
     pub charged: u64,
-    /// The largest `charged` of the process's life.
+    /// The largest `charged` of the process's life, less what it had charged ahead.
     pub peak: u64,
     /// Refused requests; a count.
     pub refusals: u64,

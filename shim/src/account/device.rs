@@ -132,18 +132,14 @@ impl Device {
         )
     }
 
-    /// As [`Device::charge`], but leaves the pools' reserve where it is.
-    pub fn charge_without_trim(&self, bytes: u64) -> bool {
-        self.member
-            .charge(
-                &self.share,
-                bytes,
-                &Reclaim {
-                    device: self,
-                    trim: false,
-                },
-            )
-            .is_ok()
+    /// As [`Device::charge`], but leaves the pools' reserve where it is, and says nothing.
+    pub fn charge_without_trim(&self, bytes: u64) -> Result<(), Refused> {
+        let pressure = Reclaim {
+            device: self,
+            trim: false,
+        };
+        let charged = self.member.charge(&self.share, bytes, &pressure);
+        charged.map_err(|_| Refused)
     }
 
     fn charge_with(
@@ -169,6 +165,11 @@ impl Device {
     /// Charges memory that the driver has taken already, limit or not: growth stops until usage is below it again.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.share, bytes);
+    }
+
+    /// Bytes that were charged ahead have come into use.
+    pub fn note_usage(&self) {
+        self.member.note_usage(&self.share);
     }
 
     /// Gives `bytes` back, after the driver has freed them.

@@ -58,10 +58,12 @@ impl DriverShare {
                 }
                 bytes - idle
             };
-            // Not under the lock: charging may measure, and may wait.
-            device.charge(symbol, missing)?;
-            self.0.lock().held += missing;
+            // Idle first: what is charged ahead is no usage, and shall not look like a peak. Not under the lock: charging may wait.
             device.add_idle(missing);
+            device
+                .charge(symbol, missing)
+                .inspect_err(|_| device.remove_idle(missing))?;
+            self.0.lock().held += missing;
         }
     }
 
@@ -127,6 +129,9 @@ impl DriverShare {
         let needed = used + state.prepaid;
         let missing = needed.saturating_sub(state.held);
         if missing == 0 {
+            if used > before {
+                device.note_usage();
+            }
             return 0;
         }
         let overrun = if device.try_charge(missing) {
