@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Member, MemberDevice};
+use gpulimit_core::group::{Member, MemberDevice, Refusal};
 use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
@@ -122,39 +122,39 @@ impl Device {
 
     /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
     pub fn charge(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
-        self.charge_with(
-            symbol,
-            bytes,
-            &Reclaim {
-                device: self,
-                trim: true,
-            },
-        )
+        self.charge_with(bytes, true)
+            .map_err(|refusal| self.refused(symbol, bytes, &refusal))
     }
 
-    /// As [`Device::charge`], but leaves the pools' reserve where it is, and says nothing.
-    pub fn charge_without_trim(&self, bytes: u64) -> Result<(), Refused> {
-        let pressure = Reclaim {
-            device: self,
-            trim: false,
-        };
-        let charged = self.member.charge(&self.share, bytes, &pressure);
-        charged.map_err(|_| Refused)
+    /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
+    /// peak.
+    pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.add_idle(bytes);
+        self.charge_with(bytes, true).map_err(|refusal| {
+            // Before the line, which shows what is in use.
+            self.remove_idle(bytes);
+            self.refused(symbol, bytes, &refusal)
+        })
     }
 
-    fn charge_with(
-        &self,
-        symbol: &'static str,
-        bytes: u64,
-        pressure: &dyn Pressure,
-    ) -> Result<(), Refused> {
+    /// As [`Device::charge_ahead`], but leaves the pools' reserve where it is, and says nothing.
+    pub fn charge_ahead_without_trim(&self, bytes: u64) -> Result<(), Refused> {
+        self.add_idle(bytes);
+        self.charge_with(bytes, false).map_err(|_| {
+            self.remove_idle(bytes);
+            Refused
+        })
+    }
+
+    fn charge_with(&self, bytes: u64, trim: bool) -> Result<(), Refusal<'static>> {
         self.member
-            .charge(&self.share, bytes, pressure)
-            .map_err(|refusal| {
-                self.member.count_refusal(&self.share);
-                refusal::report(self, self.member, &self.share, symbol, bytes, &refusal);
-                Refused
-            })
+            .charge(&self.share, bytes, &Reclaim { device: self, trim })
+    }
+
+    fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
+        self.member.count_refusal(&self.share);
+        refusal::report(self, self.member, &self.share, symbol, bytes, refusal);
+        Refused
     }
 
     /// One attempt, no reclaim, no waiting.
@@ -181,14 +181,12 @@ impl Device {
 
     /// Says a refusal that was decided outside of [`Device::charge`].
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
-        self.member.count_refusal(&self.share);
-        let verdict = gpulimit_core::group::Refusal {
+        let verdict = Refusal {
             group: self.member.group(),
             charged: self.member.charged(&self.share),
             max: self.max(),
         };
-        refusal::report(self, self.member, &self.share, symbol, bytes, &verdict);
-        Refused
+        self.refused(symbol, bytes, &verdict)
     }
 
     /// `bytes` that are charged are now in use as `category`.

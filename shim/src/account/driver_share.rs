@@ -58,11 +58,8 @@ impl DriverShare {
                 }
                 bytes - idle
             };
-            // Idle first: what is charged ahead is no usage, and shall not look like a peak. Not under the lock: charging may wait.
-            device.add_idle(missing);
-            device
-                .charge(symbol, missing)
-                .inspect_err(|_| device.remove_idle(missing))?;
+            // Not under the lock: charging may wait.
+            device.charge_ahead(symbol, missing)?;
             self.0.lock().held += missing;
         }
     }

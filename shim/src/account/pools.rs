@@ -68,15 +68,9 @@ impl Pool {
         enough
     }
 
-    /// Charges `bytes` for growth by `charge`. Idle first: what is charged ahead is no usage.
-    pub fn pay<E>(
-        &self,
-        device: &Device,
-        bytes: u64,
-        charge: impl FnOnce() -> Result<(), E>,
-    ) -> Result<(), E> {
-        device.add_idle(bytes);
-        charge().inspect_err(|_| device.remove_idle(bytes))?;
+    /// Takes over `bytes` that `charge` charges ahead for growth.
+    pub fn pay<E>(&self, bytes: u64, charge: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        charge()?;
         let mut state = self.state.lock();
         state.held += bytes;
         state.prepaid += bytes;
@@ -138,13 +132,13 @@ impl Pool {
         beyond
     }
 
-    /// The pool was destroyed: what it held is measured with the driver's part from now on, until the driver has let it go.
-    pub fn close(&self, device: &Device) {
-        let mut state = self.state.lock();
+    /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay charged for it, as idle ones, until the caller
+    /// has measured what the driver has not let go of yet.
+    pub fn close(&self, device: &Device) -> u64 {
+        let state = std::mem::take(&mut *self.state.lock());
         device.remove(Category::Pools, state.reserved);
-        device.adjust_idle(state.reserved as i64);
-        device.uncharge_idle(state.held);
-        *state = State::default();
+        device.add_idle(state.reserved);
+        state.held
     }
 
     /// Bytes that the pool has reserved and not handed out.

@@ -126,7 +126,7 @@ fn grow(
         status
     };
     if pool
-        .pay(device, step, || device.charge_without_trim(step))
+        .pay(step, || device.charge_ahead_without_trim(step))
         .is_ok()
     {
         return paid(real());
@@ -151,7 +151,7 @@ fn grow(
     }
     // What the pool hands back makes room for its growth.
     pool.trim(device, step);
-    match pool.pay(device, step, || device.charge(call.symbol, step)) {
+    match pool.pay(step, || device.charge_ahead(call.symbol, step)) {
         Ok(()) => paid(real()),
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
@@ -209,8 +209,9 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     match known.map(|known| (known, call.process.device(known.device))) {
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
             let before = device.driver.used();
-            known.close(device);
+            let held = known.close(device);
             device.driver.measure(device);
+            device.uncharge_idle(held);
             let left = device.driver.used().saturating_sub(before);
             call.process.pools.orphan(left);
         }
