@@ -196,3 +196,29 @@ fn what_the_driver_does_not_free_stays_charged() {
         world.judge_end(4096 * MIB);
     }
 }
+
+#[test]
+fn the_parts_in_the_line_add_up() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let pid = program.pid();
+    program.expect(&[("async a 64M", "0"), ("alloc b 20M", "0")]);
+    for (command, call) in [
+        ("async c 900M", "cuMemAllocAsync"),
+        ("alloc c 900M", "cuMemAlloc"),
+    ] {
+        assert_eq!(program.say(command), "2", "{call}");
+    }
+    let (_, errors) = program.end();
+    for line in errors.lines() {
+        let (_, figures) = line
+            .split_once(&format!("pid {pid} (gpu-script) "))
+            .expect(line);
+        assert_eq!(
+            figures, "602.0 MiB: allocations 20.0, pools 64.0, driver 518.0",
+            "{line}"
+        );
+    }
+    assert_eq!(errors.lines().count(), 2, "{errors}");
+    world.judge_end(CAP);
+}
