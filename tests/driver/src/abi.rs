@@ -41,6 +41,11 @@ impl<T> Out<T> {
         }
     }
 
+    /// No pointer.
+    pub const fn null() -> Self {
+        Out(std::ptr::null_mut())
+    }
+
     /// Reads what the caller put there before.
     ///
     /// # Errors

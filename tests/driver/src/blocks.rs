@@ -11,7 +11,7 @@ use crate::driver::driver;
 use crate::machine::BLOCK;
 use crate::pool::Pool;
 use crate::space::{Entry, Use, space};
-use crate::{Outcome, Status};
+use crate::{Outcome, Status, graph};
 
 /// Requests up to this many bytes share blocks.
 pub const SMALL: u64 = 1 << 20;
@@ -216,6 +216,7 @@ pub fn free(address: u64) -> Outcome<()> {
         Use::Pool => Pool::by_index(entry.index())
             .ok_or(Status::INVALID_VALUE)?
             .free(address),
+        Use::Graph => graph::free(address),
         Use::Large | Use::None => free_large(address, Some(Kind::Module)),
     }
 }
@@ -353,6 +354,16 @@ pub fn find(address: u64) -> Option<Found> {
                 bytes,
                 context: None,
                 pool: Some(pool),
+                managed: false,
+            })
+        }
+        Use::Graph => {
+            let (start, bytes, context) = graph::find(address)?;
+            Some(Found {
+                start,
+                bytes,
+                context,
+                pool: None,
                 managed: false,
             })
         }

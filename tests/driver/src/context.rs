@@ -8,21 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::blocks::{self, SmallHeap};
-use crate::device::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
+use crate::device::{self, THREADS_PER_MULTIPROCESSOR};
 use crate::driver::driver;
 use crate::machine::BLOCK;
 use crate::pool::Pool;
-use crate::{Outcome, Status, vmm};
+use crate::{Outcome, Status, capture, graph, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
 /// Small requests of a context are kept in so many independently locked shards.
 pub const SHARDS: usize = 16;
 /// Local memory per thread that a context has from the start, in bytes.
 pub const STACK: u64 = 1024;
-/// What one stream costs, and how much of that a context has from the start (measured: 64 streams 34 MiB, 4,096
-/// streams 2,240 MiB).
-const STREAM: u64 = 573_440;
-const STREAM_START: u64 = 1 << 20;
+/// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has from the start.
+/// Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on, and besides at the 36th and about
+/// every 43rd from there on; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
+const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
 /// Called when a context goes, with what was stored in it.
 pub type Destructor = extern "C" fn(usize, usize, usize);
@@ -59,11 +59,17 @@ struct State {
     internal: u64,
     /// Bytes held for the context itself.
     own: u64,
+    /// Bytes held for executable graphs.
+    execs: u64,
+    /// Bytes held since the first launch.
+    first_launch: u64,
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// A context holds what the first launch takes.
+static LAUNCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static CURRENT: Cell<Option<&'static Context>> = const { Cell::new(None) };
@@ -261,13 +267,19 @@ impl Context {
         let driver = driver()?;
         let device = self.device();
         self.active.store(false, Release);
+        capture::drop_context(self);
         blocks::clear(self);
         if driver.gpu(device).contexts.fetch_sub(1, SeqCst) == 1 {
             Pool::clear_all(device);
             vmm::clear_all(device);
+            graph::clear_all(device);
         }
         let state = std::mem::take(&mut *self.state());
-        driver.give(device, state.own + state.local + state.internal);
+        let held = state.own + state.local + state.internal + state.execs + state.first_launch;
+        driver.give(device, held);
+        if state.first_launch > 0 {
+            LAUNCHED.store(false, Relaxed);
+        }
         Ok(())
     }
 
@@ -353,10 +365,21 @@ impl Context {
     /// # Errors
     /// `OUT_OF_MEMORY`.
     pub fn launch(&self, local: u64) -> Outcome<()> {
-        if local <= STACK {
+        let launched = LAUNCHED.load(Relaxed);
+        if local <= STACK && launched {
             return Ok(());
         }
         let mut state = self.state();
+        if !launched {
+            let driver = driver()?;
+            let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
+            driver.take(self.device(), bytes)?;
+            state.first_launch += bytes;
+            LAUNCHED.store(true, Relaxed);
+        }
+        if local <= STACK {
+            return Ok(());
+        }
         let limit = state.limits.get(&0).copied().unwrap_or(STACK);
         if local > state.launched.max(limit) {
             self.resize_local(&mut state, local)?;
@@ -367,12 +390,12 @@ impl Context {
 
     /// Measured: bytes beyond the start, for every thread that the GPU can hold.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
-        let threads = MULTIPROCESSORS * THREADS_PER_MULTIPROCESSOR;
+        let driver = driver()?;
+        let threads = device::multiprocessors(driver.machine) * THREADS_PER_MULTIPROCESSOR;
         let bytes = (per_thread.max(STACK) - STACK)
             .checked_mul(threads)
             .ok_or(Status::INVALID_VALUE)?
             .next_multiple_of(BLOCK);
-        let driver = driver()?;
         if bytes > state.local {
             driver.take(self.device(), bytes - state.local)?;
         } else {
@@ -388,14 +411,29 @@ impl Context {
     /// `OUT_OF_MEMORY`.
     pub fn add_stream(&self) -> Outcome<()> {
         let mut state = self.state();
-        let bytes = ((state.streams + 1) * STREAM)
-            .saturating_sub(STREAM_START)
-            .next_multiple_of(BLOCK);
+        let number = state.streams + 1;
+        let bytes = STREAMS
+            .iter()
+            .map(|(bytes, start)| (number.saturating_sub(*start) * bytes).next_multiple_of(BLOCK))
+            .sum();
         if bytes > state.internal {
             driver()?.take(self.device(), bytes - state.internal)?;
             state.internal = bytes;
         }
         state.streams += 1;
+        Ok(())
+    }
+
+    /// Takes what the context's first executable graph costs (measured); it is not given back before the context goes.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn add_exec(&self) -> Outcome<()> {
+        let mut state = self.state();
+        if state.execs == 0 {
+            driver()?.take(self.device(), BLOCK)?;
+            state.execs = BLOCK;
+        }
         Ok(())
     }
 }

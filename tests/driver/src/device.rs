@@ -3,13 +3,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::context::STACK;
 use crate::machine::Machine;
 use crate::{Outcome, Status};
 
 /// The product name.
 pub const NAME: &str = "NVIDIA H100 80GB HBM3";
 /// Multiprocessors of one GPU.
-pub const MULTIPROCESSORS: u64 = 132;
+const MULTIPROCESSORS: u64 = 132;
 /// Threads that one multiprocessor can hold.
 pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
@@ -81,6 +82,13 @@ pub fn capacity(machine: &Machine, index: usize) -> u64 {
     machine.knobs.capacity[index].load(Relaxed)
 }
 
+/// How many multiprocessors a GPU of the machine has: those of an H100, or as many as the context's size allows, as on
+/// the real driver no context is smaller than the stacks of all threads that the GPU can hold (measured: 264 MiB of 518).
+pub fn multiprocessors(machine: &Machine) -> u64 {
+    let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
+    fitting.clamp(1, MULTIPROCESSORS)
+}
+
 /// CUDA's ordinals: the PCI index of each GPU that this process sees.
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
@@ -138,7 +146,7 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
 }
 
 /// `cuDeviceGetAttribute` for the GPU; 0 for what an H100 does not have. Numbers: CUDA 13.0, `CUdevice_attribute`.
-pub fn attribute(index: usize, attribute: i32) -> Option<i32> {
+pub fn attribute(machine: &Machine, index: usize, attribute: i32) -> Option<i32> {
     let place = pci(index);
     Some(match attribute {
         1 => 1024,
@@ -154,7 +162,7 @@ pub fn attribute(index: usize, attribute: i32) -> Option<i32> {
         13 => 1_980_000,
         14 => 512,
         15 => 1,
-        16 => MULTIPROCESSORS as i32,
+        16 => multiprocessors(machine) as i32,
         17..=19 => 0,
         20 => 0,
         21 => 131_072,

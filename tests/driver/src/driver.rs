@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::machine::{MAX_DEVICES, Machine};
 use crate::pool::Pool;
 use crate::process::Process;
-use crate::{Outcome, Status, device};
+use crate::{Outcome, Status, device, vmm};
 
 const READY: u32 = 1;
 const FORKED: u32 = 2;
@@ -115,6 +115,7 @@ impl Driver {
             return Ok(());
         }
         Pool::trim_all(device);
+        vmm::sweep();
         if self.take_bare(device, bytes) {
             Ok(())
         } else {

@@ -21,6 +21,8 @@ pub struct Knobs {
     pub capacity: [AtomicU64; MAX_DEVICES],
     /// What a context costs, in bytes.
     pub context_bytes: AtomicU64,
+    /// What the first kernel launch of a process takes, in bytes.
+    pub first_launch_bytes: AtomicU64,
     /// How long a dead process's memory stays used, in ms.
     pub kill_lag: AtomicU64,
     /// What `cuDriverGetVersion` says.
@@ -74,6 +76,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_GPUS", "gpus"),
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
     ("GPULIMIT_SIM_CONTEXT_BYTES", "context-bytes"),
+    ("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "first-launch-bytes"),
     ("GPULIMIT_SIM_KILL_LAG_MS", "kill-lag-ms"),
     ("GPULIMIT_SIM_DRIVER_VERSION", "driver-version"),
     ("GPULIMIT_SIM_REVERSED", "reversed"),
@@ -140,6 +143,9 @@ impl Knobs {
             }
             "context-bytes" => self
                 .context_bytes
+                .store(number(value)?.next_multiple_of(BLOCK), Relaxed),
+            "first-launch-bytes" => self
+                .first_launch_bytes
                 .store(number(value)?.next_multiple_of(BLOCK), Relaxed),
             "kill-lag-ms" => self.kill_lag.store(number(value)?, Relaxed),
             "driver-version" => self.driver_version.store(number(value)? as u32, Relaxed),

@@ -6,10 +6,12 @@
 
 pub mod abi;
 pub mod blocks;
+pub mod capture;
 pub mod context;
 pub mod device;
 pub mod driver;
 pub mod grant;
+pub mod graph;
 pub mod knobs;
 pub mod machine;
 pub mod pool;

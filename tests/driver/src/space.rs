@@ -28,6 +28,8 @@ pub enum Use {
     Large = 2,
     /// Part of a pool: index of the pool.
     Pool = 3,
+    /// Part of what a graph allocates.
+    Graph = 4,
 }
 
 /// A block's entry: its use, a context's index, a size class and an index whose meaning the use says.
@@ -49,6 +51,7 @@ impl Entry {
             1 => Use::Small,
             2 => Use::Large,
             3 => Use::Pool,
+            4 => Use::Graph,
             _ => Use::None,
         }
     }

@@ -48,6 +48,9 @@ table! {
     NOT_PERMITTED = 800 "CUDA_ERROR_NOT_PERMITTED" "operation not permitted";
     NOT_SUPPORTED = 801 "CUDA_ERROR_NOT_SUPPORTED" "operation not supported";
     STREAM_CAPTURE_UNSUPPORTED = 900 "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" "operation not permitted when stream is capturing";
+    STREAM_CAPTURE_INVALIDATED = 901 "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" "operation failed due to a previous error during capture";
+    STREAM_CAPTURE_IMPLICIT = 906 "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" "operation would make the legacy stream depend on a capturing blocking stream";
+    STREAM_CAPTURE_WRONG_THREAD = 908 "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD" "attempt to terminate a thread-local capture sequence from another thread";
     ILLEGAL_STATE = 401 "CUDA_ERROR_ILLEGAL_STATE" "the operation cannot be performed in the present state";
     UNKNOWN = 999 "CUDA_ERROR_UNKNOWN" "unknown error";
 }

@@ -1,12 +1,12 @@
 //! Streams and events. Work is done at once, so a stream is what it costs, where it belongs and whether it captures.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::capture;
 use crate::context::{self, Context};
 use crate::{Outcome, Status};
 
@@ -24,15 +24,8 @@ pub struct Stream {
     pub priority: i32,
     /// A number that no other stream of the process has.
     pub id: u64,
-    capturing: AtomicBool,
-    capture: Mutex<Capture>,
-}
-
-/// What was captured so far.
-#[derive(Default)]
-struct Capture {
-    /// The graph's address space: pointers of captured allocations, by address.
-    pointers: HashMap<u64, u64>,
+    /// `CUstreamCaptureStatus`, kept by [`capture`].
+    pub(crate) capture: AtomicI32,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
@@ -54,8 +47,7 @@ impl Stream {
             flags,
             priority,
             id: NEXT_ID.fetch_add(1, Relaxed),
-            capturing: AtomicBool::new(false),
-            capture: Mutex::default(),
+            capture: AtomicI32::new(capture::NONE),
         })))
     }
 
@@ -94,50 +86,30 @@ impl Stream {
         }
     }
 
-    /// Destroys the stream. Its memory stays with the context.
+    /// Destroys the stream, and a capture that is under way on it. Its memory stays with the context.
     pub fn destroy(&self) {
+        capture::drop_stream(self);
         self.magic.store(0, Release);
     }
 
-    /// Whether calls on the stream are captured into a graph.
-    pub fn is_capturing(&self) -> bool {
-        self.capturing.load(Acquire)
+    /// Whether calls on the stream are captured into a graph, in the numbers of `CUstreamCaptureStatus`.
+    pub fn capture_status(&self) -> i32 {
+        self.capture.load(Acquire)
     }
 
-    /// Begins a capture.
+    /// Whether a call on the stream is captured into a graph, and not done.
     ///
     /// # Errors
-    /// `ILLEGAL_STATE` when one is under way.
-    pub fn begin_capture(&self) -> Outcome<()> {
-        match self.capturing.swap(true, Release) {
-            true => Err(Status::ILLEGAL_STATE),
-            false => Ok(()),
+    /// `STREAM_CAPTURE_INVALIDATED` when the capture is spoilt.
+    pub fn captures(&self) -> Outcome<bool> {
+        match self.capture_status() {
+            capture::NONE => Ok(false),
+            capture::ACTIVE => {
+                capture::node(self);
+                Ok(true)
+            }
+            _ => Err(Status::STREAM_CAPTURE_INVALIDATED),
         }
-    }
-
-    /// Ends the capture.
-    ///
-    /// # Errors
-    /// `ILLEGAL_STATE` when none is under way.
-    pub fn end_capture(&self) -> Outcome<()> {
-        match self.capturing.swap(false, Release) {
-            true => Ok(()),
-            false => Err(Status::ILLEGAL_STATE),
-        }
-    }
-
-    /// Allocates in the captured graph: an address, no memory before the graph is launched.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE` for no bytes.
-    pub fn capture_allocation(&self, bytes: u64) -> Outcome<u64> {
-        if bytes == 0 {
-            return Err(Status::INVALID_VALUE);
-        }
-        let address = crate::space::space().take(bytes, crate::machine::BLOCK)?;
-        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
-        capture.pointers.insert(address, bytes);
-        Ok(address)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gpulimit_sim::context::{self, Context, current};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
-use gpulimit_sim::{Outcome, Status};
+use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::device;
 use gpulimit_sim::abi::{In, Out};
@@ -158,13 +158,17 @@ pub fn get_device_v2(out: Out<i32>, handle: usize) -> Outcome<()> {
 }
 
 pub fn synchronize() -> Outcome<()> {
-    Pool::synchronize_all(here()?.device());
+    synchronize_one(here()?)
+}
+
+fn synchronize_one(context: &Context) -> Outcome<()> {
+    capture::synchronizes(context)?;
+    Pool::synchronize_all(context.device());
     Ok(())
 }
 
 pub fn synchronize_v2(handle: usize) -> Outcome<()> {
-    Pool::synchronize_all(given(handle)?.device());
-    Ok(())
+    synchronize_one(given(handle)?)
 }
 
 pub fn api_version(handle: usize, version: Out<u32>) -> Outcome<()> {

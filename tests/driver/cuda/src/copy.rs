@@ -5,10 +5,15 @@ use gpulimit_sim::stream::Stream;
 use gpulimit_sim::{Outcome, Status};
 
 use crate::context::here;
+use crate::stream::implicit;
 use gpulimit_sim::abi::In;
 
-pub fn copy(to: u64, from: u64, bytes: usize, _twin: bool) -> Outcome<()> {
-    here()?;
+pub fn copy(to: u64, from: u64, bytes: usize, twin: bool) -> Outcome<()> {
+    implicit(here()?, 0, twin)?;
+    copy_now(to, from, bytes)
+}
+
+fn copy_now(to: u64, from: u64, bytes: usize) -> Outcome<()> {
     if bytes == 0 {
         return Ok(());
     }
@@ -22,8 +27,14 @@ pub fn copy(to: u64, from: u64, bytes: usize, _twin: bool) -> Outcome<()> {
 
 pub fn copy_async(to: u64, from: u64, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
     match Stream::from_handle(stream)? {
-        Some(stream) if stream.is_capturing() => Ok(()),
-        _ => copy(to, from, bytes, twin),
+        Some(stream) if stream.captures()? => Ok(()),
+        found => {
+            let context = here()?;
+            if found.is_none() {
+                implicit(context, stream, twin)?;
+            }
+            copy_now(to, from, bytes)
+        }
     }
 }
 
@@ -64,8 +75,12 @@ pub fn copy_shape_async(params: In<u8>, _stream: usize, twin: bool) -> Outcome<(
     copy_shape(params, twin)
 }
 
-fn fill(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
-    here()?;
+fn fill(to: u64, value: u32, width: usize, count: usize, twin: bool) -> Outcome<()> {
+    implicit(here()?, 0, twin)?;
+    fill_now(to, value, width, count)
+}
+
+fn fill_now(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
     if count > 0 && !space().contains(to) && crate::host::find(to as usize).is_none() {
         return Err(Status::INVALID_VALUE);
     }
@@ -74,33 +89,46 @@ fn fill(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
     Ok(())
 }
 
-fn fill_async(to: u64, value: u32, width: usize, count: usize, stream: usize) -> Outcome<()> {
+fn fill_async(
+    to: u64,
+    value: u32,
+    width: usize,
+    count: usize,
+    stream: usize,
+    twin: bool,
+) -> Outcome<()> {
     match Stream::from_handle(stream)? {
-        Some(stream) if stream.is_capturing() => Ok(()),
-        _ => fill(to, value, width, count),
+        Some(stream) if stream.captures()? => Ok(()),
+        found => {
+            let context = here()?;
+            if found.is_none() {
+                implicit(context, stream, twin)?;
+            }
+            fill_now(to, value, width, count)
+        }
     }
 }
 
-pub fn fill8(to: u64, value: u8, count: usize, _twin: bool) -> Outcome<()> {
-    fill(to, value.into(), 1, count)
+pub fn fill8(to: u64, value: u8, count: usize, twin: bool) -> Outcome<()> {
+    fill(to, value.into(), 1, count, twin)
 }
 
-pub fn fill16(to: u64, value: u16, count: usize, _twin: bool) -> Outcome<()> {
-    fill(to, value.into(), 2, count)
+pub fn fill16(to: u64, value: u16, count: usize, twin: bool) -> Outcome<()> {
+    fill(to, value.into(), 2, count, twin)
 }
 
-pub fn fill32(to: u64, value: u32, count: usize, _twin: bool) -> Outcome<()> {
-    fill(to, value, 4, count)
+pub fn fill32(to: u64, value: u32, count: usize, twin: bool) -> Outcome<()> {
+    fill(to, value, 4, count, twin)
 }
 
-pub fn fill8_async(to: u64, value: u8, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
-    fill_async(to, value.into(), 1, count, stream)
+pub fn fill8_async(to: u64, value: u8, count: usize, stream: usize, twin: bool) -> Outcome<()> {
+    fill_async(to, value.into(), 1, count, stream, twin)
 }
 
-pub fn fill16_async(to: u64, value: u16, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
-    fill_async(to, value.into(), 2, count, stream)
+pub fn fill16_async(to: u64, value: u16, count: usize, stream: usize, twin: bool) -> Outcome<()> {
+    fill_async(to, value.into(), 2, count, stream, twin)
 }
 
-pub fn fill32_async(to: u64, value: u32, count: usize, stream: usize, _twin: bool) -> Outcome<()> {
-    fill_async(to, value, 4, count, stream)
+pub fn fill32_async(to: u64, value: u32, count: usize, stream: usize, twin: bool) -> Outcome<()> {
+    fill_async(to, value, 4, count, stream, twin)
 }

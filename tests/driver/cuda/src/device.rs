@@ -93,7 +93,8 @@ pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
 }
 
 pub fn attribute(value: Out<i32>, attribute: i32, ordinal: i32) -> Outcome<()> {
-    value.put(device::attribute(index(ordinal)?, attribute).ok_or(Status::INVALID_VALUE)?)
+    let (index, machine) = (index(ordinal)?, driver()?.machine);
+    value.put(device::attribute(machine, index, attribute).ok_or(Status::INVALID_VALUE)?)
 }
 
 pub fn capability(major: Out<i32>, minor: Out<i32>, ordinal: i32) -> Outcome<()> {

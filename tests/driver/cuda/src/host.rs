@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpulimit_sim::{Outcome, Status};
+use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
 use gpulimit_sim::abi::Out;
@@ -37,6 +37,7 @@ pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
     if bytes == 0 || pointer.is_null() {
         return Err(Status::INVALID_VALUE);
     }
+    capture::unsafe_call()?;
     let rounded = bytes
         .checked_next_multiple_of(4096)
         .ok_or(Status::OUT_OF_MEMORY)?;
@@ -58,6 +59,7 @@ pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
 
 pub fn free(address: usize) -> Outcome<()> {
     here()?;
+    capture::unsafe_call()?;
     let mut all = pinned();
     match all.get(&address) {
         Some(range) if range.ours => {}
@@ -74,6 +76,7 @@ pub fn register(address: usize, bytes: usize, flags: u32) -> Outcome<()> {
     if address == 0 || bytes == 0 {
         return Err(Status::INVALID_VALUE);
     }
+    capture::unsafe_call()?;
     let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
     let mut all = pinned();
     if all
@@ -96,6 +99,7 @@ pub fn register(address: usize, bytes: usize, flags: u32) -> Outcome<()> {
 
 pub fn unregister(address: usize) -> Outcome<()> {
     here()?;
+    capture::unsafe_call()?;
     let mut all = pinned();
     match all.get(&address) {
         Some(range) if !range.ours => {}

@@ -7,6 +7,7 @@
 mod context;
 mod copy;
 mod device;
+mod graph;
 mod host;
 mod integrity;
 mod lookup;

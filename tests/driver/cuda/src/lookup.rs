@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gpulimit_sim::machine::Machine;
 use gpulimit_sim::{Outcome, Status};
 
-use crate::symbols::{SYMBOLS, Symbol};
+use crate::symbols::{ALIASES, SYMBOLS, Symbol};
 use gpulimit_sim::abi::{Out, Text};
 
 /// What was asked for.
@@ -22,7 +22,7 @@ enum Answer {
 fn rows() -> &'static [&'static Symbol] {
     static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
     ROWS.get_or_init(|| {
-        let mut rows: Vec<&Symbol> = SYMBOLS.iter().collect();
+        let mut rows: Vec<&Symbol> = SYMBOLS.iter().chain(ALIASES).collect();
         rows.sort_by_key(|symbol| (symbol.base, symbol.per_thread, symbol.version));
         rows
     })

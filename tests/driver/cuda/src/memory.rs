@@ -3,7 +3,7 @@
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
-use gpulimit_sim::{Outcome, Status, device as gpu, grant, process, vmm};
+use gpulimit_sim::{Outcome, Status, capture, device as gpu, grant, process, vmm};
 
 use crate::context::here;
 use crate::{device, host};
@@ -39,6 +39,7 @@ pub fn allocate(dptr: Out<u64>, bytes: usize) -> Outcome<()> {
     if dptr.is_null() {
         return Err(Status::INVALID_VALUE);
     }
+    capture::unsafe_call()?;
     dptr.put(blocks::allocate(context, bytes as u64)?)
 }
 
@@ -68,6 +69,7 @@ pub fn allocate_pitch(
     {
         return Err(Status::INVALID_VALUE);
     }
+    capture::unsafe_call()?;
     let row = width
         .checked_next_multiple_of(512)
         .ok_or(Status::INVALID_VALUE)?;
@@ -81,11 +83,13 @@ pub fn allocate_managed(dptr: Out<u64>, bytes: usize, flags: u32) -> Outcome<()>
     if dptr.is_null() || !matches!(flags, 1 | 2) {
         return Err(Status::INVALID_VALUE);
     }
+    capture::unsafe_call()?;
     dptr.put(blocks::allocate_managed(context, bytes as u64)?)
 }
 
 pub fn free(dptr: u64) -> Outcome<()> {
     driver()?;
+    capture::unsafe_call()?;
     blocks::free(dptr)
 }
 

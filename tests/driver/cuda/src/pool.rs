@@ -5,22 +5,23 @@ use std::sync::PoisonError;
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::Stream;
-use gpulimit_sim::{Outcome, Status, blocks, context};
+use gpulimit_sim::{Outcome, Status, blocks, capture, context};
 
 use crate::device;
+use crate::stream::implicit;
 use gpulimit_sim::abi::{In, Out};
 
-pub fn allocate(dptr: Out<u64>, bytes: usize, stream: usize, _twin: bool) -> Outcome<()> {
+pub fn allocate(dptr: Out<u64>, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
     let driver = driver()?;
     if dptr.is_null() {
         return Err(Status::INVALID_VALUE);
     }
     let context = match Stream::from_handle(stream)? {
-        Some(stream) if stream.is_capturing() => {
-            return dptr.put(stream.capture_allocation(bytes as u64)?);
+        Some(stream) if stream.captures()? => {
+            return dptr.put(capture::allocate(stream, bytes as u64)?);
         }
         Some(stream) => stream.context,
-        None => context::current()?,
+        None => implicit(context::current()?, stream, twin)?,
     };
     dptr.put(
         driver
@@ -34,7 +35,7 @@ pub fn allocate_from(
     bytes: usize,
     pool: usize,
     stream: usize,
-    _twin: bool,
+    twin: bool,
 ) -> Outcome<()> {
     driver()?;
     if dptr.is_null() {
@@ -42,11 +43,11 @@ pub fn allocate_from(
     }
     let pool = Pool::from_handle(pool)?;
     match Stream::from_handle(stream)? {
-        Some(stream) if stream.is_capturing() => {
-            return dptr.put(stream.capture_allocation(bytes as u64)?);
+        Some(stream) if stream.captures()? => {
+            return dptr.put(capture::allocate(stream, bytes as u64)?);
         }
         Some(_) => {}
-        None => drop(context::current()?),
+        None => drop(implicit(context::current()?, stream, twin)?),
     }
     dptr.put(pool.allocate(bytes as u64)?)
 }
@@ -54,7 +55,7 @@ pub fn allocate_from(
 pub fn free(dptr: u64, stream: usize, _twin: bool) -> Outcome<()> {
     driver()?;
     match Stream::from_handle(stream)? {
-        Some(stream) if stream.is_capturing() => Ok(()),
+        Some(stream) if stream.captures()? => capture::free(stream, dptr),
         _ => blocks::free(dptr),
     }
 }
@@ -97,11 +98,13 @@ pub fn destroy(pool: usize) -> Outcome<()> {
 
 pub fn trim(pool: usize, keep: usize) -> Outcome<()> {
     driver()?;
+    capture::unsafe_call()?;
     Pool::from_handle(pool)?.trim(keep as u64)
 }
 
 pub fn set_attribute(pool: usize, attribute: i32, value: In<u8>) -> Outcome<()> {
     driver()?;
+    capture::unsafe_call()?;
     let value = match attribute {
         1..=3 => u64::from(value.field::<u32>(0).get()?),
         _ => value.field::<u64>(0).get()?,
@@ -111,6 +114,7 @@ pub fn set_attribute(pool: usize, attribute: i32, value: In<u8>) -> Outcome<()> 
 
 pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
+    capture::unsafe_call()?;
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
     match attribute {
         1..=3 => value.cast().put(answer as u32),

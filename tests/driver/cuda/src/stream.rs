@@ -3,11 +3,12 @@
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::{Event, Stream};
-use gpulimit_sim::{Outcome, Status};
+use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
 use crate::device;
 use gpulimit_sim::abi::Out;
+use gpulimit_sim::context::Context;
 
 pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     create_with_priority(out, flags, 0)
@@ -34,30 +35,55 @@ pub fn destroy(handle: usize) -> Outcome<()> {
 pub fn synchronize(handle: usize, _twin: bool) -> Outcome<()> {
     driver()?;
     let context = Stream::context_of(handle)?;
-    if Stream::from_handle(handle)?.is_some_and(Stream::is_capturing) {
-        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    capture::waits_for(Stream::from_handle(handle)?)?;
     Pool::synchronize_all(context.device());
     Ok(())
 }
 
 pub fn query(handle: usize, _twin: bool) -> Outcome<()> {
+    known(handle)?;
+    capture::waits_for(Stream::from_handle(handle)?)
+}
+
+/// There is such a stream.
+fn known(handle: usize) -> Outcome<()> {
     driver()?;
     Stream::context_of(handle).map(drop)
 }
 
+/// Work comes to a stream: it is captured, if the stream is.
+fn enqueue(handle: usize, twin: bool) -> Outcome<()> {
+    driver()?;
+    match Stream::from_handle(handle)? {
+        Some(stream) => stream.captures().map(drop),
+        None => implicit(here()?, handle, twin).map(drop),
+    }
+}
+
+/// Work comes to a default stream of the context.
+pub fn implicit(context: &'static Context, handle: usize, twin: bool) -> Outcome<&'static Context> {
+    if is_legacy(handle, twin) {
+        capture::legacy(context)?;
+    }
+    Ok(context)
+}
+
+fn is_legacy(handle: usize, twin: bool) -> bool {
+    handle == 1 || handle == 0 && !twin
+}
+
 pub fn wait_event(handle: usize, event: usize, _flags: u32, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
+    enqueue(handle, twin)?;
     Event::from_handle(event).map(drop)
 }
 
-pub fn flags(handle: usize, flags: Out<u32>, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
+pub fn flags(handle: usize, flags: Out<u32>, _twin: bool) -> Outcome<()> {
+    known(handle)?;
     flags.put(Stream::from_handle(handle)?.map_or(0, |stream| stream.flags))
 }
 
-pub fn priority(handle: usize, priority: Out<i32>, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
+pub fn priority(handle: usize, priority: Out<i32>, _twin: bool) -> Outcome<()> {
+    known(handle)?;
     priority.put(Stream::from_handle(handle)?.map_or(0, |stream| stream.priority))
 }
 
@@ -67,7 +93,7 @@ pub fn context(handle: usize, context: Out<usize>, _twin: bool) -> Outcome<()> {
 }
 
 pub fn id(handle: usize, id: Out<u64>, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
+    known(handle)?;
     id.put(
         Stream::from_handle(handle)?.map_or(1 + u64::from(twin || handle == 2), |stream| stream.id),
     )
@@ -78,14 +104,25 @@ pub fn device(handle: usize, out: Out<i32>, _twin: bool) -> Outcome<()> {
     out.put(device::ordinal(Stream::context_of(handle)?.device())?)
 }
 
-pub fn attach(handle: usize, _address: u64, _bytes: usize, _flags: u32, twin: bool) -> Outcome<()> {
-    query(handle, twin)
+/// Not among what a graph can hold.
+pub fn attach(
+    handle: usize,
+    _address: u64,
+    _bytes: usize,
+    _flags: u32,
+    _twin: bool,
+) -> Outcome<()> {
+    known(handle)?;
+    capture::waits_for(Stream::from_handle(handle)?)
 }
 
 pub fn host_function(handle: usize, function: usize, data: usize, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
+    enqueue(handle, twin)?;
     if function == 0 {
         return Err(Status::INVALID_VALUE);
+    }
+    if captured(handle)? {
+        return Ok(());
     }
     // SAFETY: the C caller promises a function of this type.
     let function: extern "C" fn(usize) = unsafe { std::mem::transmute(function) };
@@ -100,7 +137,8 @@ pub fn callback(
     _flags: u32,
     twin: bool,
 ) -> Outcome<()> {
-    query(handle, twin)?;
+    enqueue(handle, twin)?;
+    capture::waits_for(Stream::from_handle(handle)?)?;
     if callback == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -115,31 +153,96 @@ pub fn begin_capture(handle: usize, twin: bool) -> Outcome<()> {
 }
 
 /// The default streams cannot be captured.
-pub fn begin_capture_v2(handle: usize, _mode: i32, _twin: bool) -> Outcome<()> {
+pub fn begin_capture_v2(handle: usize, mode: i32, _twin: bool) -> Outcome<()> {
     driver()?;
-    Stream::from_handle(handle)?
-        .ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?
-        .begin_capture()
+    let stream = Stream::from_handle(handle)?.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
+    capture::begin(stream, mode)
 }
 
-/// Graphs are not modelled: the handle is good for nothing.
 pub fn end_capture(handle: usize, graph: Out<usize>, _twin: bool) -> Outcome<()> {
-    own(handle)?.end_capture()?;
-    graph.put(handle)
+    let ended = capture::end(own(handle)?);
+    if ended.is_err() {
+        graph.put_if(0);
+    }
+    graph.put(ended?.handle())
+}
+
+fn captured(handle: usize) -> Outcome<bool> {
+    Ok(status_of(handle)? != capture::NONE)
+}
+
+fn status_of(handle: usize) -> Outcome<i32> {
+    Ok(Stream::from_handle(handle)?.map_or(capture::NONE, Stream::capture_status))
 }
 
 pub fn is_capturing(handle: usize, status: Out<i32>, twin: bool) -> Outcome<()> {
-    query(handle, twin)?;
-    status.put(
-        Stream::from_handle(handle)?
-            .is_some_and(Stream::is_capturing)
-            .into(),
+    driver()?;
+    match Stream::from_handle(handle)? {
+        Some(stream) => status.put(stream.capture_status()),
+        // To ask the legacy stream spoils nothing.
+        None if is_legacy(handle, twin) && capture::holds_legacy(here()?) => {
+            Err(Status::STREAM_CAPTURE_IMPLICIT)
+        }
+        None => here().and_then(|_| status.put(capture::NONE)),
+    }
+}
+
+pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -> Outcome<()> {
+    capture_info_v2(
+        handle,
+        status,
+        id,
+        Out::null(),
+        Out::null(),
+        Out::null(),
+        twin,
     )
+}
+
+/// Which nodes come next to depend on is not modelled.
+pub fn capture_info_v2(
+    handle: usize,
+    status: Out<i32>,
+    id: Out<u64>,
+    graph: Out<usize>,
+    dependencies: Out<usize>,
+    count: Out<usize>,
+    twin: bool,
+) -> Outcome<()> {
+    is_capturing(handle, status, twin)?;
+    if status_of(handle)? == capture::ACTIVE
+        && let Some(stream) = Stream::from_handle(handle)?
+        && let Some((number, captured)) = capture::info(stream)
+    {
+        id.put_if(number);
+        graph.put_if(captured.handle());
+        dependencies.put_if(0);
+        count.put_if(0);
+    }
+    Ok(())
+}
+
+#[expect(clippy::too_many_arguments, reason = "the C signature")]
+pub fn capture_info_v3(
+    handle: usize,
+    status: Out<i32>,
+    id: Out<u64>,
+    graph: Out<usize>,
+    dependencies: Out<usize>,
+    edges: Out<usize>,
+    count: Out<usize>,
+    twin: bool,
+) -> Outcome<()> {
+    capture_info_v2(handle, status, id, graph, dependencies, count, twin)?;
+    if captured(handle)? {
+        edges.put_if(0);
+    }
+    Ok(())
 }
 
 pub fn exchange_mode(mode: Out<i32>) -> Outcome<()> {
     driver()?;
-    mode.put(0)
+    mode.put(capture::exchange_mode(mode.read()?)?)
 }
 
 pub fn create_event(out: Out<usize>, _flags: u32) -> Outcome<()> {
@@ -157,7 +260,7 @@ pub fn destroy_event(handle: usize) -> Outcome<()> {
 }
 
 pub fn record(handle: usize, stream: usize, twin: bool) -> Outcome<()> {
-    query(stream, twin)?;
+    enqueue(stream, twin)?;
     event(handle)?.record();
     Ok(())
 }
@@ -167,10 +270,12 @@ pub fn record_with_flags(handle: usize, stream: usize, _flags: u32, twin: bool) 
 }
 
 pub fn query_event(handle: usize) -> Outcome<()> {
+    capture::unsafe_call()?;
     event(handle).map(drop)
 }
 
 pub fn synchronize_event(handle: usize) -> Outcome<()> {
+    capture::unsafe_call()?;
     Pool::synchronize_all(event(handle)?.context.device());
     Ok(())
 }

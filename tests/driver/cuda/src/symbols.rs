@@ -6,7 +6,9 @@
 //! A handler of a row with a twin gets as a last argument whether the twin was called.
 #![allow(non_snake_case, missing_docs)]
 
-use crate::{context, copy, device, host, lookup, memory, module, pool, stream, tables, vmm};
+use crate::{
+    context, copy, device, graph, host, lookup, memory, module, pool, stream, tables, vmm,
+};
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 
 /// One exported function.
@@ -214,6 +216,8 @@ symbols! {
     cuMemGetAccess(flags: Out<u64>, location: In<[i32; 2]>, address: u64) "cuMemGetAccess" 10020 => vmm::access;
     cuMemGetAllocationGranularity(bytes: Out<usize>, prop: In<u8>, option: i32) "cuMemGetAllocationGranularity" 10020 => vmm::granularity;
     cuMemGetAllocationPropertiesFromHandle(prop: Out<[u8; 32]>, handle: u64) "cuMemGetAllocationPropertiesFromHandle" 10020 => vmm::properties;
+    cuMemExportToShareableHandle(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) "cuMemExportToShareableHandle" 10020 => vmm::export;
+    cuMemImportFromShareableHandle(handle: Out<u64>, shareable: usize, kind: i32) "cuMemImportFromShareableHandle" 10020 => vmm::import;
     cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) "cuMemRetainAllocationHandle" 11000 => vmm::retain;
 
     cuStreamCreate(stream: Out<usize>, flags: u32) "cuStreamCreate" 2000 => stream::create;
@@ -235,6 +239,9 @@ symbols! {
     cuStreamBeginCapture_v2(stream: usize, mode: i32) "cuStreamBeginCapture" 10010 | cuStreamBeginCapture_v2_ptsz 10010 => stream::begin_capture_v2;
     cuStreamEndCapture(stream: usize, graph: Out<usize>) "cuStreamEndCapture" 10000 | cuStreamEndCapture_ptsz 10000 => stream::end_capture;
     cuStreamIsCapturing(stream: usize, status: Out<i32>) "cuStreamIsCapturing" 10000 | cuStreamIsCapturing_ptsz 10000 => stream::is_capturing;
+    cuStreamGetCaptureInfo(stream: usize, status: Out<i32>, id: Out<u64>) "cuStreamGetCaptureInfo" 10010 | cuStreamGetCaptureInfo_ptsz 10010 => stream::capture_info;
+    cuStreamGetCaptureInfo_v2(stream: usize, status: Out<i32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, count: Out<usize>) "cuStreamGetCaptureInfo" 11030 | cuStreamGetCaptureInfo_v2_ptsz 11030 => stream::capture_info_v2;
+    cuStreamGetCaptureInfo_v3(stream: usize, status: Out<i32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>) "cuStreamGetCaptureInfo" 12030 | cuStreamGetCaptureInfo_v3_ptsz 12030 => stream::capture_info_v3;
     cuThreadExchangeStreamCaptureMode(mode: Out<i32>) "cuThreadExchangeStreamCaptureMode" 10010 => stream::exchange_mode;
     cuEventCreate(event: Out<usize>, flags: u32) "cuEventCreate" 2000 => stream::create_event;
     cuEventDestroy(event: usize) "cuEventDestroy" 2000 => stream::destroy_event;
@@ -246,6 +253,19 @@ symbols! {
     cuEventElapsedTime(ms: Out<f32>, start: usize, end: usize) "cuEventElapsedTime" 2000 => stream::elapsed;
     cuEventElapsedTime_v2(ms: Out<f32>, start: usize, end: usize) "cuEventElapsedTime" 12080 => stream::elapsed;
 
+    cuGraphInstantiate(exec: Out<usize>, graph: usize, error_node: Out<usize>, log: Out<u8>, log_size: usize) "cuGraphInstantiate" 10000 => graph::instantiate;
+    cuGraphInstantiate_v2(exec: Out<usize>, graph: usize, error_node: Out<usize>, log: Out<u8>, log_size: usize) "cuGraphInstantiate" 11000 => graph::instantiate;
+    cuGraphInstantiateWithFlags(exec: Out<usize>, graph: usize, flags: u64) "cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;
+    cuGraphInstantiateWithParams(exec: Out<usize>, graph: usize, params: Out<[u64; 4]>) "cuGraphInstantiateWithParams" 12000 | cuGraphInstantiateWithParams_ptsz 12000 => graph::instantiate_with_params;
+    cuGraphUpload(exec: usize, stream: usize) "cuGraphUpload" 11010 | cuGraphUpload_ptsz 11010 => graph::upload;
+    cuGraphLaunch(exec: usize, stream: usize) "cuGraphLaunch" 10000 | cuGraphLaunch_ptsz 10000 => graph::launch;
+    cuGraphExecDestroy(exec: usize) "cuGraphExecDestroy" 10000 => graph::destroy_exec;
+    cuGraphDestroy(graph: usize) "cuGraphDestroy" 10000 => graph::destroy;
+    cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) "cuGraphGetNodes" 10000 => graph::nodes;
+    cuDeviceGraphMemTrim(device: i32) "cuDeviceGraphMemTrim" 11040 => graph::trim;
+    cuDeviceGetGraphMemAttribute(device: i32, attribute: i32, value: Out<u64>) "cuDeviceGetGraphMemAttribute" 11040 => graph::attribute;
+    cuDeviceSetGraphMemAttribute(device: i32, attribute: i32, value: In<u64>) "cuDeviceSetGraphMemAttribute" 11040 => graph::set_attribute;
+
     cuModuleLoad(module: Out<usize>, file: Text) "cuModuleLoad" 2000 => module::load_file;
     cuModuleLoadData(module: Out<usize>, image: Text) "cuModuleLoadData" 2000 => module::load;
     cuModuleLoadDataEx(module: Out<usize>, image: Text, count: u32, options: In<i32>, values: In<usize>) "cuModuleLoadDataEx" 2010 => module::load_with_options;
@@ -255,10 +275,11 @@ symbols! {
     cuModuleGetGlobal_v2(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) "cuModuleGetGlobal" 3020 => module::global;
     cuModuleGetLoadingMode(mode: Out<i32>) "cuModuleGetLoadingMode" 11070 => module::loading_mode;
     cuLibraryLoadData(library: Out<usize>, code: Text, options: In<i32>, values: In<usize>, count: u32, library_options: In<i32>, library_values: In<usize>, library_count: u32) "cuLibraryLoadData" 12000 => module::load_library;
-    cuLibraryUnload(library: usize) "cuLibraryUnload" 12000 => module::unload;
-    cuLibraryGetModule(module: Out<usize>, library: usize) "cuLibraryGetModule" 12000 => module::module_of;
-    cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) "cuLibraryGetKernel" 12000 => module::function;
-    cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::global;
+    cuLibraryLoadFromFile(library: Out<usize>, file: Text, options: In<i32>, values: In<usize>, count: u32, library_options: In<i32>, library_values: In<usize>, library_count: u32) "cuLibraryLoadFromFile" 12000 => module::load_library_file;
+    cuLibraryUnload(library: usize) "cuLibraryUnload" 12000 => module::unload_library;
+    cuLibraryGetModule(module: Out<usize>, library: usize) "cuLibraryGetModule" 12000 => module::library_module;
+    cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) "cuLibraryGetKernel" 12000 => module::library_kernel;
+    cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;
@@ -274,3 +295,11 @@ symbols! {
     cuProfilerStart() "cuProfilerStart" 4000 => device::profiler;
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;
 }
+
+/// From CUDA 12 on `cuGraphInstantiate` is another name of `cuGraphInstantiateWithFlags`.
+pub static ALIASES: &[Symbol] = &[Symbol {
+    base: "cuGraphInstantiate",
+    version: 12_000,
+    per_thread: false,
+    address: Address(cuGraphInstantiateWithFlags as *const ()),
+}];

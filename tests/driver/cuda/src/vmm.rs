@@ -98,6 +98,27 @@ pub fn properties(prop: Out<[u8; 32]>, handle: u64) -> Outcome<()> {
     prop.put(vmm::properties(handle)?)
 }
 
+/// A file descriptor (1) is the only kind.
+pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcome<()> {
+    driver()?;
+    match (kind, flags) {
+        _ if shareable.is_null() => Err(Status::INVALID_VALUE),
+        (1, 0) => shareable.put(vmm::export(handle)?),
+        (_, 0) => Err(Status::NOT_SUPPORTED),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+/// The descriptor is in the place of a pointer.
+pub fn import(handle: Out<u64>, shareable: usize, kind: i32) -> Outcome<()> {
+    driver()?;
+    match kind {
+        _ if handle.is_null() => Err(Status::INVALID_VALUE),
+        1 => handle.put(vmm::import(shareable as i32)?),
+        _ => Err(Status::NOT_SUPPORTED),
+    }
+}
+
 pub fn retain(handle: Out<u64>, address: u64) -> Outcome<()> {
     driver()?;
     if handle.is_null() {

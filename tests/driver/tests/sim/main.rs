@@ -4,9 +4,12 @@
 #![allow(unsafe_code, missing_docs)]
 
 mod clients;
+mod graphs;
 mod knobs;
+mod libraries;
 mod lifetimes;
 mod lookup;
 mod processes;
 mod rig;
+mod sharing;
 mod sizes;

@@ -1,6 +1,6 @@
 //! What every call takes, line by line of what was measured on an H100.
 
-use crate::rig::{CONTEXT, MIB, alone, used};
+use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, role, used};
 
 #[test]
 fn totals() {
@@ -46,7 +46,7 @@ fn every_context_costs_the_same() {
 }
 
 /// Allocates `per_block` requests and sees one block, one more and sees two, frees all and sees none.
-fn packs(cuda: &crate::rig::Cuda, bytes: u64, per_block: usize) {
+fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
         live.push(cuda.alloc(bytes).expect("memory"));
@@ -178,6 +178,37 @@ fn the_stack_limit_takes_its_memory_at_once() {
 }
 
 #[test]
+fn a_small_context_has_few_multiprocessors() {
+    if let Some(processors) = role() {
+        let cuda = Cuda::load();
+        cuda.start();
+        let attribute = |number| {
+            let mut value = 0i32;
+            let arguments = [&raw mut value as usize, number, 0];
+            assert_eq!(cuda.call("cuDeviceGetAttribute", &arguments), 0);
+            value as u64
+        };
+        let (count, threads) = (attribute(16), attribute(39));
+        assert_eq!((count.to_string(), threads), (processors, 2048));
+        let before = used();
+        assert!(count * threads * 1024 <= before, "the bound holds");
+        assert_eq!(cuda.call("cuCtxSetLimit", &[0, 2048]), 0);
+        assert_eq!(used() - before, count * threads * 1024, "as do the stacks");
+        return;
+    }
+    for (context, processors) in [
+        (10, "5"),
+        (263, "132"),
+        (262, "131"),
+        (2, "1"),
+        (400, "132"),
+    ] {
+        let bytes = (context * MIB).to_string();
+        Machine::new(&[("GPULIMIT_SIM_CONTEXT_BYTES", &bytes)]).run(processors);
+    }
+}
+
+#[test]
 fn a_launch_takes_local_memory_for_good() {
     alone(&[], |cuda| {
         cuda.start();
@@ -252,20 +283,34 @@ fn a_module_takes_its_variables() {
 fn streams_stay_with_the_context() {
     alone(&[], |cuda| {
         cuda.start();
-        let streams: Vec<u64> = (0..4096)
+        let (mut taken, mut steps) = (0, Vec::new());
+        let streams: Vec<u64> = (1..=4096)
             .map(|number| {
                 let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream");
-                if number + 1 == 64 {
-                    assert_eq!(cuda.beyond(), 34 * MIB);
+                if number <= 256 && cuda.beyond() > taken {
+                    taken = cuda.beyond();
+                    steps.push(number);
+                }
+                match number {
+                    64 => assert_eq!(taken, 34 * MIB),
+                    256 => assert_eq!(taken, 140 * MIB),
+                    _ => {}
                 }
                 stream
             })
             .collect();
+        assert_eq!(
+            steps[..14],
+            [2, 6, 10, 14, 18, 22, 26, 30, 34, 36, 38, 42, 46, 50]
+        );
+        assert_eq!(steps.len(), 68);
         assert_eq!(cuda.beyond(), 2240 * MIB);
         for stream in streams {
             assert_eq!(cuda.call("cuStreamDestroy_v2", &[stream as usize]), 0);
         }
         assert_eq!(cuda.beyond(), 2240 * MIB);
+        cuda.get("cuStreamCreate", &[1]).expect("a stream");
+        assert_eq!(cuda.beyond(), 2240 * MIB, "made again");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(used(), 0);
     });

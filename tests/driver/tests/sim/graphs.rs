@@ -1,0 +1,340 @@
+//! Stream capture and graphs, as measured on an H100 (580.159.04) and as NVIDIA documents them.
+
+use crate::rig::{Cuda, MIB, alone};
+
+const GLOBAL: usize = 0;
+const THREAD_LOCAL: usize = 1;
+const RELAXED: usize = 2;
+
+const UNSUPPORTED: i32 = 900;
+const INVALIDATED: i32 = 901;
+const IMPLICIT: i32 = 906;
+const WRONG_THREAD: i32 = 908;
+
+fn stream(cuda: &Cuda, flags: usize) -> usize {
+    cuda.get("cuStreamCreate", &[flags]).expect("a stream") as usize
+}
+
+fn begin(cuda: &Cuda, stream: usize, mode: usize) {
+    assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, mode]), 0);
+}
+
+fn end(cuda: &Cuda, stream: usize) -> Result<usize, i32> {
+    let mut graph = 0xdead_usize;
+    match cuda.call("cuStreamEndCapture", &[stream, &raw mut graph as usize]) {
+        0 => Ok(graph),
+        error => {
+            assert_eq!(graph, 0, "no graph of a spoilt capture");
+            Err(error)
+        }
+    }
+}
+
+/// 0 none, 1 under way, 2 spoilt.
+fn status(cuda: &Cuda, stream: usize) -> i32 {
+    let mut status = 77i32;
+    let answer = &raw mut status as usize;
+    assert_eq!(cuda.call("cuStreamIsCapturing", &[stream, answer]), 0);
+    status
+}
+
+fn exchange(cuda: &Cuda, mode: i32) -> i32 {
+    let mut mode = mode;
+    let at = &raw mut mode as usize;
+    assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &[at]), 0);
+    mode
+}
+
+fn reserved(cuda: &Cuda) -> i32 {
+    let pool = cuda.get("cuDeviceGetDefaultMemPool", &[0]).expect("a pool") as usize;
+    let mut value = 0u64;
+    cuda.call("cuMemPoolGetAttribute", &[pool, 5, &raw mut value as usize])
+}
+
+#[test]
+fn an_unsafe_call_spoils_a_global_capture() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        begin(cuda, stream, GLOBAL);
+        let address = cuda
+            .get("cuMemAllocAsync", &[4096, stream])
+            .expect("a node") as usize;
+        assert_eq!(status(cuda, stream), 1);
+        assert_eq!(reserved(cuda), UNSUPPORTED);
+        assert_eq!(status(cuda, stream), 2);
+        assert_eq!(
+            cuda.get("cuMemAllocAsync", &[4096, stream]),
+            Err(INVALIDATED)
+        );
+        assert_eq!(
+            cuda.call("cuMemsetD8Async", &[address, 0, 16, stream]),
+            INVALIDATED
+        );
+        assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), INVALIDATED);
+        assert_eq!(end(cuda, stream), Err(INVALIDATED));
+        assert_eq!(status(cuda, stream), 0);
+        let address = cuda
+            .get("cuMemAllocAsync", &[4096, stream])
+            .expect("works again");
+        assert_eq!(cuda.call("cuMemFreeAsync", &[address as usize, stream]), 0);
+        assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+        assert_eq!(reserved(cuda), 0);
+    });
+}
+
+#[test]
+fn what_spoils_a_global_capture() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        let pool = cuda.get("cuDeviceGetDefaultMemPool", &[0]).expect("a pool") as usize;
+        let event = cuda.get("cuEventCreate", &[0]).expect("an event") as usize;
+        let memory = cuda.alloc(4096).expect("memory") as usize;
+        let ptx = c".version 8.0\n.visible .entry work()\n{\nret;\n}\n".as_ptr() as usize;
+        let (mut one, mut two, mut three) = (0u64, 0u64, 0u64);
+        let out = &raw mut one as usize;
+        let free = [&raw mut two as usize, &raw mut three as usize];
+        let mode = [&raw mut three as usize];
+        let calls: &[(&str, &[usize], i32)] = &[
+            ("cuMemAlloc_v2", &[out, 4096], UNSUPPORTED),
+            (
+                "cuMemAllocPitch_v2",
+                &[out, free[0], 64, 64, 4],
+                UNSUPPORTED,
+            ),
+            ("cuMemAllocManaged", &[out, 4096, 1], UNSUPPORTED),
+            ("cuMemFree_v2", &[memory], UNSUPPORTED),
+            ("cuMemHostAlloc", &[out, 4096, 0], UNSUPPORTED),
+            ("cuMemPoolTrimTo", &[pool, 0], UNSUPPORTED),
+            ("cuMemPoolSetAttribute", &[pool, 4, out], UNSUPPORTED),
+            ("cuEventQuery", &[event], UNSUPPORTED),
+            ("cuModuleLoadData", &[out, ptx], UNSUPPORTED),
+            ("cuCtxSynchronize", &[], UNSUPPORTED),
+            ("cuStreamSynchronize", &[stream], UNSUPPORTED),
+            ("cuStreamQuery", &[stream], UNSUPPORTED),
+            // What is allowed.
+            ("cuMemGetInfo_v2", &free, 0),
+            ("cuStreamGetCtx", &[stream, out], 0),
+            ("cuCtxGetCurrent", &[out], 0),
+            ("cuModuleGetLoadingMode", &mode, 0),
+            ("cuEventRecord", &[event, stream], 0),
+            ("cuMemsetD8_v2", &[memory, 0, 16], 0),
+            ("cuStreamSynchronize", &[0], 0),
+        ];
+        for (name, arguments, expected) in calls {
+            begin(cuda, stream, GLOBAL);
+            assert_eq!(cuda.call(name, arguments), *expected, "{name}");
+            match expected {
+                0 => assert!(end(cuda, stream).is_ok(), "{name}"),
+                _ => assert_eq!(end(cuda, stream), Err(INVALIDATED), "{name}"),
+            }
+        }
+        assert_eq!(cuda.free(memory as u64), 0, "it was not freed");
+        assert_eq!(cuda.beyond(), 0);
+    });
+}
+
+#[test]
+fn the_modes() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        assert_eq!(exchange(cuda, 2), 0, "threads begin in the global mode");
+        assert_eq!(exchange(cuda, 1), 2);
+        assert_eq!(exchange(cuda, 0), 1);
+        let mut none = 3i32;
+        let none = [&raw mut none as usize];
+        assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
+        // Capture's mode, own thread's mode, other thread's mode, whether each may.
+        for (capture, own, other, may) in [
+            (GLOBAL, 0, 0, (false, false)),
+            (GLOBAL, 1, 1, (false, true)),
+            (GLOBAL, 2, 2, (true, true)),
+            (THREAD_LOCAL, 0, 0, (false, true)),
+            (THREAD_LOCAL, 2, 1, (true, true)),
+            (RELAXED, 0, 0, (true, true)),
+        ] {
+            let verdict = |may| if may { 0 } else { UNSUPPORTED };
+            let ended = |may: bool| if may { Ok(()) } else { Err(INVALIDATED) };
+            begin(cuda, stream, capture);
+            let before = exchange(cuda, own);
+            let case = format!("{capture} {own} {other}");
+            assert_eq!(reserved(cuda), verdict(may.0), "{case}");
+            exchange(cuda, before);
+            assert_eq!(end(cuda, stream).map(drop), ended(may.0), "{case}");
+            begin(cuda, stream, capture);
+            let elsewhere = std::thread::spawn(move || {
+                let cuda = Cuda::load();
+                exchange(&cuda, other);
+                (reserved(&cuda), end(&cuda, stream))
+            });
+            let (answer, ending) = elsewhere.join().expect("the other thread");
+            assert_eq!(answer, verdict(may.1), "{case}");
+            if capture == RELAXED {
+                assert!(ending.is_ok(), "{case}");
+            } else {
+                assert_eq!(ending, Err(WRONG_THREAD), "{case}");
+                assert_eq!(end(cuda, stream).map(drop), ended(may.1), "{case}");
+            }
+        }
+    });
+}
+
+#[test]
+fn the_legacy_stream_and_a_capture() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let (blocking, other) = (stream(cuda, 0), stream(cuda, 1));
+        let memory = cuda.alloc(4096).expect("memory") as usize;
+        begin(cuda, blocking, RELAXED);
+        let mut status = 0i32;
+        let asked = [0, &raw mut status as usize];
+        assert_eq!(cuda.call("cuStreamIsCapturing", &asked), IMPLICIT);
+        assert_eq!(cuda.call("cuStreamIsCapturing_ptsz", &asked), 0);
+        assert_eq!(self::status(cuda, blocking), 1, "asking spoils nothing");
+        assert_eq!(self::status(cuda, other), 0);
+        assert_eq!(cuda.call("cuMemsetD8Async", &[memory, 0, 16, other]), 0);
+        assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), IMPLICIT);
+        assert_eq!(end(cuda, blocking), Err(INVALIDATED));
+        assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), 0);
+        // A stream that goes takes its capture along.
+        begin(cuda, blocking, GLOBAL);
+        assert_eq!(cuda.call("cuStreamDestroy_v2", &[blocking]), 0);
+        assert_eq!(reserved(cuda), 0);
+    });
+}
+
+#[test]
+fn what_is_told_of_a_capture() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        let mut told = [9u64; 6];
+        let at = |index| (&raw const told[index]) as usize;
+        let two = [stream, at(0), at(1), at(2), at(3), at(5)];
+        let three = [stream, at(0), at(1), at(2), at(3), at(4), at(5)];
+        assert_eq!(cuda.call("cuStreamGetCaptureInfo_v2", &two), 0);
+        told[0] &= 0xffff_ffff;
+        assert_eq!(told, [0, 9, 9, 9, 9, 9]);
+        begin(cuda, stream, THREAD_LOCAL);
+        assert_eq!(cuda.call("cuStreamGetCaptureInfo_v3", &three), 0);
+        assert_eq!((told[0], told[3], told[4], told[5]), (1, 0, 0, 0));
+        assert!(told[1] > 0);
+        assert_eq!(end(cuda, stream), Ok(told[2] as usize), "the same graph");
+        begin(cuda, stream, THREAD_LOCAL);
+        let first = told[1];
+        assert_eq!(cuda.call("cuStreamGetCaptureInfo_v2_ptsz", &two), 0);
+        assert_ne!(told[1], first, "every capture has its number");
+        assert!(end(cuda, stream).is_ok());
+    });
+}
+
+fn memory(cuda: &Cuda, attribute: usize) -> u64 {
+    let mut value = 0u64;
+    let arguments = [0, attribute, &raw mut value as usize];
+    assert_eq!(cuda.call("cuDeviceGetGraphMemAttribute", &arguments), 0);
+    value
+}
+
+#[test]
+fn memory_nodes_line_by_line() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        assert_eq!(cuda.beyond(), 0);
+        begin(cuda, stream, RELAXED);
+        let size = 64 * MIB as usize;
+        let address = cuda
+            .get("cuMemAllocAsync", &[size, stream])
+            .expect("a node") as usize;
+        assert_eq!(cuda.call("cuMemsetD8Async", &[address, 0, size, stream]), 0);
+        assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
+        let graph = end(cuda, stream).expect("a graph");
+        let mut nodes = 0usize;
+        assert_eq!(
+            cuda.call("cuGraphGetNodes", &[graph, 0, &raw mut nodes as usize]),
+            0
+        );
+        assert_eq!(nodes, 3);
+        assert_eq!(cuda.beyond(), 0, "captured");
+        let exec = cuda
+            .get("cuGraphInstantiateWithFlags", &[graph, 0])
+            .expect("an executable graph") as usize;
+        assert_eq!(cuda.beyond(), 2 * MIB, "instantiated");
+        assert_eq!(cuda.call("cuGraphUpload", &[exec, stream]), 0);
+        assert_eq!(cuda.beyond(), 66 * MIB, "uploaded");
+        for _ in 0..2 {
+            assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+            assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+            assert_eq!(memory(cuda, 2), 64 * MIB);
+            assert_eq!(cuda.beyond(), 66 * MIB, "launched");
+        }
+        assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
+        assert_eq!(cuda.beyond(), 66 * MIB, "destroyed");
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(cuda.beyond(), 2 * MIB, "trimmed");
+        assert_eq!((memory(cuda, 0), memory(cuda, 1)), (0, 64 * MIB));
+        assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 1, "gone is gone");
+        // The second executable graph costs nothing.
+        let mut log = [0u8; 16];
+        let arguments = [graph, 0, log.as_mut_ptr() as usize, 16];
+        let exec = cuda
+            .get("cuGraphInstantiate_v2", &arguments)
+            .expect("an executable graph") as usize;
+        assert_eq!(cuda.beyond(), 2 * MIB);
+        assert_eq!(cuda.call("cuGraphDestroy", &[graph]), 0);
+        assert_eq!(cuda.call("cuGraphLaunch_ptsz", &[exec, stream]), 0);
+        assert_eq!(cuda.beyond(), 66 * MIB, "the first launch");
+        assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+        assert_eq!(crate::rig::used(), 0);
+    });
+}
+
+#[test]
+fn what_a_launch_leaves_allocated() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        begin(cuda, stream, THREAD_LOCAL);
+        let address = cuda
+            .get("cuMemAllocAsync", &[3 << 20, stream])
+            .expect("a node") as usize;
+        assert_eq!(
+            cuda.call("cuMemFreeAsync", &[4096, stream]),
+            1,
+            "no graph's memory"
+        );
+        let graph = end(cuda, stream).expect("a graph");
+        // CUDA_GRAPH_INSTANTIATE_PARAMS: uploaded at once.
+        let mut params = [2u64, stream as u64, 7, 0xffff_ffff];
+        let exec = cuda
+            .get(
+                "cuGraphInstantiateWithParams",
+                &[graph, params.as_mut_ptr() as usize],
+            )
+            .expect("an executable graph") as usize;
+        assert_eq!(params, [2, stream as u64, 0, 0]);
+        assert_eq!(cuda.beyond(), 6 * MIB);
+        assert_eq!(
+            cuda.call("cuMemFreeAsync", &[address, stream]),
+            1,
+            "not yet"
+        );
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+        assert_eq!(
+            cuda.call("cuGraphLaunch", &[exec, stream]),
+            1,
+            "the first's memory is not freed"
+        );
+        assert_eq!((memory(cuda, 0), memory(cuda, 2)), (4 * MIB, 4 * MIB));
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(cuda.beyond(), 6 * MIB, "in use");
+        assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
+        assert_eq!(cuda.beyond(), 6 * MIB);
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+        assert_eq!(cuda.free(address as u64), 0);
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(cuda.beyond(), 2 * MIB);
+    });
+}
