@@ -161,16 +161,12 @@ fn without_process_lists_contexts_are_assumed() {
 #[test]
 fn code_is_measured_and_unloaded_when_it_does_not_fit() {
     let cap = 1024 * MIB;
-    for (load, unload) in [
-        ("module", "unload"),
-        ("module-ex", "unload"),
-        ("library", "unload-library"),
-    ] {
+    for load in ["module", "module-ex"] {
         let world = World::new(cap);
         let mut program = world.on_gpu();
         program.expect(&[(&format!("{load} code 300M"), "0")]);
         world.judge(cap);
-        program.expect(&[(&format!("{unload} code"), "0")]);
+        program.expect(&[("unload code", "0")]);
         world.judge(cap);
         assert_eq!(world.machine().used(), CONTEXT);
         program.expect(&[(&format!("{load} code 800M"), "2")]);
@@ -180,6 +176,24 @@ fn code_is_measured_and_unloaded_when_it_does_not_fit() {
         assert!(errors.contains("refused"), "{errors}");
         world.settle();
     }
+}
+
+#[test]
+fn a_library_counts_from_its_first_use() {
+    let cap = 1024 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("library code 300M", "0"), ("library-module code", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 300 * MIB);
+    world.judge(cap);
+    program.expect(&[
+        ("alloc a 250M", "2"),
+        ("unload-library code", "0"),
+        ("alloc a 450M", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.settle();
 }
 
 #[test]

@@ -73,6 +73,36 @@ fn a_child_that_outlives_its_parent_does_not_keep_the_parents_charge() {
 }
 
 #[test]
+fn a_child_of_a_member_that_has_not_used_cuda_is_a_member_of_its_own() {
+    // Asking NVML makes the parent a member: nothing of that membership may be left in the child.
+    let world = World::new(CAP);
+    let mut program = world.start();
+    let go = world.file("go").display().to_string();
+    assert_eq!(program.numbers("nvml 0")[2], CAP);
+    program.tell(&format!(
+        "background {{\nstart\nalloc a 1000M\nwait {go}\n}}"
+    ));
+    let mut lines = [program.line(), program.line(), program.line()];
+    lines.sort();
+    assert_eq!(
+        lines,
+        ["alloc a 1000M = 0", "background = 0", "start = 0 0"]
+    );
+    program.expect(&[("start", "0 0"), ("alloc b 1000M", "0")]);
+    world.judge(CAP);
+    program.expect(&[("alloc c 1500M", "2")]);
+    let members = world.ledger().processes(&gpulimit::ledger::NoWitness);
+    assert_eq!(
+        members.iter().filter(|member| member.alive).count(),
+        2,
+        "{members:?}"
+    );
+    std::fs::write(&go, "").expect("a file");
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn children_of_children() {
     let world = World::new(CAP);
     let mut program = world.start();

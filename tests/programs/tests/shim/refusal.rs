@@ -47,7 +47,6 @@ fn every_way_to_ask_gets_the_drivers_code_and_its_name_in_the_line() {
         ("context a 0 v2", "2", "cuCtxCreate"),
         ("context a 0 v4", "2", "cuCtxCreate"),
         ("module a 600M", "2", "cuModuleLoadData"),
-        ("library a 600M", "2", "cuLibraryLoadData"),
     ] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();

@@ -11,11 +11,11 @@
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `capture STREAM`, `end-capture STREAM` | streams |
-//! | `module NAME BYTES`, `library NAME BYTES`, `unload NAME`, `unload-library NAME`, `launch NAME`, `cooperative NAME` | code |
+//! | `module NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `unload NAME`, `unload-library NAME`, `launch NAME`, `cooperative NAME` | code |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
-//! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `exit N` | the process |
+//! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks` | names: what the linker says, which object has it, which hooks this door misses |
 
 mod code;

@@ -161,3 +161,9 @@ pub fn clear_environment() {
     // SAFETY: the script has one thread here.
     unsafe { libc::clearenv() };
 }
+
+/// Takes a variable out of the environment.
+pub fn unset(name: &str) {
+    // SAFETY: a NUL-terminated name; the script has one thread here.
+    unsafe { libc::unsetenv(c_string(name).as_ptr()) };
+}

@@ -25,6 +25,10 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let arguments = [text.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
+        "library-module" => {
+            let library = scope.value(words.at(1)?)?;
+            plain(driver.get("cuLibraryGetModule", &[library]).0)
+        }
         "unload" => plain(driver.call("cuModuleUnload", &[scope.value(words.at(1)?)?])),
         "unload-library" => plain(driver.call("cuLibraryUnload", &[scope.value(words.at(1)?)?])),
         "launch" | "cooperative" => {
