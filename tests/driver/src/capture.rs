@@ -67,6 +67,7 @@ pub fn exchange_mode(mode: i32) -> Outcome<i32> {
 }
 
 /// Spoils the captures that fit; whether there were any.
+#[cold]
 fn spoil(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     let mut any = false;
     for capture in captures().iter().filter(|capture| fits(capture)) {
@@ -110,10 +111,9 @@ fn judge_call() -> Outcome<()> {
 #[inline(always)]
 pub fn synchronizes(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0 && spoil(|capture| std::ptr::eq(capture.stream.context, context)) {
-        Err(Status::STREAM_CAPTURE_UNSUPPORTED)
-    } else {
-        Ok(())
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
+    Ok(())
 }
 
 /// Says that a stream is asked for its progress, which no mode allows while it is captured.
@@ -137,19 +137,21 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0 && spoil(|capture| capture.holds_legacy(context)) {
-        Err(Status::STREAM_CAPTURE_IMPLICIT)
-    } else {
-        Ok(())
+        return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
+    Ok(())
 }
 
 /// Whether a capture forbids the legacy stream of the context.
 #[inline(always)]
 pub fn holds_legacy(context: &Context) -> bool {
-    COUNT.load(Relaxed) != 0
-        && captures()
-            .iter()
-            .any(|capture| capture.holds_legacy(context))
+    COUNT.load(Relaxed) != 0 && any_holds_legacy(context)
+}
+
+#[cold]
+fn any_holds_legacy(context: &Context) -> bool {
+    let captures = captures();
+    captures.iter().any(|capture| capture.holds_legacy(context))
 }
 
 impl Capture {
@@ -228,9 +230,14 @@ fn with<T>(stream: &Stream, work: impl FnOnce(&mut Capture) -> T) -> Option<T> {
         .map(work)
 }
 
-/// One more node of the graph, which takes no memory.
-pub(crate) fn node(stream: &Stream) {
+/// One more node of the graph, unless the capture is spoilt.
+#[cold]
+pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
+    if status != ACTIVE {
+        return Err(Status::STREAM_CAPTURE_INVALIDATED);
+    }
     with(stream, |capture| capture.nodes.count += 1);
+    Ok(true)
 }
 
 /// Allocates in the captured graph: an address, no memory before the graph is launched.

@@ -369,6 +369,11 @@ impl Context {
         if local <= STACK && launched {
             return Ok(());
         }
+        self.grow_for_launch(local, launched)
+    }
+
+    #[cold]
+    fn grow_for_launch(&self, local: u64, launched: bool) -> Outcome<()> {
         let mut state = self.state();
         if !launched {
             let driver = driver()?;

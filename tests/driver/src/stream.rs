@@ -101,14 +101,11 @@ impl Stream {
     ///
     /// # Errors
     /// `STREAM_CAPTURE_INVALIDATED` when the capture is spoilt.
+    #[inline(always)]
     pub fn captures(&self) -> Outcome<bool> {
         match self.capture_status() {
             capture::NONE => Ok(false),
-            capture::ACTIVE => {
-                capture::node(self);
-                Ok(true)
-            }
-            _ => Err(Status::STREAM_CAPTURE_INVALIDATED),
+            status => capture::add_node(self, status),
         }
     }
 }

@@ -473,10 +473,15 @@ pub fn set_cache_config(function: usize, _config: i32) -> Outcome<()> {
     known(function).map(drop)
 }
 
+#[cold]
+fn place_kernel(kernel: Function) -> Outcome<()> {
+    module_of(kernel.owner).map(drop)
+}
+
 fn start(function: usize, stream: usize, twin: bool) -> Outcome<()> {
     let function = known(function)?;
     if function.kernel {
-        module_of(function.owner)?;
+        place_kernel(function)?;
     }
     match Stream::from_handle(stream)? {
         Some(stream) if stream.captures()? => Ok(()),

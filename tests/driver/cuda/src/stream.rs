@@ -8,7 +8,7 @@ use gpulimit_sim::{Outcome, Status, capture};
 use crate::context::here;
 use crate::device;
 use gpulimit_sim::abi::Out;
-use gpulimit_sim::context::Context;
+use gpulimit_sim::context::{Context, current};
 
 pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     create_with_priority(out, flags, 0)
@@ -56,11 +56,12 @@ fn enqueue(handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     match Stream::from_handle(handle)? {
         Some(stream) => stream.captures().map(drop),
-        None => implicit(here()?, handle, twin).map(drop),
+        None => implicit(current()?, handle, twin).map(drop),
     }
 }
 
 /// Work comes to a default stream of the context.
+#[inline(always)]
 pub fn implicit(context: &'static Context, handle: usize, twin: bool) -> Outcome<&'static Context> {
     if is_legacy(handle, twin) {
         capture::legacy(context)?;
@@ -177,14 +178,15 @@ fn status_of(handle: usize) -> Outcome<i32> {
 
 pub fn is_capturing(handle: usize, status: Out<i32>, twin: bool) -> Outcome<()> {
     driver()?;
-    match Stream::from_handle(handle)? {
-        Some(stream) => status.put(stream.capture_status()),
-        // To ask the legacy stream spoils nothing.
-        None if is_legacy(handle, twin) && capture::holds_legacy(here()?) => {
-            Err(Status::STREAM_CAPTURE_IMPLICIT)
-        }
-        None => here().and_then(|_| status.put(capture::NONE)),
+    if let Some(stream) = Stream::from_handle(handle)? {
+        return status.put(stream.capture_status());
     }
+    let context = current()?;
+    // To ask the legacy stream spoils nothing.
+    if is_legacy(handle, twin) && capture::holds_legacy(context) {
+        return Err(Status::STREAM_CAPTURE_IMPLICIT);
+    }
+    status.put(capture::NONE)
 }
 
 pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -> Outcome<()> {
