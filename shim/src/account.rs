@@ -33,8 +33,6 @@ use vmm::Vmm;
 
 /// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all sizes).
 pub const BLOCK: u64 = 2 << 20;
-/// Requests up to this share blocks; larger ones have blocks of their own (measured).
-pub const SHARED_MAX: u64 = 1 << 20;
 /// CUDA devices that a process can see.
 const MAX_ORDINALS: usize = 64;
 

@@ -5,7 +5,7 @@ use gpulimit_core::ledger::Category;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large};
 use crate::account::device::Device;
-use crate::account::{BLOCK, SHARED_MAX, round_up};
+use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
 use crate::hook::Call;
 use crate::table::cuda;
@@ -65,16 +65,18 @@ fn allocate(
         Ok(_) => return real(),
         Err(failed) => return call.process.unavailable(failed, real),
     };
-    if estimate <= SHARED_MAX {
-        small(call, device, real, result)
+    if estimate <= BLOCK {
+        small(call, device, estimate, real, result)
     } else {
         large(call, device, estimate, real, result)
     }
 }
 
+/// A request that fits into a block: whether it took a new one, its address tells.
 fn small(
     call: Call,
     device: &'static Device,
+    estimate: u64,
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
@@ -95,13 +97,13 @@ fn small(
         give_back();
         return status;
     };
-    if let Some(size) = size.filter(|size| *size > SHARED_MAX) {
+    if blocks_touched(address, size.unwrap_or(estimate)) > 1 {
         // The pitch made a large one of it.
         if spare {
             device.spare.consume();
             device.remove_idle(BLOCK);
         }
-        enter_large(device, address, size, BLOCK);
+        enter_large(device, address, size.unwrap_or(estimate), BLOCK);
         device.renew(mark);
         return status;
     }
@@ -145,9 +147,14 @@ fn large(
     status
 }
 
-/// Enters a large allocation of `size` bytes for which `charged` bytes have been charged.
+/// Blocks that `size` bytes at `address` lie in.
+fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
+    address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
+}
+
+/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` bytes have been charged.
 fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: u64) {
-    let bytes = round_up(size, BLOCK);
+    let bytes = blocks_touched(address, size) * BLOCK;
     if bytes > charged {
         device.charge_over(bytes - charged);
     } else {
