@@ -1,14 +1,19 @@
 //! A running `gpu-script` that is told what to do, line by line.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A program that says nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program. Killed, if it still runs, when this is dropped.
 pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    output: Receiver<String>,
     errors: Option<JoinHandle<String>>,
 }
 
@@ -27,9 +32,16 @@ impl Session {
             let _ = errors.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
         });
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, output) = channel();
+        std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
         Session {
             input: child.stdin.take(),
-            output: BufReader::new(child.stdout.take().expect("piped")),
+            output,
             errors: Some(errors),
             child,
         }
@@ -51,13 +63,14 @@ impl Session {
     /// The next line that it writes.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("readable");
-        if line.is_empty() {
-            let status = self.child.wait();
-            panic!("the program ended: {status:?} {}", self.errors());
+        match self.output.recv_timeout(PATIENCE) {
+            Ok(line) => line.trim_end().to_owned(),
+            Err(RecvTimeoutError::Timeout) => panic!("the program hangs"),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.child.wait();
+                panic!("the program ended: {status:?} {}", self.errors());
+            }
         }
-        line.trim_end().to_owned()
     }
 
     /// The answer to one command, or to a block.
