@@ -126,6 +126,11 @@ impl Device {
             .map_err(|refusal| self.refused(symbol, bytes, &refusal))
     }
 
+    /// As [`Device::charge`], but says nothing: the caller has another way.
+    pub fn charge_quietly(&self, bytes: u64) -> bool {
+        self.charge_with(bytes, true).is_ok()
+    }
+
     /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
     /// peak.
     pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {

@@ -64,6 +64,22 @@ impl DriverShare {
         }
     }
 
+    /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
+    pub fn borrow(&self, bytes: u64) -> bool {
+        let mut state = self.0.lock();
+        let enough = state.idle() >= bytes;
+        if enough {
+            state.prepaid += bytes;
+        }
+        enough
+    }
+
+    /// Takes back what was lent.
+    pub fn give_back(&self, bytes: u64) {
+        let mut state = self.0.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+    }
+
     /// The driver's part as last measured, bytes.
     pub fn used(&self) -> u64 {
         self.0.lock().used

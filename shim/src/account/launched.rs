@@ -13,7 +13,8 @@ use parking_lot::RwLock;
 use super::blocks::BlockHasher;
 use crate::abi::Opaque;
 
-const RECENT: usize = 64;
+/// Of each thread: a training step of PyTorch launches some seventy kernels.
+const RECENT: usize = 256;
 
 struct Recent {
     generation: u64,
@@ -43,7 +44,7 @@ impl Default for Launched {
 }
 
 fn place(function: Opaque) -> usize {
-    (function >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15usize)
+    (function >> 3 ^ function).wrapping_mul(0x9e37_79b9_7f4a_7c15usize)
         >> (usize::BITS - RECENT.trailing_zeros())
 }
 

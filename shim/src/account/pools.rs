@@ -25,6 +25,8 @@ pub const STEP: u64 = 32 << 20;
 
 #[derive(Default)]
 struct State {
+    /// The pool's unused memory has lately turned out to be in pieces.
+    in_pieces: bool,
     /// Charged for this pool.
     held: u64,
     /// Of `held`, promised to calls under way.
@@ -106,6 +108,7 @@ impl Pool {
                 device.add(Category::Pools, reserved - state.reserved);
             } else {
                 device.remove(Category::Pools, state.reserved - reserved);
+                state.in_pieces = false;
             }
             device.adjust_idle(state.reserved.wrapping_sub(reserved) as i64);
             state.reserved = reserved;
@@ -142,7 +145,7 @@ impl Pool {
     }
 
     /// Bytes that the pool has reserved and not handed out.
-    pub fn unused(&self) -> u64 {
+    fn unused(&self) -> u64 {
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
@@ -150,6 +153,17 @@ impl Pool {
             self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT)
                 .unwrap_or(reserved),
         )
+    }
+
+    /// Whether a request of `bytes` may be expected to fit into what the pool has reserved and not handed out. A pool whose unused memory was
+    /// in pieces is not trusted again until it has given some of it back.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        !self.state.lock().in_pieces && self.unused() >= bytes
+    }
+
+    /// A request that should have fitted made the pool grow.
+    pub fn is_in_pieces(&self) {
+        self.state.lock().in_pieces = true;
     }
 
     /// Lets the driver give back up to `bytes` of the pool's unused reserve.
@@ -218,10 +232,14 @@ impl Pools {
         }
     }
 
-    /// After a synchronise call: pools above their release threshold have shrunk.
+    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of this process is left that could
+    /// let a later one shrink them more.
     #[inline]
-    pub fn synchronized(&self, account: &'static Account) {
-        if self.dirty.load(Ordering::Relaxed) && self.dirty.swap(false, Ordering::AcqRel) {
+    pub fn synchronized(&self, account: &'static Account, all: bool) {
+        if self.dirty.load(Ordering::Relaxed) {
+            if all {
+                self.dirty.store(false, Ordering::Release);
+            }
             self.refresh(account);
             if self.orphaned.load(Ordering::Relaxed) > 0 {
                 self.measure_orphans(account);

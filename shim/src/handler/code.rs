@@ -83,14 +83,14 @@ pub fn library(
     )
 }
 
-/// `cuKernelGetFunction`, `cuLibraryGetModule`: a lazily loaded library is loaded here.
+/// `cuKernelGetFunction`, `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time.
 pub fn first_use(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
     handle: Out<Opaque>,
     of: Opaque,
 ) -> Status {
-    load(call, || real(handle, of), None)
+    load_once(call, of, || real(handle, of))
 }
 
 /// `cuLibraryGetGlobal`: likewise.
@@ -102,7 +102,21 @@ pub fn global(
     library: Opaque,
     name: Opaque,
 ) -> Status {
-    load(call, || real(dptr, bytes, library, name), None)
+    load_once(call, library, || real(dptr, bytes, library, name))
+}
+
+/// Measures what `real` loads for `handle`, unless it has done so before: libraries ask for the same kernel at every call.
+fn load_once(call: Call, handle: Opaque, real: impl Fn() -> Status) -> Status {
+    // Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
+    let loaded = handle | 1;
+    if call.process.launched.contains(loaded) {
+        return real();
+    }
+    let status = load(call, real, None);
+    if status == SUCCESS {
+        call.process.launched.insert(loaded);
+    }
+    status
 }
 
 /// `cuModuleUnload` and `cuLibraryUnload`.

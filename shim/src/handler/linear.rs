@@ -81,47 +81,94 @@ fn small(
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
     let mark = call.process.mark();
-    let spare = device.spare.take();
-    if !spare && device.charge(call.symbol, BLOCK).is_err() {
+    let Some(paid) = pay_for_block(device) else {
+        device.refuse(call.symbol, estimate);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    let give_back = || {
-        if spare {
-            device.spare.put_back()
-        } else {
-            device.keep_block()
-        }
     };
     let status = real();
     let (SUCCESS, (Some(address), size)) = (status, result()) else {
-        give_back();
+        paid.give_back(device);
         return status;
     };
-    if blocks_touched(address, size.unwrap_or(estimate)) > 1 {
+    let size = size.unwrap_or(estimate);
+    if blocks_touched(address, size) > 1 {
         // The pitch made a large one of it.
-        if spare {
-            device.spare.consume();
-            device.remove_idle(BLOCK);
-        }
-        enter_large(device, address, size.unwrap_or(estimate), BLOCK);
+        paid.spend(device);
+        enter_large(device, address, size, BLOCK);
         device.renew(mark);
         return status;
     }
-    if call
-        .process
-        .blocks
-        .enter_small(address, device.ordinal, current_context)
-    {
-        if spare {
-            device.spare.consume();
-            device.remove_idle(BLOCK);
-        }
-        device.add(Category::Linear, BLOCK);
-        device.renew(mark);
-    } else {
-        give_back();
+    let blocks = &call.process.blocks;
+    if !blocks.enter_small(address, device.ordinal, current_context) {
+        paid.give_back(device);
+        return status;
     }
+    if matches!(paid, Paid::Lent) {
+        // A new block after all, and nothing to pay it with.
+        cuda::cuMemFree_v2(address);
+        blocks.leave_small(address);
+        paid.give_back(device);
+        device.refuse(call.symbol, estimate);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    paid.spend(device);
+    device.add(Category::Linear, BLOCK);
+    device.renew(mark);
     status
+}
+
+/// What a small request's possible new block is paid with.
+enum Paid {
+    /// The spare block.
+    Spare,
+    /// A block charged for it.
+    Charged,
+    /// A block of the driver's reserve, which it must not keep: the group is full.
+    Lent,
+}
+
+#[inline]
+fn pay_for_block(device: &Device) -> Option<Paid> {
+    if device.spare.take() {
+        return Some(Paid::Spare);
+    }
+    charge_for_block(device)
+}
+
+#[cold]
+fn charge_for_block(device: &Device) -> Option<Paid> {
+    if device.charge_quietly(BLOCK) {
+        return Some(Paid::Charged);
+    }
+    // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
+    device.driver.borrow(BLOCK).then_some(Paid::Lent)
+}
+
+impl Paid {
+    /// It was not needed.
+    #[inline]
+    fn give_back(&self, device: &Device) {
+        match self {
+            Paid::Spare => device.spare.put_back(),
+            Paid::Charged => device.keep_block(),
+            Paid::Lent => device.driver.give_back(BLOCK),
+        }
+    }
+
+    /// It has become a block of the program's.
+    fn spend(&self, device: &Device) {
+        match self {
+            Paid::Spare => {
+                device.spare.consume();
+                device.remove_idle(BLOCK);
+            }
+            Paid::Charged => {}
+            Paid::Lent => {
+                device.driver.give_back(BLOCK);
+                device.charge_over(BLOCK);
+            }
+        }
+    }
 }
 
 fn large(

@@ -136,7 +136,7 @@ fn grow(
         return real();
     }
     // The group is full. Memory that the pool has reserved and not handed out serves the request, unless it is in pieces.
-    if pool.unused() >= bytes {
+    if pool.has_room(bytes) {
         let status = real();
         let beyond = pool.settle(device, 0);
         call.process.pools.touch();
@@ -144,6 +144,7 @@ fn grow(
             return status;
         }
         // In pieces: the pool grew over the limit. Undo, and let the driver hand the pieces back.
+        pool.is_in_pieces();
         if let Some(address) = dptr.read() {
             cuda::cuMemFreeAsync(address, stream);
             cuda::cuStreamSynchronize(stream);

@@ -3,27 +3,27 @@
 use crate::abi::{Context, Event, Status, Stream};
 use crate::hook::Call;
 
-fn synchronized(call: Call, status: Status) -> Status {
-    call.process.pools.synchronized(call.process);
+fn synchronized(call: Call, status: Status, all: bool) -> Status {
+    call.process.pools.synchronized(call.process, all);
     status
 }
 
 /// `cuStreamSynchronize` and its twin.
 pub fn stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
-    synchronized(call, real(stream))
+    synchronized(call, real(stream), false)
 }
 
 /// `cuEventSynchronize`.
 pub fn event(call: Call, real: impl Fn(Event) -> Status, event: Event) -> Status {
-    synchronized(call, real(event))
+    synchronized(call, real(event), false)
 }
 
 /// `cuCtxSynchronize`.
 pub fn current(call: Call, real: impl Fn() -> Status) -> Status {
-    synchronized(call, real())
+    synchronized(call, real(), true)
 }
 
 /// `cuCtxSynchronize_v2`.
 pub fn context(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
-    synchronized(call, real(context))
+    synchronized(call, real(context), true)
 }

@@ -7,6 +7,7 @@ use crate::abi::{
 };
 use crate::hook::Call;
 use crate::nvml;
+use crate::table::nvml as real;
 
 /// `cuMemGetInfo_v2`.
 pub fn mem_get_info(
@@ -55,7 +56,17 @@ fn clamp(bytes: u64) -> usize {
 /// The group's total and used bytes on the device behind an NVML handle; `None` where no limit applies to it.
 fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let member = call.process.member().ok()?;
-    let share = member.device(nvml::identify(device)?, total).ok()?;
+    // Shares of a device are shares of what CUDA calls its memory: without what the driver reserves.
+    let mut memory = NvmlMemoryV2 {
+        version: NVML_MEMORY_V2,
+        ..NvmlMemoryV2::default()
+    };
+    let reserved = match real::nvmlDeviceGetMemoryInfo_v2(device, Out::of(&mut memory)) {
+        SUCCESS => memory.reserved,
+        _ => 0,
+    };
+    let capacity = total.saturating_sub(reserved);
+    let share = member.device(nvml::identify(device)?, capacity).ok()?;
     let max = member.max(&share);
     (max < total).then(|| (max, member.charged(&share).min(max)))
 }
