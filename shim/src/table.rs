@@ -7,6 +7,7 @@
 )]
 
 use crate::abi::*;
+use crate::account::launched::is_recent;
 use crate::handler::{
     code, context, launch, linear, lookup, managed, measured, pool, synchronize, view, vmm,
 };
@@ -70,12 +71,12 @@ table! {
             measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::first_use;
 
-            launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel;
-            launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel;
-            launch   cuLaunchKernelEx(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex;
-            launch   cuLaunchKernelEx_ptsz(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex;
-            launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative;
-            launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative;
+            launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
+            launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
+            launch   cuLaunchKernelEx(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
+            launch   cuLaunchKernelEx_ptsz(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
+            launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
+            launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
@@ -85,10 +86,10 @@ table! {
             measured cuGraphInstantiateWithParams(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
             measured cuGraphInstantiateWithParams_ptsz(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
 
-            launch   cuGraphLaunch(exec: Opaque, stream: Stream) => launch::graph;
-            launch   cuGraphLaunch_ptsz(exec: Opaque, stream: Stream) => launch::graph;
-            launch   cuGraphUpload(exec: Opaque, stream: Stream) => launch::graph;
-            launch   cuGraphUpload_ptsz(exec: Opaque, stream: Stream) => launch::graph;
+            launch   cuGraphLaunch(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
+            launch   cuGraphLaunch_ptsz(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
+            launch   cuGraphUpload(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
+            launch   cuGraphUpload_ptsz(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
             track    cuGraphExecDestroy(exec: Opaque) => launch::destroy_graph;
             release  cuDeviceGraphMemTrim(device: Device) => measured::trim_graphs;
 

@@ -3,7 +3,7 @@
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
 //! A launch therefore looks its function up, first among the last few of its own thread.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,31 +16,28 @@ use crate::abi::Opaque;
 /// Of each thread: a training step of PyTorch launches some seventy kernels.
 const RECENT: usize = 256;
 
+/// What a thread has lately seen launched; counts only in the generation it was seen in.
 struct Recent {
-    generation: u64,
-    functions: [Opaque; RECENT],
+    generation: Cell<u64>,
+    functions: [Cell<Opaque>; RECENT],
 }
 
 thread_local! {
-    static RECENTLY: RefCell<Recent> = const { RefCell::new(Recent { generation: 0, functions: [0; RECENT] }) };
+    static RECENTLY: Recent = const {
+        Recent { generation: Cell::new(0), functions: [const { Cell::new(0) }; RECENT] }
+    };
 }
 
-/// Numbers generations across all accounts: a forked child's first one is none of its parent's.
-static GENERATIONS: AtomicU64 = AtomicU64::new(1);
+/// The last generation given out.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+/// The generation of this process: a forked child's account begins one of its own.
+static CURRENT: AtomicU64 = AtomicU64::new(0);
 
-/// The functions that this process has launched.
-pub struct Launched {
-    generation: AtomicU64,
-    functions: RwLock<HashSet<Opaque, BuildHasherDefault<BlockHasher>>>,
-}
-
-impl Default for Launched {
-    fn default() -> Self {
-        Launched {
-            generation: AtomicU64::new(GENERATIONS.fetch_add(1, Ordering::Relaxed)),
-            functions: RwLock::default(),
-        }
-    }
+fn next_generation() {
+    CURRENT.store(
+        GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1,
+        Ordering::Release,
+    );
 }
 
 fn place(function: Opaque) -> usize {
@@ -48,30 +45,51 @@ fn place(function: Opaque) -> usize {
         >> (usize::BITS - RECENT.trailing_zeros())
 }
 
+/// Whether this thread knows that `function` has been launched: the whole cost of nearly every launch.
+#[inline]
+pub fn is_recent(function: Opaque) -> bool {
+    let generation = CURRENT.load(Ordering::Acquire);
+    generation != 0
+        && RECENTLY.with(|recent| {
+            recent.functions[place(function)].get() == function
+                && recent.generation.get() == generation
+        })
+}
+
+/// The functions that this process has launched.
+pub struct Launched {
+    functions: RwLock<HashSet<Opaque, BuildHasherDefault<BlockHasher>>>,
+}
+
+impl Default for Launched {
+    fn default() -> Self {
+        next_generation();
+        Launched {
+            functions: RwLock::default(),
+        }
+    }
+}
+
 impl Launched {
     /// Whether `function` has been launched before.
-    #[inline]
     pub fn contains(&self, function: Opaque) -> bool {
-        let generation = self.generation.load(Ordering::Acquire);
-        let recent = RECENTLY.try_with(|recent| {
-            let recent = recent.borrow();
-            recent.generation == generation && recent.functions[place(function)] == function
-        });
-        if recent == Ok(true) {
+        if is_recent(function) {
             return true;
         }
+        // Before the look: what is forgotten meanwhile must not be remembered as of the generation after.
+        let generation = CURRENT.load(Ordering::Acquire);
         let known = self.functions.read().contains(&function);
         if known {
-            self.remember(generation, function);
+            remember(generation, function);
         }
         known
     }
 
     /// `function` has been launched.
     pub fn insert(&self, function: Opaque) {
-        let generation = self.generation.load(Ordering::Acquire);
+        let generation = CURRENT.load(Ordering::Acquire);
         self.functions.write().insert(function);
-        self.remember(generation, function);
+        remember(generation, function);
     }
 
     /// Nothing launched so far?
@@ -82,36 +100,26 @@ impl Launched {
     /// One handle was destroyed.
     pub fn remove(&self, function: Opaque) {
         if self.functions.write().remove(&function) {
-            self.forget_recent();
+            next_generation();
         }
     }
 
     /// Code was unloaded: handles may come back as other functions.
     pub fn forget(&self) {
         self.functions.write().clear();
-        self.forget_recent();
+        next_generation();
     }
+}
 
-    /// What threads remember counts no more.
-    fn forget_recent(&self) {
-        self.generation.store(
-            GENERATIONS.fetch_add(1, Ordering::Relaxed),
-            Ordering::Release,
-        );
-    }
-
-    fn remember(&self, generation: u64, function: Opaque) {
-        let _ = RECENTLY.try_with(|recent| {
-            let mut recent = recent.borrow_mut();
-            if recent.generation != generation {
-                *recent = Recent {
-                    generation,
-                    functions: [0; RECENT],
-                };
+fn remember(generation: u64, function: Opaque) {
+    RECENTLY.with(|recent| {
+        if recent.generation.replace(generation) != generation {
+            for place in &recent.functions {
+                place.set(0);
             }
-            recent.functions[place(function)] = function;
-        });
-    }
+        }
+        recent.functions[place(function)].set(function);
+    });
 }
 
 #[cfg(test)]
@@ -134,10 +142,19 @@ mod tests {
     }
 
     #[test]
-    fn accounts_do_not_share_what_a_thread_remembers() {
-        let (one, other) = (Launched::default(), Launched::default());
-        one.insert(64);
-        assert!(one.contains(64));
-        assert!(!other.contains(64));
+    fn a_new_account_knows_nothing() {
+        let parent = Launched::default();
+        parent.insert(64);
+        assert!(parent.contains(64));
+        let child = Launched::default();
+        assert!(!is_recent(64));
+        assert!(!child.contains(64));
+    }
+
+    #[test]
+    fn no_handle_is_never_known() {
+        let launched = Launched::default();
+        launched.insert(64);
+        assert!(!launched.contains(128));
     }
 }
