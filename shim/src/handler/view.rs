@@ -7,7 +7,7 @@ use crate::abi::{
 };
 use crate::hook::Call;
 use crate::nvml;
-use crate::table::nvml as real;
+use crate::table;
 
 /// `cuMemGetInfo_v2`.
 pub fn mem_get_info(
@@ -61,7 +61,7 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
     };
-    let reserved = match real::nvmlDeviceGetMemoryInfo_v2(device, Out::of(&mut memory)) {
+    let reserved = match table::nvml::nvmlDeviceGetMemoryInfo_v2(device, Out::of(&mut memory)) {
         SUCCESS => memory.reserved,
         _ => 0,
     };
