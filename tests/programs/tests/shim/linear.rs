@@ -56,6 +56,27 @@ fn small_requests_share_blocks() {
 }
 
 #[test]
+fn a_full_group_serves_what_fits_into_a_held_block_and_nothing_else() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc held 4096", "0"), ("alloc neighbour 4096", "0")]);
+    // Down to the last block that can be had.
+    for size in ["64M", "2M"] {
+        program.numbers(&format!("fill rest-{size} {size}"));
+    }
+    // Beside the neighbour there is room, and a block of its own is not to be had: the driver's own answer, not ours.
+    let used = world.machine().used();
+    program.expect(&[("alloc inside 4096", "0")]);
+    assert_eq!(world.machine().used(), used, "no block was taken");
+    program.expect(&[("alloc outside 2M", "2")]);
+    assert_eq!(world.machine().used(), used, "and none was kept");
+    program.expect(&[("free inside", "0"), ("free held", "0"), ("alloc again 4096", "0")]);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn small_requests_stop_at_the_limit() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
