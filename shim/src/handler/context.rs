@@ -26,8 +26,18 @@ const STACK: u64 = 1024;
 /// How long to wait for another member that is measuring the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Which context a call makes.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The device's own, once for all who retain it.
+    Primary,
+    /// A further one.
+    Further,
+}
+
 fn make(
     call: Call,
+    kind: Kind,
     ordinal: Ordinal,
     real: impl Fn() -> Status,
     made: impl Fn() -> Option<Context>,
@@ -39,7 +49,7 @@ fn make(
     };
     // One at a time: two threads that retain the same primary context make one.
     let _alone = device.making.lock();
-    if made_already(device, ordinal, call.symbol) {
+    if matches!(kind, Kind::Primary) && is_there(device, ordinal) {
         return real();
     }
     let hint = hint(device);
@@ -82,11 +92,9 @@ fn make(
     status
 }
 
-/// Whether this is a retain of a primary context that is there.
-fn made_already(device: &Device, ordinal: Ordinal, symbol: &str) -> bool {
-    symbol.starts_with("cuDevicePrimaryCtx")
-        && device.primary.load(Ordering::Acquire) != 0
-        && active(ordinal)
+/// Whether the primary context is there already.
+fn is_there(device: &Device, ordinal: Ordinal) -> bool {
+    device.primary.load(Ordering::Acquire) != 0 && active(ordinal)
 }
 
 /// Bytes that a context takes here; 0 when nobody has measured it yet and nobody is about to.
@@ -187,6 +195,7 @@ pub fn retain_primary(
     };
     make(
         call,
+        Kind::Primary,
         ordinal,
         retain,
         || context.read(),
@@ -228,6 +237,7 @@ pub fn create(
 ) -> Status {
     make(
         call,
+        Kind::Further,
         ordinal,
         || real(context, flags, ordinal),
         || context.read(),
@@ -247,6 +257,7 @@ pub fn create_v3(
 ) -> Status {
     make(
         call,
+        Kind::Further,
         ordinal,
         || real(context, affinity, count, flags, ordinal),
         || context.read(),
@@ -265,6 +276,7 @@ pub fn create_v4(
 ) -> Status {
     make(
         call,
+        Kind::Further,
         ordinal,
         || real(context, params, flags, ordinal),
         || context.read(),
