@@ -4,38 +4,28 @@
 //! touches no shared memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::context::{self, Context, SHARDS};
 use crate::driver::driver;
+use crate::heap::{GRAIN, Heap, Left};
 use crate::machine::BLOCK;
 use crate::pool::Pool;
 use crate::space::{Entry, Use, space};
 use crate::{Outcome, Status, graph};
 
-/// Requests up to this many bytes share blocks.
-pub const SMALL: u64 = 1 << 20;
-/// Small requests are rounded up to this many bytes.
-pub const GRAIN: u64 = 512;
+/// Requests up to this many bytes share blocks; one more than that fills a block.
+const SHARED: u64 = BLOCK - GRAIN;
 
-const NOT_OPEN: u32 = u32::MAX;
-
-/// One shard of a context's small requests.
+/// One shard of a context's small requests. A request goes to the shard of its size; where that has no room, to another
+/// that has, so that all sizes share blocks.
 #[derive(Default)]
-pub struct SmallHeap {
-    blocks: Vec<Option<SmallBlock>>,
-    vacant: Vec<u32>,
-    /// By class divided by [`SHARDS`]: blocks with room.
-    open: Vec<Vec<u32>>,
-}
-
-struct SmallBlock {
-    address: u64,
-    /// Bytes asked for, per place; 0 = free.
-    sizes: Box<[u32]>,
-    free: Vec<u16>,
-    /// Position in the list of open blocks.
-    position: u32,
+pub struct SmallShard {
+    heap: Mutex<Heap>,
+    /// No request of more bytes finds room: [`Heap::room`] when one found none, a block since memory came or came back.
+    room: AtomicU64,
 }
 
 /// What a request of its own is.
@@ -66,10 +56,19 @@ fn large() -> MutexGuard<'static, BTreeMap<u64, Large>> {
     LARGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn shard(context: &Context, class: usize) -> MutexGuard<'_, SmallHeap> {
-    context.small[class % SHARDS]
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+impl SmallShard {
+    fn lock(&self) -> MutexGuard<'_, Heap> {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, bytes: u64) -> Option<u64> {
+        let mut heap = self.lock();
+        let place = heap.take(bytes);
+        if place.is_none() {
+            self.room.store(heap.room(), Relaxed);
+        }
+        place
+    }
 }
 
 /// Allocates linear memory in the context.
@@ -79,85 +78,51 @@ fn shard(context: &Context, class: usize) -> MutexGuard<'_, SmallHeap> {
 pub fn allocate(context: &Context, bytes: u64) -> Outcome<u64> {
     match bytes {
         0 => Err(Status::INVALID_VALUE),
-        1..=SMALL => allocate_small(context, bytes),
+        1..=SHARED => allocate_small(context, bytes),
         _ => allocate_large(context, bytes, Kind::Linear),
     }
 }
 
 fn allocate_small(context: &Context, bytes: u64) -> Outcome<u64> {
-    let class = bytes.div_ceil(GRAIN) as usize;
-    let size = class as u64 * GRAIN;
-    let mut heap = shard(context, class);
-    let heap = &mut *heap;
-    let row = class / SHARDS;
-    if heap.open.len() <= row {
-        heap.open.resize_with(row + 1, Vec::new);
+    let home = bytes.div_ceil(GRAIN) as usize % SHARDS;
+    if let Some(address) = context.small[home].take(bytes) {
+        return Ok(address);
     }
-    let index = match heap.open[row].last() {
-        Some(index) => *index,
-        None => heap.add(context, class)?,
-    };
-    let block = heap.blocks[index as usize]
-        .as_mut()
-        .ok_or(Status::UNKNOWN)?;
-    let place = block.free.pop().ok_or(Status::UNKNOWN)?;
-    block.sizes[place as usize] = bytes as u32;
-    if block.free.is_empty() {
-        heap.close(row, index);
-    }
-    let block = heap.blocks[index as usize]
-        .as_ref()
-        .ok_or(Status::UNKNOWN)?;
-    Ok(block.address + u64::from(place) * size)
+    allocate_elsewhere(context, bytes, home)
 }
 
-impl SmallHeap {
-    /// Takes a block for the class and opens it.
-    fn add(&mut self, context: &Context, class: usize) -> Outcome<u32> {
-        let driver = driver()?;
-        driver.take(context.device(), BLOCK)?;
-        let address = space()
-            .take(BLOCK, BLOCK)
-            .inspect_err(|_| driver.give(context.device(), BLOCK))?;
-        let places = (BLOCK / (class as u64 * GRAIN)) as u16;
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.blocks.push(None);
-            self.blocks.len() as u32 - 1
-        });
-        self.blocks[index as usize] = Some(SmallBlock {
-            address,
-            sizes: vec![0; places as usize].into(),
-            free: (0..places).rev().collect(),
-            position: NOT_OPEN,
-        });
-        space().mark(
-            address,
-            1,
-            Entry::new(Use::Small, context.index, class, index as usize),
-        );
-        self.open(class / SHARDS, index);
-        Ok(index)
-    }
-
-    fn open(&mut self, row: usize, index: u32) {
-        if let Some(block) = &mut self.blocks[index as usize] {
-            block.position = self.open[row].len() as u32;
-            self.open[row].push(index);
+/// In another shard, or in a new block.
+#[cold]
+fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64> {
+    let (before, after) = context.small.split_at(home);
+    let others = after.iter().chain(before).skip(1);
+    for other in others.filter(|other| bytes <= other.room.load(Relaxed)) {
+        if let Some(address) = other.take(bytes) {
+            return Ok(address);
         }
     }
-
-    fn close(&mut self, row: usize, index: u32) {
-        let Some(block) = &mut self.blocks[index as usize] else {
-            return;
-        };
-        let position = std::mem::replace(&mut block.position, NOT_OPEN);
-        self.open[row].swap_remove(position as usize);
-        if let Some(moved) = self.open[row].get(position as usize)
-            && let Some(moved) = &mut self.blocks[*moved as usize]
-        {
-            moved.position = position;
-        }
+    let own = &context.small[home];
+    let mut heap = own.lock();
+    // Another thread may have been here meanwhile.
+    if let Some(address) = heap.take(bytes) {
+        return Ok(address);
     }
+    add(&mut heap, context, home)?;
+    own.room.store(BLOCK, Relaxed);
+    heap.take(bytes).ok_or(Status::UNKNOWN)
+}
+
+/// Takes a block for the shard.
+fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
+    let driver = driver()?;
+    driver.take(context.device(), BLOCK)?;
+    let address = space()
+        .take(BLOCK, BLOCK)
+        .inspect_err(|_| driver.give(context.device(), BLOCK))?;
+    let index = heap.add(address);
+    let entry = Entry::new(Use::Small, context.index, shard, index);
+    space().mark(address, 1, entry);
+    Ok(())
 }
 
 fn allocate_large(context: &Context, bytes: u64, kind: Kind) -> Outcome<u64> {
@@ -231,35 +196,19 @@ pub fn free_module(address: u64) -> Outcome<()> {
 
 fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
-    let class = entry.class();
-    let mut heap = shard(context, class);
-    let block = match heap.blocks.get_mut(entry.index()) {
-        // The block may have gone and come back as another between the look at the entry and the lock.
-        Some(Some(block)) if space().entry(address) == entry => block,
-        _ => return Err(Status::INVALID_VALUE),
-    };
-    let offset = address - block.address;
-    let size = class as u64 * GRAIN;
-    let place = (offset / size) as usize;
-    match block.sizes.get_mut(place) {
-        Some(live) if *live != 0 && offset.is_multiple_of(size) => *live = 0,
-        _ => return Err(Status::INVALID_VALUE),
+    let shard = &context.small[entry.shard()];
+    let mut heap = shard.lock();
+    // The block may have gone and come back as another between the look at the entry and the lock.
+    if space().entry(address) != entry {
+        return Err(Status::INVALID_VALUE);
     }
-    let row = class / SHARDS;
-    let index = entry.index() as u32;
-    block.free.push(place as u16);
-    if block.free.len() == block.sizes.len() {
-        let gone = block.address;
-        if block.position != NOT_OPEN {
-            heap.close(row, index);
-        }
-        heap.blocks[index as usize] = None;
-        heap.vacant.push(index);
+    let left = heap.give(entry.index(), address);
+    shard.room.store(BLOCK, Relaxed);
+    if left.ok_or(Status::INVALID_VALUE)? == Left::Nothing {
+        let gone = address / BLOCK * BLOCK;
         space().unmark(gone, entry);
         driver()?.give(context.device(), BLOCK);
         space().give(gone, BLOCK);
-    } else if block.position == NOT_OPEN {
-        heap.open(row, index);
     }
     Ok(())
 }
@@ -287,12 +236,11 @@ fn give_large(address: u64, request: Large) -> Outcome<()> {
 /// Gives back all linear memory of a context that goes.
 pub fn clear(context: &Context) {
     let Ok(driver) = driver() else { return };
-    for heap in &context.small {
-        let heap = std::mem::take(&mut *heap.lock().unwrap_or_else(PoisonError::into_inner));
-        for block in heap.blocks.into_iter().flatten() {
-            space().mark(block.address, 1, Entry::NONE);
+    for shard in &context.small {
+        for address in std::mem::take(&mut *shard.lock()).addresses() {
+            space().mark(address, 1, Entry::NONE);
             driver.give(context.device(), BLOCK);
-            space().give(block.address, BLOCK);
+            space().give(address, BLOCK);
         }
     }
     let gone: Vec<(u64, Large)> = {
@@ -332,13 +280,9 @@ pub fn find(address: u64) -> Option<Found> {
     match entry.usage() {
         Use::Small => {
             let context = context::by_index(entry.context())?;
-            let heap = shard(context, entry.class());
-            let block = heap.blocks.get(entry.index())?.as_ref()?;
-            let size = entry.class() as u64 * GRAIN;
-            let place = address.checked_sub(block.address)? / size;
-            let bytes = u64::from(*block.sizes.get(place as usize)?);
-            let start = block.address + place * size;
-            (bytes > 0).then_some(Found {
+            let heap = context.small[entry.shard()].lock();
+            let (start, bytes) = heap.find(entry.index(), address)?;
+            Some(Found {
                 start,
                 bytes,
                 context: Some(context),

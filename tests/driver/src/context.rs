@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::blocks::{self, SmallHeap};
+use crate::blocks::{self, SmallShard};
 use crate::device::{self, THREADS_PER_MULTIPROCESSOR};
 use crate::driver::driver;
 use crate::machine::BLOCK;
@@ -41,8 +41,8 @@ pub struct Context {
     pub flags: AtomicU32,
     id: AtomicU64,
     state: Mutex<State>,
-    /// Small requests, by size class modulo [`SHARDS`].
-    pub small: [Mutex<SmallHeap>; SHARDS],
+    /// Small requests, by size modulo [`SHARDS`].
+    pub small: [SmallShard; SHARDS],
     /// Values that other libraries keep in the context, by key.
     pub storage: Mutex<HashMap<usize, (usize, Option<Destructor>)>>,
 }

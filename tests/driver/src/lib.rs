@@ -12,6 +12,7 @@ pub mod device;
 pub mod driver;
 pub mod grant;
 pub mod graph;
+pub mod heap;
 pub mod knobs;
 pub mod machine;
 pub mod pool;

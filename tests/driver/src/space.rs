@@ -22,7 +22,7 @@ pub const DATA_LIMIT: usize = 16 << 20;
 pub enum Use {
     /// Nothing, or the inside of something larger.
     None = 0,
-    /// Small requests of one size: context, size class, index of the block.
+    /// Small requests: context, its shard, index of the block there.
     Small = 1,
     /// The first block of a request of its own.
     Large = 2,
@@ -32,7 +32,7 @@ pub enum Use {
     Graph = 4,
 }
 
-/// A block's entry: its use, a context's index, a size class and an index whose meaning the use says.
+/// A block's entry: its use, a context's index, its shard and an index whose meaning the use says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -40,9 +40,9 @@ impl Entry {
     /// The entry of an unused block.
     pub const NONE: Entry = Entry(0);
 
-    /// Packs an entry: 12 bits of context, 12 of class, 32 of index.
-    pub fn new(usage: Use, context: usize, class: usize, index: usize) -> Self {
-        Entry(usage as u64 | (context as u64) << 4 | (class as u64) << 16 | (index as u64) << 32)
+    /// Packs an entry: 12 bits of context, 12 of shard, 32 of index.
+    pub fn new(usage: Use, context: usize, shard: usize, index: usize) -> Self {
+        Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
 
     /// What the block is used for.
@@ -61,8 +61,8 @@ impl Entry {
         (self.0 >> 4 & 0xfff) as usize
     }
 
-    /// Size class.
-    pub fn class(self) -> usize {
+    /// Shard of the context.
+    pub fn shard(self) -> usize {
         (self.0 >> 16 & 0xfff) as usize
     }
 

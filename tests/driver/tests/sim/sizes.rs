@@ -96,6 +96,116 @@ fn small_requests_are_packed() {
 }
 
 #[test]
+fn requests_of_all_sizes_share_blocks() {
+    alone(&[], |cuda| {
+        cuda.start();
+        for mix in [
+            &[700_000, 1_048_577][..],
+            &[1_048_577, 20_000, 1, 524_288, 400_000],
+            &[2_062_303, 4096, 1],
+            &[1, 2_096_640],
+        ] {
+            let live: Vec<u64> = mix
+                .iter()
+                .map(|bytes| cuda.alloc(*bytes).expect("memory"))
+                .collect();
+            assert_eq!(cuda.beyond(), 2 * MIB, "{mix:?}");
+            assert!(live.iter().all(|at| at / (2 * MIB) == live[0] / (2 * MIB)));
+            for address in live {
+                assert_eq!(cuda.beyond(), 2 * MIB, "{mix:?}");
+                assert_eq!(cuda.free(address), 0);
+            }
+            assert_eq!(cuda.beyond(), 0, "{mix:?}");
+        }
+        // What is freed makes room for what is larger.
+        let four: Vec<u64> = (0..4)
+            .map(|_| cuda.alloc(524_288).expect("memory"))
+            .collect();
+        assert_eq!((cuda.free(four[1]), cuda.free(four[2])), (0, 0));
+        let large = cuda.alloc(1 << 20).expect("memory");
+        assert_eq!((large, cuda.beyond()), (four[1], 2 * MIB));
+        assert_eq!(cuda.free(four[2]), 1, "the inside of another request");
+        for address in [four[0], four[3], large] {
+            assert_eq!(cuda.free(address), 0);
+        }
+        assert_eq!(cuda.beyond(), 0);
+    });
+}
+
+#[test]
+fn no_small_request_straddles_and_no_large_one_shares() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let block = 2 * MIB;
+        let crumb = cuda.alloc(1).expect("memory");
+        let mut live = vec![crumb];
+        for bytes in [1_500_000, 700_000, 1_048_577, 2_051_111, 2_097_152] {
+            let address = cuda.alloc(bytes).expect("memory");
+            assert_eq!(address / block, (address + bytes - 1) / block, "{bytes}");
+            live.push(address);
+        }
+        let before = cuda.beyond();
+        let large = cuda.alloc(2_097_153).expect("memory");
+        assert_eq!((large % block, cuda.beyond()), (0, before + 2 * block));
+        let after: Vec<u64> = (0..3000)
+            .map(|_| cuda.alloc(4096).expect("memory"))
+            .collect();
+        live.extend(after);
+        assert!(
+            live.iter()
+                .all(|address| !(large..large + 2 * block).contains(address)),
+            "its second block is its own, too"
+        );
+        live.push(large);
+        for address in live {
+            assert_eq!(cuda.free(address), 0);
+        }
+        assert_eq!(cuda.beyond(), 0);
+    });
+}
+
+#[test]
+fn a_mix_takes_the_blocks_it_touches() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let block = 2 * MIB;
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        let mut state = 1u64;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        for step in 0..3000 {
+            if live.is_empty() || random(if live.len() > 300 { 3 } else { 5 }) > 1 {
+                let scale = random(23);
+                let bytes = 1 + random(1 << scale);
+                let address = cuda.alloc(bytes).expect("memory");
+                if bytes > block {
+                    assert_eq!(address % block, 0, "{bytes}");
+                } else {
+                    assert_eq!(address / block, (address + bytes - 1) / block);
+                }
+                live.push((address, bytes));
+            } else {
+                let (address, _) = live.swap_remove(random(live.len() as u64) as usize);
+                assert_eq!(cuda.free(address), 0);
+            }
+            let touched: std::collections::BTreeSet<u64> = live
+                .iter()
+                .flat_map(|(at, bytes)| at / block..=(at + bytes - 1) / block)
+                .collect();
+            assert_eq!(cuda.beyond(), touched.len() as u64 * block, "step {step}");
+        }
+        for (address, _) in live {
+            assert_eq!(cuda.free(address), 0);
+        }
+        assert_eq!(cuda.beyond(), 0, "all returned");
+    });
+}
+
+#[test]
 fn large_requests_have_blocks_of_their_own() {
     alone(&[], |cuda| {
         cuda.start();

@@ -1,0 +1,414 @@
+//! How small requests lie in blocks of 2 MiB: best fit, of several the extent that was freed last; what is freed joins
+//! what is free on either side. Bookkeeping alone; both directions take the same time, however much is live.
+
+use crate::machine::BLOCK;
+
+/// Small requests are rounded up to this many bytes.
+pub const GRAIN: u64 = 512;
+/// In a block.
+const GRAINS: usize = (BLOCK / GRAIN) as usize;
+const CHUNK: usize = 64;
+/// Number of an extent: none. The first of the list of extents is never used.
+const NONE: u32 = 0;
+
+/// Blocks and what lies in them.
+#[derive(Default)]
+pub struct Heap {
+    blocks: Vec<Block>,
+    vacant: Vec<u32>,
+    extents: Vec<Extent>,
+    unused: Vec<u32>,
+    free: Free,
+    /// One free extent that is not in the lists: what is taken and freed at its edge changes no list.
+    rest: u32,
+}
+
+/// A part of a block, live or free. Two free ones are never neighbours.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    block: u32,
+    start: u16,
+    grains: u16,
+    /// Bytes asked for; 0 = free.
+    bytes: u32,
+    /// The neighbours in the block.
+    before: u32,
+    after: u32,
+    /// The neighbours in the list of free extents of this size.
+    previous: u32,
+    next: u32,
+}
+
+/// Free extents by size.
+struct Free {
+    /// The first of each size, by grains less one.
+    first: Vec<u32>,
+    /// Which sizes there are, and which of these words are not 0.
+    sizes: [u64; GRAINS / 64],
+    words: u64,
+}
+
+impl Default for Free {
+    fn default() -> Self {
+        Free {
+            first: Vec::new(),
+            sizes: [0; GRAINS / 64],
+            words: 0,
+        }
+    }
+}
+
+struct Block {
+    /// 0 = vacant.
+    address: u64,
+    /// The live extents by the grain at which they start, in chunks that come when needed.
+    starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
+}
+
+/// What a freed request leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Others live in its block.
+    Block,
+    /// Nothing: the block is no longer of the heap.
+    Nothing,
+}
+
+impl Heap {
+    /// The place for a request, if there is room for it: 1 byte to a block.
+    pub fn take(&mut self, bytes: u64) -> Option<u64> {
+        let grains = bytes.div_ceil(GRAIN) as u16;
+        let found = self.smallest(grains)?;
+        self.detach(found);
+        let Extent {
+            block,
+            start,
+            grains: room,
+            before,
+            ..
+        } = self.extents[found as usize];
+        let mut live = found;
+        if room > grains {
+            live = self.extent(Extent {
+                block,
+                start,
+                grains,
+                before,
+                after: found,
+                ..Extent::default()
+            });
+            self.extents[before as usize].after = live;
+            let rest = &mut self.extents[found as usize];
+            rest.before = live;
+            rest.start += grains;
+            rest.grains -= grains;
+            self.attach(found);
+        }
+        self.extents[live as usize].bytes = bytes as u32;
+        let block = &mut self.blocks[block as usize];
+        let (chunk, place) = (start as usize / CHUNK, start as usize % CHUNK);
+        block.starts[chunk].get_or_insert_with(|| Box::new([NONE; CHUNK]))[place] = live;
+        Some(block.address + u64::from(start) * GRAIN)
+    }
+
+    /// Adds an empty block and says its index.
+    pub fn add(&mut self, address: u64) -> usize {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.blocks.push(Block {
+                address: 0,
+                starts: Box::new([const { None }; GRAINS / CHUNK]),
+            });
+            self.blocks.len() as u32 - 1
+        });
+        self.blocks[index as usize].address = address;
+        let whole = self.extent(Extent {
+            block: index,
+            grains: GRAINS as u16,
+            ..Extent::default()
+        });
+        self.attach(whole);
+        index as usize
+    }
+
+    /// Frees the request at the address, in the block of this index; none when there is no such request.
+    pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
+        let block = self.blocks.get_mut(index)?;
+        let offset = address.checked_sub(block.address)?;
+        if !offset.is_multiple_of(GRAIN) {
+            return None;
+        }
+        let grain = (offset / GRAIN) as usize;
+        let start = &mut block.starts.get_mut(grain / CHUNK)?.as_mut()?[grain % CHUNK];
+        let mut gone = std::mem::replace(start, NONE);
+        if gone == NONE {
+            return None;
+        }
+        self.extents[gone as usize].bytes = 0;
+        let Extent { before, after, .. } = self.extents[gone as usize];
+        if self.is_free(after) {
+            self.detach(after);
+            self.join(gone, after);
+        }
+        if self.is_free(before) {
+            self.detach(before);
+            self.join(before, gone);
+            gone = before;
+        }
+        if usize::from(self.extents[gone as usize].grains) < GRAINS {
+            self.attach(gone);
+            return Some(Left::Block);
+        }
+        self.unused.push(gone);
+        self.blocks[index].address = 0;
+        self.vacant.push(index as u32);
+        Some(Left::Nothing)
+    }
+
+    /// Start and bytes of the request in whose grains the address lies.
+    pub fn find(&self, index: usize, address: u64) -> Option<(u64, u64)> {
+        let block = self.blocks.get(index)?;
+        let grain = (address.checked_sub(block.address)? / GRAIN) as usize;
+        let chunks = block.starts.get(..=grain / CHUNK)?.iter().enumerate();
+        let number = chunks.rev().find_map(|(chunk, starts)| {
+            let upto = (grain - chunk * CHUNK).min(CHUNK - 1);
+            let mut back = starts.as_ref()?[..=upto].iter().rev();
+            back.find(|number| **number != NONE)
+        })?;
+        let extent = self.extents[*number as usize];
+        let inside = grain < usize::from(extent.start + extent.grains);
+        let start = block.address + u64::from(extent.start) * GRAIN;
+        inside.then_some((start, u64::from(extent.bytes)))
+    }
+
+    /// Bytes of the largest request that there is room for.
+    #[inline(always)]
+    pub fn room(&self) -> u64 {
+        let rest = self.extents.get(self.rest as usize);
+        let rest = rest.map_or(0, |rest| u64::from(rest.grains));
+        self.free.largest().max(rest) * GRAIN
+    }
+
+    /// The addresses of all blocks.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> {
+        let all = self.blocks.iter().map(|block| block.address);
+        all.filter(|address| *address != 0)
+    }
+
+    #[inline(always)]
+    fn extent(&mut self, extent: Extent) -> u32 {
+        if let Some(number) = self.unused.pop() {
+            self.extents[number as usize] = extent;
+            return number;
+        }
+        if self.extents.is_empty() {
+            self.extents.push(Extent::default());
+        }
+        self.extents.push(extent);
+        self.extents.len() as u32 - 1
+    }
+
+    /// The smallest free extent that fits.
+    fn smallest(&self, grains: u16) -> Option<u32> {
+        let listed = self.free.smallest(grains);
+        let Some(rest) = self.extents.get(self.rest as usize) else {
+            return listed;
+        };
+        match listed {
+            Some(listed) if self.extents[listed as usize].grains <= rest.grains => Some(listed),
+            _ if rest.grains >= grains => Some(self.rest),
+            _ => listed,
+        }
+    }
+
+    #[inline(always)]
+    fn attach(&mut self, number: u32) {
+        if self.rest == NONE {
+            self.rest = number;
+        } else {
+            self.free.link(&mut self.extents, number);
+        }
+    }
+
+    #[inline(always)]
+    fn detach(&mut self, number: u32) {
+        if self.rest == number {
+            self.rest = NONE;
+        } else {
+            self.free.unlink(&mut self.extents, number);
+        }
+    }
+
+    fn is_free(&self, number: u32) -> bool {
+        number != NONE && self.extents[number as usize].bytes == 0
+    }
+
+    /// Makes two neighbours one, the first.
+    #[inline(always)]
+    fn join(&mut self, first: u32, second: u32) {
+        let Extent { grains, after, .. } = self.extents[second as usize];
+        let joined = &mut self.extents[first as usize];
+        joined.grains += grains;
+        joined.after = after;
+        // The first of the list, which is nobody's, takes what has no neighbour.
+        self.extents[after as usize].before = first;
+        self.unused.push(second);
+    }
+}
+
+impl Free {
+    /// The first extent of the smallest size that fits.
+    fn smallest(&self, grains: u16) -> Option<u32> {
+        if self.words == 0 {
+            return None;
+        }
+        let least = usize::from(grains) - 1;
+        let word = least / 64;
+        let mut sizes = self.sizes[word] & (!0 << (least % 64));
+        let mut at = word;
+        if sizes == 0 {
+            let words = self.words & (!0 << word << 1);
+            if words == 0 {
+                return None;
+            }
+            at = words.trailing_zeros() as usize;
+            sizes = self.sizes[at];
+        }
+        Some(self.first[at * 64 + sizes.trailing_zeros() as usize])
+    }
+
+    /// In grains; 0 when there is none.
+    fn largest(&self) -> u64 {
+        if self.words == 0 {
+            return 0;
+        }
+        let word = self.words.ilog2();
+        u64::from(word * 64 + self.sizes[word as usize].ilog2() + 1)
+    }
+
+    fn link(&mut self, extents: &mut [Extent], number: u32) {
+        if self.first.is_empty() {
+            self.first = vec![NONE; GRAINS];
+        }
+        let size = usize::from(extents[number as usize].grains) - 1;
+        let next = std::mem::replace(&mut self.first[size], number);
+        let extent = &mut extents[number as usize];
+        (extent.previous, extent.next) = (NONE, next);
+        if next == NONE {
+            self.sizes[size / 64] |= 1 << (size % 64);
+            self.words |= 1 << (size / 64);
+        } else {
+            extents[next as usize].previous = number;
+        }
+    }
+
+    fn unlink(&mut self, extents: &mut [Extent], number: u32) {
+        let Extent {
+            grains,
+            previous,
+            next,
+            ..
+        } = extents[number as usize];
+        let size = usize::from(grains) - 1;
+        if next != NONE {
+            extents[next as usize].previous = previous;
+        }
+        if previous != NONE {
+            extents[previous as usize].next = next;
+            return;
+        }
+        self.first[size] = next;
+        if next == NONE {
+            self.sizes[size / 64] &= !(1 << (size % 64));
+            if self.sizes[size / 64] == 0 {
+                self.words &= !(1 << (size / 64));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The live requests by address.
+    type Live = BTreeMap<u64, (u64, usize)>;
+
+    fn check(heap: &Heap, live: &Live) {
+        let mut end = 0;
+        for (address, (bytes, block)) in live {
+            assert!(*address >= end, "they do not overlap");
+            end = address + bytes.next_multiple_of(GRAIN);
+            assert_eq!(address / BLOCK, (end - 1) / BLOCK, "none straddles");
+            for inside in [0, bytes / 2, bytes - 1] {
+                let found = heap.find(*block, address + inside);
+                assert_eq!(found, Some((*address, *bytes)));
+            }
+        }
+        let mut blocks: Vec<u64> = live.keys().map(|address| address / BLOCK).collect();
+        blocks.dedup();
+        let mut held: Vec<u64> = heap.addresses().map(|address| address / BLOCK).collect();
+        held.sort_unstable();
+        assert_eq!(blocks, held, "no block without a request");
+        let mut room = 0;
+        for block in held {
+            let mut gap = 0;
+            for grain in 0..GRAINS as u64 {
+                let address = block * BLOCK + grain * GRAIN;
+                let taken = live.range(..=address).next_back();
+                let taken = taken.is_some_and(|(start, (bytes, _))| address < start + bytes);
+                gap = if taken { 0 } else { gap + GRAIN };
+                room = room.max(gap);
+            }
+        }
+        assert_eq!(heap.room(), room, "what is free has come together");
+    }
+
+    #[test]
+    fn a_long_random_mix() {
+        let (mut heap, mut live) = (Heap::default(), Live::new());
+        let mut indices = BTreeMap::new();
+        let (mut seed, mut fresh) = (7u64, 1);
+        let mut random = |below: u64| {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for step in 0..20_000 {
+            if random(if live.len() > 200 { 2 } else { 3 }) > 0 {
+                let scale = 3 + random(19);
+                let bytes = 1 + random(1 << scale);
+                let room = heap.room();
+                let address = heap.take(bytes);
+                assert_eq!(address.is_some(), bytes.next_multiple_of(GRAIN) <= room);
+                let address = address.unwrap_or_else(|| {
+                    let index = heap.add(fresh * BLOCK);
+                    indices.insert(fresh, index);
+                    fresh += 1;
+                    heap.take(bytes).unwrap()
+                });
+                live.insert(address, (bytes, indices[&(address / BLOCK)]));
+            } else if !live.is_empty() {
+                let at = random(live.len() as u64) as usize;
+                let address = *live.keys().nth(at).unwrap();
+                let (_, block) = live.remove(&address).unwrap();
+                let mates = live
+                    .keys()
+                    .filter(|other| *other / BLOCK == address / BLOCK);
+                let left = [Left::Block, Left::Nothing][usize::from(mates.count() == 0)];
+                assert_eq!(heap.give(block, address + 1), None);
+                assert_eq!(heap.give(block, address), Some(left));
+                assert_eq!(heap.give(block, address), None, "twice");
+            }
+            if step % 500 == 0 {
+                check(&heap, &live);
+            }
+        }
+        for (address, (_, block)) in std::mem::take(&mut live) {
+            heap.give(block, address).unwrap();
+        }
+        check(&heap, &live);
+    }
+}
