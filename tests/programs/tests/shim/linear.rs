@@ -70,7 +70,11 @@ fn a_full_group_serves_what_fits_into_a_held_block_and_nothing_else() {
     assert_eq!(world.machine().used(), used, "no block was taken");
     program.expect(&[("alloc outside 2M", "2")]);
     assert_eq!(world.machine().used(), used, "and none was kept");
-    program.expect(&[("free inside", "0"), ("free held", "0"), ("alloc again 4096", "0")]);
+    program.expect(&[
+        ("free inside", "0"),
+        ("free held", "0"),
+        ("alloc again 4096", "0"),
+    ]);
     world.judge(CAP);
     program.end();
     world.judge_end(CAP);
