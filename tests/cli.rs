@@ -430,11 +430,20 @@ fn a_ledger_that_cannot_be_joined_is_told_before_the_command_starts() {
 
 /// A shell script in a group of its own that has said its first line.
 fn shell(place: &Place, script: &str) -> Child {
-    let mut child = place
-        .gpulimit(&["run", "--max", "4G", "--", "sh", "-c", script])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
+    let run = place.gpulimit(&["run", "--max", "4G", "--", "sh", "-c", script]);
+    // A shell cannot trap what its starter ignores, and those who start tests in the background ignore interrupts.
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=INT,QUIT")
+        .arg(run.get_program())
+        .args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
     let mut line = String::new();
     let mut out = BufReader::with_capacity(1, child.stdout.as_mut().expect("piped"));
     out.read_line(&mut line).expect("a line");
