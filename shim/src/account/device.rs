@@ -17,6 +17,7 @@ use crate::abi::{
     SUCCESS, Status,
 };
 use crate::capture::relaxed;
+use crate::clock::monotonic_ms;
 use crate::handler::context;
 use crate::refusal::Refused;
 use crate::table::cuda;
@@ -26,7 +27,7 @@ use crate::{membership, message, nvml, refusal};
 const MEASURE_AGE_MS: u64 = 100;
 
 /// Looks at the driver's figure until nothing moves under it.
-const ATTEMPTS: u32 = 4;
+const ATTEMPTS: u32 = 5;
 
 /// One GPU of this process.
 pub struct Device {
@@ -333,7 +334,7 @@ impl Device {
         Ok(pool)
     }
 
-    pub fn set_current_pool(&self, pool: &'static Pool) {
+    fn set_current_pool(&self, pool: &'static Pool) {
         self.current_pool
             .store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
     }
@@ -347,7 +348,8 @@ impl Device {
     /// or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
-            || now_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed)) > MEASURE_AGE_MS
+            || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
+                > MEASURE_AGE_MS
         {
             self.driver.measure(self);
         }
@@ -374,7 +376,7 @@ impl Device {
             self.account.pools.refresh_on(self);
             self.named()
         };
-        for _ in 0..ATTEMPTS {
+        for attempt in 1..=ATTEMPTS {
             let before = named();
             let figure = self.nvml.own_bytes(&self.id)?;
             if self.teardowns.load(Ordering::Acquire) > 0
@@ -385,20 +387,15 @@ impl Device {
             self.account.measurements.fetch_add(1, Ordering::Relaxed);
             let after = named();
             if after == before {
-                self.measured_at.store(now_ms(), Ordering::Relaxed);
-                return Some(Total {
-                    figure,
-                    named: before,
-                });
+                self.measured_at.store(monotonic_ms(), Ordering::Relaxed);
+            } else if attempt < ATTEMPTS {
+                continue;
             }
+            // Where other threads take and free all the time, the smaller of what is named before and after errs on the safe side.
+            let named = before.min(after);
+            return Some(Total { figure, named });
         }
-        // Other threads take and free all the time. What is named before the figure and what after: the smaller one errs on the safe side.
-        let before = named();
-        let figure = self.nvml.own_bytes(&self.id)?;
-        Some(Total {
-            figure,
-            named: before.min(named()),
-        })
+        None
     }
 
     /// Bytes in use that the driver shows for this process, without its own part.
@@ -410,10 +407,6 @@ impl Device {
             .map(|used| used.load(Ordering::Acquire))
             .sum()
     }
-}
-
-fn now_ms() -> u64 {
-    crate::clock::monotonic_ms()
 }
 
 /// The device of a context.

@@ -30,6 +30,17 @@ impl State {
     fn idle(&self) -> u64 {
         self.held.saturating_sub(self.used + self.prepaid)
     }
+
+    /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
+    fn promise(&mut self, bytes: u64) -> Result<(), u64> {
+        match bytes.saturating_sub(self.idle()) {
+            0 => {
+                self.prepaid += bytes;
+                Ok(())
+            }
+            missing => Err(missing),
+        }
+    }
 }
 
 /// The driver's part of a device.
@@ -49,14 +60,9 @@ impl DriverShare {
     /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
     pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         loop {
-            let missing = {
-                let mut state = self.0.lock();
-                let idle = state.idle();
-                if idle >= bytes {
-                    state.prepaid += bytes;
-                    return Ok(());
-                }
-                bytes - idle
+            let promised = self.0.lock().promise(bytes);
+            let Err(missing) = promised else {
+                return Ok(());
             };
             // Not under the lock: charging may wait.
             device.charge_ahead(symbol, missing)?;
@@ -66,12 +72,7 @@ impl DriverShare {
 
     /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
     pub fn borrow(&self, bytes: u64) -> bool {
-        let mut state = self.0.lock();
-        let enough = state.idle() >= bytes;
-        if enough {
-            state.prepaid += bytes;
-        }
-        enough
+        self.0.lock().promise(bytes).is_ok()
     }
 
     /// Takes back what was lent.
@@ -88,10 +89,7 @@ impl DriverShare {
     /// The call that paid `bytes` ahead is over (whatever came of it): measure, and settle the charge. `None` when there is nothing to
     /// measure with.
     pub fn settle(&self, device: &Device, bytes: u64) -> Option<Measured> {
-        {
-            let mut state = self.0.lock();
-            state.prepaid = state.prepaid.saturating_sub(bytes);
-        }
+        self.give_back(bytes);
         let measured = self.measure(device);
         if measured.is_none() {
             self.trim(device, &mut self.0.lock());

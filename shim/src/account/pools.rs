@@ -266,21 +266,26 @@ impl Pools {
         }
     }
 
+    /// The pools that are `wanted`. A list of its own, so that nothing is done under the lock.
+    fn select(&self, wanted: impl Fn(&Pool) -> bool) -> Vec<&'static Pool> {
+        let by_handle = self.by_handle.read();
+        by_handle
+            .values()
+            .copied()
+            .filter(|pool| wanted(pool))
+            .collect()
+    }
+
     /// Looks at the pools of one device.
     pub fn refresh_on(&self, device: &Device) {
-        let by_handle = self.by_handle.read();
-        for pool in by_handle
-            .values()
-            .filter(|pool| pool.device == device.ordinal)
-        {
+        for pool in self.select(|pool| pool.device == device.ordinal) {
             pool.refresh(device);
         }
     }
 
     /// Looks at every pool.
     pub fn refresh(&self, account: &'static Account) {
-        let pools: Vec<_> = self.by_handle.read().values().copied().collect();
-        for pool in pools {
+        for pool in self.select(|_| true) {
             if let Ok(device) = account.device(pool.device) {
                 pool.refresh(device);
             }
@@ -290,13 +295,7 @@ impl Pools {
     /// Gives back what the pools of `device` hold unused: the charge in any case, the memory too if `trim`. True when something came back.
     pub fn reclaim(&self, device: &Device, trim: bool) -> bool {
         let mut gave = false;
-        let pools: Vec<_> = self
-            .by_handle
-            .read()
-            .values()
-            .filter(|pool| pool.counted && pool.device == device.ordinal)
-            .copied()
-            .collect();
+        let pools = self.select(|pool| pool.counted && pool.device == device.ordinal);
         for pool in pools {
             // A thread that is inside this pool holds its lock: it is about to settle by itself.
             let before = pool.state.try_lock().map(|state| state.held);
