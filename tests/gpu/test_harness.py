@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -29,12 +30,18 @@ class Judging(unittest.TestCase):
         self.own, self.tally = os.getpid(), Tally(os.getsid(0))
 
     def test_peaks_and_last_values_of_the_session_only(self) -> None:
-        for at, held in enumerate(({self.own: 5}, {self.own: 9, 1: 100}, {self.own: 3, 1: 50})):
-            self.tally.sample(held, at * 2.0)
+        # Process 1 would not do as the stranger: in a container it may have made our session.
+        stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        try:
+            for at, held in enumerate(({self.own: 5}, {self.own: 9, stranger.pid: 100}, {self.own: 3, stranger.pid: 50})):
+                self.tally.sample(held, at * 2.0)
+        finally:
+            stranger.kill()
+            stranger.wait()
         seen = self.tally.report()
         self.assertEqual((seen["sum_peak"], seen["sum_last"]), (9, 3))
         self.assertEqual(seen["peak"], {str(self.own): 9})
-        self.assertEqual(seen["others"], {"1": 100})
+        self.assertEqual(seen["others"], {str(stranger.pid): 100})
 
     def test_the_sum_is_of_one_moment(self) -> None:
         child = os.fork()
