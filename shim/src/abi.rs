@@ -14,6 +14,7 @@ pub const SUCCESS: Status = 0;
 pub const CUDA_ERROR_OUT_OF_MEMORY: Status = 2;
 pub const CUDA_ERROR_INVALID_DEVICE: Status = 101;
 pub const CUDA_ERROR_NOT_FOUND: Status = 500;
+pub const CUDA_ERROR_NOT_READY: Status = 600;
 pub const CUDA_ERROR_NOT_PERMITTED: Status = 800;
 pub const CUDA_ERROR_UNKNOWN: Status = 999;
 

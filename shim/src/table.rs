@@ -110,6 +110,8 @@ table! {
             cuCtxPopCurrent_v2(context: Out<Context>);
             cuDevicePrimaryCtxGetState(device: Device, flags: Out<u32>, active: Out<i32>);
             cuStreamGetCtx(stream: Stream, context: Out<Context>);
+            cuStreamQuery(stream: Stream);
+            cuStreamQuery_ptsz(stream: Stream);
             cuStreamIsCapturing(stream: Stream, status: Out<i32>);
             cuStreamIsCapturing_ptsz(stream: Stream, status: Out<i32>);
             cuThreadExchangeStreamCaptureMode(mode: Out<i32>);

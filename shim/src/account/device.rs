@@ -41,6 +41,8 @@ pub struct Device {
     share: MemberDevice,
     used: [AtomicU64; Category::COUNT],
     idle: AtomicI64,
+    /// Of the idle bytes, those that pools keep for their own reuse.
+    headroom: AtomicI64,
     pub spare: Spare,
     pub driver: DriverShare,
     /// Held while a context is made.
@@ -93,6 +95,7 @@ impl Device {
             share,
             used: Default::default(),
             idle: AtomicI64::new(0),
+            headroom: AtomicI64::new(0),
             spare: Spare::default(),
             driver: DriverShare::default(),
             making: Mutex::new(()),
@@ -114,11 +117,13 @@ impl Device {
         self.member.max(&self.share)
     }
 
-    /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less the driver's reserve.
+    /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less what stays so: the
+    /// driver's reserve and the pools' headroom.
     pub fn free(&self) -> u64 {
+        let headroom = u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
         self.member
             .free(&self.share)
-            .saturating_add(self.idle().saturating_sub(RESERVE))
+            .saturating_add(self.idle().saturating_sub(RESERVE + headroom))
     }
 
     /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
@@ -255,6 +260,13 @@ impl Device {
             || self.idle(),
             |bytes| self.member.publish_idle(&self.share, bytes),
         );
+    }
+
+    /// Changes the bytes that pools keep for their own reuse by a signed amount.
+    pub fn adjust_headroom(&self, change: i64) {
+        if change != 0 {
+            self.headroom.fetch_add(change, Ordering::Relaxed);
+        }
     }
 
     /// Charged and unused bytes. Two threads may pass through a state below zero (used before it was entered): shown as zero.

@@ -1,15 +1,19 @@
 //! Stream-ordered memory: the physical bytes belong to the pool, not to the pointer.
 //!
 //! A pool's reserved bytes grow in steps of 32 MiB inside an allocation (never by more than the request rounded up to a step: measured) and
-//! shrink inside synchronise calls, `TrimTo` and destruction. So an allocation is preceded by a charge for its largest possible growth, and
-//! followed by one look at the pool's attribute. What was charged too much stays for the next allocation, one step at most, until the
-//! program synchronises.
+//! shrink inside synchronise calls, `TrimTo` and destruction. Whether an allocation makes the pool grow only the driver knows: it depends on
+//! how the unused memory lies and on which work has come to an end. So its largest possible growth is charged before the call, always, and
+//! one look at the pool's attribute follows it.
+//!
+//! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the next allocation, also when the group is
+//! full, so that what the pool holds can be reused there. Growth that consumes it must charge it anew, or is undone and refused.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use gpulimit_core::ledger::Category;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::device::Device;
 use super::{Account, round_up};
@@ -23,14 +27,17 @@ use crate::table::cuda;
 /// A pool's reserved bytes grow in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
+/// How long an allocation waits before it is refused: for those of other threads, which have the headroom, and for the work on its stream.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
 #[derive(Default)]
 struct State {
-    /// The pool's unused memory has lately turned out to be in pieces.
-    in_pieces: bool,
     /// Charged for this pool.
     held: u64,
     /// Of `held`, promised to calls under way.
     prepaid: u64,
+    /// Calls that have made the pool grow and do not know yet whether it may stay so.
+    growing: u32,
     /// Reserved by the pool as last seen.
     reserved: u64,
 }
@@ -38,6 +45,16 @@ struct State {
 impl State {
     fn idle(&self) -> u64 {
         self.held.saturating_sub(self.reserved + self.prepaid)
+    }
+
+    /// Bytes beyond `reserved` that are to be charged, whether promised to a call under way or not.
+    fn headroom(&self) -> u64 {
+        if self.reserved > 0 { STEP } else { 0 }
+    }
+
+    /// Bytes that are missing from the headroom.
+    fn short(&self) -> u64 {
+        (self.reserved + self.headroom()).saturating_sub(self.held)
     }
 }
 
@@ -48,6 +65,8 @@ pub struct Pool {
     /// Whether it takes device memory of ours: not for host, managed and imported pools.
     pub counted: bool,
     state: Mutex<State>,
+    /// A call under way has ended.
+    settled: Condvar,
 }
 
 impl Pool {
@@ -59,7 +78,7 @@ impl Pool {
         (asked == SUCCESS).then_some(bytes)
     }
 
-    /// Pays for the growth of `bytes` out of what is idle. False when more has to be charged first: see [`Pool::pay`].
+    /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -70,100 +89,142 @@ impl Pool {
         enough
     }
 
-    /// Takes over `bytes` that `charge` charges ahead for growth.
-    pub fn pay<E>(&self, bytes: u64, charge: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        charge()?;
+    /// Pays for the growth of `bytes` out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no longer
+    /// than `until`, for calls of other threads that have the headroom.
+    pub fn pay<E>(
+        &self,
+        bytes: u64,
+        until: Option<Instant>,
+        charge: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let lent = {
+            let mut state = self.state.lock();
+            if let Some(until) = until {
+                let under_way = |state: &State| state.prepaid > 0 || state.growing > 0;
+                while under_way(&state) && state.idle() < bytes.min(state.headroom()) {
+                    if self.settled.wait_until(&mut state, until).timed_out() {
+                        break;
+                    }
+                }
+            }
+            let lent = state.idle().min(bytes);
+            state.prepaid += lent;
+            lent
+        };
+        let rest = bytes - lent;
+        let charged = if rest > 0 { charge(rest) } else { Ok(()) };
         let mut state = self.state.lock();
-        state.held += bytes;
-        state.prepaid += bytes;
-        Ok(())
+        if charged.is_ok() {
+            state.held += rest;
+            state.prepaid += rest;
+        } else {
+            state.prepaid = state.prepaid.saturating_sub(lent);
+            self.settled.notify_all();
+        }
+        charged
     }
 
-    /// The call that had paid `bytes` ahead is over: looks how the pool stands now. Returns the bytes by which it grew beyond everything
-    /// that was paid.
+    /// The call that had paid `bytes` ahead is over: looks how the pool stands now. True when it has its headroom. Without it, it has grown:
+    /// the caller sees to that and ends with [`Pool::grown`].
     #[inline]
-    pub fn settle(&self, device: &Device, bytes: u64) -> u64 {
+    pub fn settle(&self, device: &Device, bytes: u64) -> bool {
         let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(bytes);
-        self.look(device, &mut state, STEP)
+        self.look(device, &mut state);
+        let whole = state.short() == 0;
+        if whole {
+            self.settled.notify_all();
+        } else {
+            state.growing += 1;
+        }
+        whole
     }
 
-    /// Looks at the pool outside of an allocation; keeps nothing idle.
-    pub fn refresh(&self, device: &Device) {
-        if self.counted {
-            self.look(device, &mut self.state.lock(), 0);
+    /// What a call's growth made necessary has been done.
+    pub fn grown(&self) {
+        let mut state = self.state.lock();
+        state.growing = state.growing.saturating_sub(1);
+        self.settled.notify_all();
+    }
+
+    /// Charges the headroom that growth has consumed, or gives back what the pool does not use in its place. False when neither can be done.
+    pub fn restore_headroom(&self, device: &Device) -> bool {
+        self.charge_headroom(device) || {
+            self.trim(device, STEP);
+            self.charge_headroom(device)
         }
     }
 
-    fn look(&self, device: &Device, state: &mut State, keep: u64) -> u64 {
+    fn charge_headroom(&self, device: &Device) -> bool {
+        let short = self.state.lock().short();
+        let charged = short == 0 || device.charge_ahead_without_trim(short).is_ok();
+        if charged {
+            self.state.lock().held += short;
+        }
+        charged
+    }
+
+    /// Looks at the pool outside of an allocation.
+    pub fn refresh(&self, device: &Device) {
+        if self.counted {
+            self.look(device, &mut self.state.lock());
+        }
+    }
+
+    fn look(&self, device: &Device, state: &mut State) {
         // The attribute is read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
         // A pool that no longer answers has nothing.
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
-        let mut beyond = 0;
-        let grown = reserved > state.reserved;
-        if reserved != state.reserved {
-            if reserved > state.reserved {
-                device.add(Category::Pools, reserved - state.reserved);
-            } else {
-                device.remove(Category::Pools, state.reserved - reserved);
-                state.in_pieces = false;
-            }
-            device.adjust_idle(state.reserved.wrapping_sub(reserved) as i64);
+        let before = state.reserved;
+        if reserved != before {
+            let headroom = state.headroom();
             state.reserved = reserved;
+            if reserved > before {
+                device.add(Category::Pools, reserved - before);
+            } else {
+                device.remove(Category::Pools, before - reserved);
+            }
+            device.adjust_idle(before.wrapping_sub(reserved) as i64);
+            device.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
             let needed = reserved + state.prepaid;
             if needed > state.held {
-                beyond = needed - state.held;
-                if device.try_charge(beyond) {
-                    beyond = 0;
-                } else {
-                    device.charge_over(beyond);
-                }
-                device.add_idle(needed - state.held);
+                // Grown by more than was paid, which no driver has been seen to do.
+                let beyond = needed - state.held;
+                device.charge_over(beyond);
+                device.add_idle(beyond);
                 state.held = needed;
             }
         }
         let idle = state.idle();
-        if idle > keep {
-            state.held -= idle - keep;
-            device.uncharge_idle(idle - keep);
+        if idle > state.headroom() {
+            let excess = idle - state.headroom();
+            state.held -= excess;
+            device.uncharge_idle(excess);
         }
-        if grown {
+        if reserved > before {
             device.note_usage();
         }
-        beyond
     }
 
     /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay charged for it, as idle ones, until the caller
     /// has measured what the driver has not let go of yet.
     pub fn close(&self, device: &Device) -> u64 {
         let state = std::mem::take(&mut *self.state.lock());
+        device.adjust_headroom((state.headroom() as i64).wrapping_neg());
         device.remove(Category::Pools, state.reserved);
         device.add_idle(state.reserved);
         state.held
     }
 
     /// Bytes that the pool has reserved and not handed out.
-    fn unused(&self) -> u64 {
+    pub fn unused(&self) -> u64 {
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
-        reserved.saturating_sub(
-            self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT)
-                .unwrap_or(reserved),
-        )
-    }
-
-    /// Whether a request of `bytes` may be expected to fit into what the pool has reserved and not handed out. A pool whose unused memory was
-    /// in pieces is not trusted again until it has given some of it back.
-    pub fn has_room(&self, bytes: u64) -> bool {
-        !self.state.lock().in_pieces && self.unused() >= bytes
-    }
-
-    /// A request that should have fitted made the pool grow.
-    pub fn is_in_pieces(&self) {
-        self.state.lock().in_pieces = true;
+        let used = self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT);
+        reserved.saturating_sub(used.unwrap_or(reserved))
     }
 
     /// Lets the driver give back up to `bytes` of the pool's unused reserve.
@@ -204,6 +265,7 @@ impl Pools {
                 device,
                 counted,
                 state: Mutex::default(),
+                settled: Condvar::new(),
             }))
         })
     }

@@ -1,14 +1,22 @@
 //! Stream-ordered allocation and memory pools.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use crate::abi::{
-    ALLOCATION_PINNED, AllocationProp, CAPTURE_STATUS_NONE, CUDA_ERROR_OUT_OF_MEMORY,
-    Device as Ordinal, DevicePtr, In, Location, MemPool, Out, SUCCESS, Status, Stream,
+    ALLOCATION_PINNED, AllocationProp, CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In, Location, MemPool, Out, SUCCESS,
+    Status, Stream,
 };
 use crate::account::device::Device;
-use crate::account::pools::{Pool, growth};
+use crate::account::pools::{PATIENCE, Pool, growth};
+use crate::capture::relaxed;
 use crate::hook::Call;
 use crate::refusal::Refused;
 use crate::table::cuda;
+
+/// How often a stream is looked at that a refusal waits for.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
 pub fn alloc(
@@ -86,85 +94,146 @@ fn allocate(
     if !pool.counted || bytesize == 0 {
         return real();
     }
-    let step = growth(bytesize as u64);
-    if pool.prepay(step) {
+    let growth = growth(bytesize as u64);
+    let mark = call.process.mark();
+    let mut paid = pool.prepay(growth);
+    let mut again = true;
+    loop {
+        if !paid {
+            match pay(call, device, pool, growth, stream) {
+                Ok(Payment::Done) => {}
+                Ok(Payment::Node) => return real(),
+                Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+            }
+        }
         let status = real();
-        pool.settle(device, step);
+        let whole = pool.settle(device, growth);
         call.process.pools.touch();
-        return status;
+        if whole {
+            return status;
+        }
+        let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
+        if grown(device, pool, mark, status, undo) {
+            return status;
+        }
+        if !std::mem::take(&mut again) {
+            device.refuse(call.symbol, bytesize as u64);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // What the driver handed back meanwhile may do.
+        paid = false;
     }
-    grow(
-        call,
-        device,
-        pool,
-        bytesize as u64,
-        step,
-        dptr,
-        stream,
-        real,
-    )
 }
 
-/// Nothing idle covers the request's possible growth: charge for it, or show that it will not grow.
+/// How a request's possible growth is paid.
+enum Payment {
+    /// Charged, out of the headroom or anew.
+    Done,
+    /// Not at all: the request becomes a graph node, not memory.
+    Node,
+}
+
+/// The headroom does not cover the request's possible growth.
 #[cold]
-#[allow(clippy::too_many_arguments)]
-fn grow(
+fn pay(
     call: Call,
     device: &'static Device,
     pool: &'static Pool,
-    bytes: u64,
-    step: u64,
-    dptr: Out<DevicePtr>,
+    growth: u64,
     stream: Stream,
-    real: impl Fn() -> Status,
-) -> Status {
-    let mark = call.process.mark();
-    let paid = |status: Status| {
-        pool.settle(device, step);
-        call.process.pools.touch();
-        device.renew(mark);
-        status
+) -> Result<Payment, Refused> {
+    let until = Instant::now() + PATIENCE;
+    let paid = |until| {
+        pool.pay(growth, until, |rest| device.charge_ahead_without_trim(rest))
+            .is_ok()
     };
-    if pool
-        .pay(step, || device.charge_ahead_without_trim(step))
-        .is_ok()
-    {
-        return paid(real());
+    if paid(None) {
+        return Ok(Payment::Done);
     }
     if capturing(call.symbol, stream) {
-        // A graph node, not memory.
-        return real();
+        return Ok(Payment::Node);
     }
-    // The group is full. Memory that the pool has reserved and not handed out serves the request, unless it is in pieces.
-    if pool.has_room(bytes) {
-        let status = real();
-        let beyond = pool.settle(device, 0);
-        call.process.pools.touch();
-        if status != SUCCESS || beyond == 0 {
-            return status;
-        }
-        // In pieces: the pool grew over the limit. Undo, and let the driver hand the pieces back.
-        pool.is_in_pieces();
-        if let Some(address) = dptr.read() {
-            cuda::cuMemFreeAsync(address, stream);
-            cuda::cuStreamSynchronize(stream);
-        }
+    // The group is full. Other threads may have the headroom for the length of a call.
+    if paid(Some(until)) {
+        return Ok(Payment::Done);
     }
-    // What the pool hands back makes room for its growth.
-    pool.trim(device, step);
-    match pool.pay(step, || device.charge_ahead(call.symbol, step)) {
-        Ok(()) => paid(real()),
-        Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
+    // What the pool hands back makes room for its growth; twice as much, so that the next request of this size finds room at once.
+    pool.trim(device, 2 * growth);
+    if paid(Some(until)) {
+        return Ok(Payment::Done);
+    }
+    // It can hand back only what no work under way uses.
+    if pool.unused() >= growth {
+        await_work(call.symbol, stream, until);
+    }
+    pool.trim(device, u64::MAX);
+    pool.pay(growth, Some(until), |rest| {
+        device.charge_ahead(call.symbol, rest)
+    })?;
+    Ok(Payment::Done)
+}
+
+/// An allocation has made the pool grow. True when that can be paid, with a headroom anew, and stays; else it is undone.
+#[cold]
+fn grown(
+    device: &'static Device,
+    pool: &'static Pool,
+    mark: u64,
+    status: Status,
+    undo: impl FnOnce(),
+) -> bool {
+    device.renew(mark);
+    let stays = pool.restore_headroom(device) || status != SUCCESS;
+    if !stays {
+        undo();
+    }
+    pool.grown();
+    stays
+}
+
+/// Undoes an allocation. While work is under way on its stream the pool keeps the memory, charged.
+fn take_back(
+    symbol: &str,
+    device: &Device,
+    pool: &Pool,
+    growth: u64,
+    dptr: Out<DevicePtr>,
+    stream: Stream,
+) {
+    if let Some(address) = dptr.read() {
+        relaxed(|| match own_stream(symbol) {
+            true => cuda::cuMemFreeAsync_ptsz(address, stream),
+            false => cuda::cuMemFreeAsync(address, stream),
+        });
+    }
+    pool.trim(device, growth);
+}
+
+/// Whether stream 0 means the thread's own stream to this function.
+fn own_stream(symbol: &str) -> bool {
+    symbol.ends_with("_ptsz")
+}
+
+/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do.
+fn await_work(symbol: &str, stream: Stream, until: Instant) {
+    let busy = || {
+        let state = relaxed(|| match own_stream(symbol) {
+            true => cuda::cuStreamQuery_ptsz(stream),
+            false => cuda::cuStreamQuery(stream),
+        });
+        state == CUDA_ERROR_NOT_READY
+    };
+    while busy() && Instant::now() < until {
+        sleep(LOOK_AGAIN);
     }
 }
 
 /// Whether `stream` is being captured into a graph.
 fn capturing(symbol: &str, stream: Stream) -> bool {
     let mut state = CAPTURE_STATUS_NONE;
-    let asked = if symbol.ends_with("_ptsz") {
-        cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state))
-    } else {
-        cuda::cuStreamIsCapturing(stream, Out::of(&mut state))
+    let asked = match own_stream(symbol) {
+        true => cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state)),
+        false => cuda::cuStreamIsCapturing(stream, Out::of(&mut state)),
     };
     asked == SUCCESS && state != CAPTURE_STATUS_NONE
 }

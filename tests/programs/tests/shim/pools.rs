@@ -104,8 +104,8 @@ fn an_unused_reserve_is_in_nobodys_way() {
 
 #[test]
 fn reuse_inside_a_full_group_is_never_refused() {
-    // Room for the pool's 448 MiB and not one step more.
-    let cap = CONTEXT + 460 * MIB;
+    // Room for the pool's 448 MiB, its headroom, and not one step more.
+    let cap = CONTEXT + 490 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -131,26 +131,74 @@ fn reuse_inside_a_full_group_is_never_refused() {
     world.judge_end(cap);
 }
 
-/// Whether a request fits into the pieces of a pool only the driver knows. A full group asks it, and undoes what grew: the one
-/// case in which the limit is passed, for the length of a call and by no more than the request.
 #[test]
-fn a_pool_in_pieces_comes_back_below_the_limit() {
-    let cap = CONTEXT + 400 * MIB;
+fn small_reuse_at_the_limit_leaves_the_reserve_alone() {
+    let cap = CONTEXT + 490 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
-    program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
-    for at in 0..12 {
-        program.expect(&[(&format!("async a{at} 32M"), "0")]);
-    }
-    for at in (0..12).step_by(2) {
-        program.expect(&[(&format!("free-async a{at}"), "0")]);
-    }
-    // 192 MiB are unused, but nowhere 64 in one piece.
-    program.expect(&[("async b 64M", "0"), ("async c 1000M", "2")]);
-    assert!(world.machine().peak() <= cap + 64 * MIB);
-    world.machine().reset_peak();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 420M", "0"),
+        ("async b 20M", "0"),
+    ]);
+    // The rest as linear memory: the group is full.
+    program.say("fill rest 1M");
+    let full = world.machine().used();
+    let answer = program.say("repeat 100 {\nasync c 8M\nasync d 32M\nfree-async c\n}");
+    assert_eq!(
+        answer, "0:200 2:100",
+        "8 MiB lie in the last step, 32 do not"
+    );
+    assert_eq!(world.machine().used(), full);
     world.judge(cap);
     program.end();
+    world.judge_end(cap);
+}
+
+/// Whether a request fits into the pieces of a pool only the driver knows: its growth is paid for whether it comes or not.
+#[test]
+fn a_pool_in_pieces_never_passes_the_limit() {
+    let cap = CONTEXT + 430 * MIB;
+    for size in [2, 31, 33, 64, 190] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
+        // Twelve steps with 24 MiB used of each, then 8.
+        for at in 0..12 {
+            program.expect(&[(&format!("async a{at} 24M"), "0")]);
+            program.expect(&[(&format!("async b{at} 8M"), "0")]);
+        }
+        for at in 0..12 {
+            program.expect(&[(&format!("free-async a{at}"), "0")]);
+        }
+        let answer = program.say(&format!("async c {size}M"));
+        // 288 MiB are unused, but nowhere more than 24 in one piece, and no whole step.
+        assert_eq!(answer, if size <= 24 { "0" } else { "2" }, "{size} MiB");
+        world.judge(cap);
+        // The pool serves what it has as before.
+        program.expect(&[("async d 24M", "0"), ("async e 20M", "0")]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn threads_take_turns_with_the_headroom() {
+    // One step of a pool and its headroom.
+    let cap = CONTEXT + 74 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_LATENCY", "cuMemAllocAsync:200000")]);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async kept 1M", "0"),
+    ]);
+    let answer = program.say("threads 8 {\nrepeat 100 {\nasync a 2M\nfree-async a\n}\n}");
+    assert_eq!(answer, ["0:200"; 8].join(", "));
+    world.judge(cap);
+    program.end_quietly();
     world.judge_end(cap);
 }
 
