@@ -14,6 +14,7 @@ use crate::heap::{GRAIN, Heap, Left};
 use crate::machine::BLOCK;
 use crate::pool::Pool;
 use crate::space::{Entry, Use, space};
+use crate::work::Name;
 use crate::{Outcome, Status, graph};
 
 /// Requests up to this many bytes share blocks; one more than that fills a block.
@@ -167,11 +168,11 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory by its address, whatever kind it is; nothing happens for 0.
+/// Frees memory by its address, whatever kind it is, a pool's in the order of a stream; nothing happens for 0.
 ///
 /// # Errors
 /// `INVALID_VALUE` when nothing was allocated there.
-pub fn free(address: u64) -> Outcome<()> {
+pub fn free(address: u64, stream: Name) -> Outcome<()> {
     if address == 0 {
         return Ok(());
     }
@@ -180,7 +181,7 @@ pub fn free(address: u64) -> Outcome<()> {
         Use::Small => free_small(address, entry),
         Use::Pool => Pool::by_index(entry.index())
             .ok_or(Status::INVALID_VALUE)?
-            .free(address),
+            .free(address, stream),
         Use::Graph => graph::free(address),
         Use::Large | Use::None => free_large(address, Some(Kind::Module)),
     }

@@ -12,6 +12,7 @@ use crate::device::{self, THREADS_PER_MULTIPROCESSOR};
 use crate::driver::driver;
 use crate::machine::BLOCK;
 use crate::pool::Pool;
+use crate::work::Ends;
 use crate::{Outcome, Status, capture, graph, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
@@ -45,6 +46,8 @@ pub struct Context {
     pub small: [SmallShard; SHARDS],
     /// Values that other libraries keep in the context, by key.
     pub storage: Mutex<HashMap<usize, (usize, Option<Destructor>)>>,
+    /// When the work of its streams ends.
+    pub(crate) work: Ends,
 }
 
 #[derive(Default)]
@@ -148,6 +151,7 @@ impl Context {
             state: Mutex::default(),
             small: Default::default(),
             storage: Mutex::default(),
+            work: Ends::default(),
         }));
         contexts.push(context);
         context
@@ -268,6 +272,7 @@ impl Context {
         let device = self.device();
         self.active.store(false, Release);
         capture::drop_context(self);
+        self.work.clear();
         blocks::clear(self);
         if driver.gpu(device).contexts.fetch_sub(1, SeqCst) == 1 {
             Pool::clear_all(device);

@@ -13,7 +13,7 @@ const NAME_WORDS: usize = 6;
 /// The settings that the shared state holds.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 when any latency or failure is set: the only word that an ordinary call reads.
+    /// Not 0 when any latency, failure or work is set: the only word that an ordinary call reads.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -31,6 +31,8 @@ pub struct Knobs {
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as where /proc is not mounted.
     pub no_proc: AtomicU32,
+    /// How long every kernel keeps its stream busy, in ns.
+    pub work: AtomicU64,
     /// What every call takes, in ns, unless a rule names the symbol.
     pub latency: AtomicU64,
     /// Latency and failure of single symbols.
@@ -81,6 +83,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_DRIVER_VERSION", "driver-version"),
     ("GPULIMIT_SIM_REVERSED", "reversed"),
     ("GPULIMIT_SIM_NO_PROC", "no-proc"),
+    ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
     ("GPULIMIT_SIM_FAIL", "fail"),
 ];
@@ -151,6 +154,7 @@ impl Knobs {
             "driver-version" => self.driver_version.store(number(value)? as u32, Relaxed),
             "reversed" => self.reversed.store(number(value)? as u32, Relaxed),
             "no-proc" => self.no_proc.store(number(value)? as u32, Relaxed),
+            "work" => self.work.store(number(value)?, Relaxed),
             "latency" => {
                 let mut all = 0;
                 let mut rules = Vec::new();
@@ -190,7 +194,8 @@ impl Knobs {
             }
             _ => return Err(format!("no knob {knob:?}; there are {}", list())),
         }
-        let set = self.latency.load(Relaxed) != 0
+        let set = self.work.load(Relaxed) != 0
+            || self.latency.load(Relaxed) != 0
             || self.rules.iter().any(|rule| {
                 rule.failure.load(Relaxed) != 0
                     || !matches!(rule.latency.load(Relaxed), 0 | u64::MAX)

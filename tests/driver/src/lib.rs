@@ -21,5 +21,6 @@ pub mod space;
 pub mod status;
 pub mod stream;
 pub mod vmm;
+pub mod work;
 
 pub use status::{Outcome, Status};

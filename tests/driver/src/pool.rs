@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use crate::driver::{Driver, driver};
 use crate::machine::BLOCK;
 use crate::space::{Entry, Use, space};
+use crate::work::{self, Name, Queue};
 use crate::{Outcome, Status};
 
 /// A pool grows in steps of this many bytes (measured).
@@ -15,6 +17,8 @@ pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
 /// Freed ranges that are kept apart for a request of the same size, before they are merged with their neighbours.
 const QUICK: usize = 16;
+/// Which of the settings of reuse is `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`.
+const INTERNAL_DEPENDENCIES: usize = 2;
 
 /// Addresses are spread well enough by one multiplication.
 #[derive(Default)]
@@ -55,7 +59,17 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: BTreeMap<u64, u64>,
+    /// Freed, but before the work of the stream ends only for that stream to use again.
+    pending: Vec<Pending>,
     steps: BTreeSet<u64>,
+}
+
+/// A freed range that its stream may still use.
+#[derive(Clone, Debug)]
+struct Pending {
+    range: Range<u64>,
+    queue: Queue,
+    end: u64,
 }
 
 static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
@@ -126,11 +140,11 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates from the pool, which grows when no gap fits.
+    /// Allocates from the pool, which grows when no gap fits that the stream may use.
     ///
     /// # Errors
     /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
-    pub fn allocate(&self, bytes: u64) -> Outcome<u64> {
+    pub fn allocate(&self, bytes: u64, stream: Name) -> Outcome<u64> {
         if bytes == 0 {
             return Err(Status::INVALID_VALUE);
         }
@@ -138,12 +152,12 @@ impl Pool {
             .checked_next_multiple_of(GRAIN)
             .ok_or(Status::OUT_OF_MEMORY)?;
         let mut state = self.state();
-        let address = match state.take(size) {
+        let address = match state.take(size, stream) {
             Some(address) => address,
-            None => {
-                self.grow(&mut state, size)?;
-                state.take(size).ok_or(Status::UNKNOWN)?
-            }
+            None => match self.grow(&mut state, size) {
+                Ok(()) => state.take(size, stream).ok_or(Status::UNKNOWN)?,
+                Err(status) => state.take_dependent(size, stream).ok_or(status)?,
+            },
         };
         state.live.insert(address, bytes);
         state.used += size;
@@ -181,19 +195,19 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a pointer of the pool.
+    /// Frees a pointer of the pool when the stream's work is done.
     ///
     /// # Errors
     /// `INVALID_VALUE` when it is none.
-    pub fn free(&self, address: u64) -> Outcome<()> {
+    pub fn free(&self, address: u64, stream: Name) -> Outcome<()> {
         let mut state = self.state();
         let bytes = state.live.remove(&address).ok_or(Status::INVALID_VALUE)?;
         let size = bytes.next_multiple_of(GRAIN);
         state.used -= size;
-        if state.quick.len() == QUICK {
-            state.merge();
+        match stream.queue() {
+            Some(queue) => state.free_in_order(address..address + size, queue),
+            None => state.free_now(address, size),
         }
-        state.quick.push((size, address));
         if state.destroyed && state.live.is_empty() {
             self.shrink(driver()?, &mut state, |_| true);
         }
@@ -202,6 +216,7 @@ impl Pool {
 
     /// Gives back unused steps while `more` says so of the reserved size.
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
+        state.settle();
         state.merge();
         let gaps: Vec<(u64, u64)> = state
             .free
@@ -214,7 +229,7 @@ impl Pool {
             while end > first && more(state.reserved) {
                 end -= STEP;
                 state.steps.remove(&end);
-                state.cut(end);
+                state.cut(end..end + STEP);
                 state.reserved -= STEP;
                 space().mark(end, STEP / BLOCK, Entry::NONE);
                 if let Some(device) = self.device {
@@ -242,7 +257,9 @@ impl Pool {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
             let mut state = pool.state();
-            let threshold = state.threshold;
+            // Of a destroyed pool without pointers only what was pending is left.
+            let gone = state.destroyed && state.live.is_empty();
+            let threshold = if gone { 0 } else { state.threshold };
             if state.reserved > threshold {
                 pool.shrink(driver, &mut state, |reserved| reserved > threshold);
             }
@@ -274,6 +291,7 @@ impl Pool {
         let mut state = self.state();
         state.live.clear();
         state.quick.clear();
+        state.pending.clear();
         state.used = 0;
         state.free = state.steps.iter().map(|step| (*step, STEP)).collect();
         self.shrink(driver, &mut state, |_| true);
@@ -341,12 +359,34 @@ impl Pool {
 }
 
 impl State {
-    /// A gap of this size: one that was just freed, else the first that fits.
-    fn take(&mut self, size: u64) -> Option<u64> {
+    /// A gap of this size that the stream may use.
+    fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
+        if self.pending.is_empty() {
+            self.take_free(size)
+        } else {
+            self.take_own(size, stream)
+        }
+    }
+
+    #[cold]
+    fn take_own(&mut self, size: u64, stream: Name) -> Option<u64> {
+        let queue = stream.queue();
+        self.settle();
+        self.merge();
+        let (address, _) = self.take_among(size, |pending| Some(pending.queue) == queue)?;
+        Some(address)
+    }
+
+    /// One that was just freed, else the first that fits.
+    fn take_free(&mut self, size: u64) -> Option<u64> {
         if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
             return Some(self.quick.swap_remove(position).1);
         }
         self.merge();
+        self.take_first(size)
+    }
+
+    fn take_first(&mut self, size: u64) -> Option<u64> {
         let (start, length) = self
             .free
             .iter()
@@ -357,6 +397,71 @@ impl State {
             self.free.insert(start + size, length - size);
         }
         Some(start)
+    }
+
+    /// A gap that other streams may still use; this one then waits for them.
+    #[cold]
+    fn take_dependent(&mut self, size: u64, stream: Name) -> Option<u64> {
+        if self.reuse[INTERNAL_DEPENDENCIES] == 0 {
+            return None;
+        }
+        let queue = stream.queue()?;
+        let (address, end) = self.take_among(size, |_| true)?;
+        queue.add(end, 0);
+        Some(address)
+    }
+
+    /// The first gap that fits in the free memory and the pending that may be used as well, and when all of it is free.
+    fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
+        let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
+        self.pending = kept;
+        let lent: Vec<Pending> = lent;
+        for Pending { range, .. } in &lent {
+            self.put(range.start, range.end - range.start);
+        }
+        let found = self.take_first(size);
+        let taken = found.map_or(0..0, |start| start..start + size);
+        let mut free_at = 0;
+        for Pending { range, queue, end } in lent {
+            let before = range.start..range.end.min(taken.start);
+            let after = range.start.max(taken.end)..range.end;
+            if range.start < taken.end && taken.start < range.end {
+                free_at = free_at.max(end);
+            }
+            for range in [before, after].into_iter().filter(|rest| !rest.is_empty()) {
+                self.cut(range.clone());
+                self.pending.push(Pending { range, queue, end });
+            }
+        }
+        Some((found?, free_at))
+    }
+
+    fn free_now(&mut self, address: u64, size: u64) {
+        if self.quick.len() == QUICK {
+            self.merge();
+        }
+        self.quick.push((size, address));
+    }
+
+    #[cold]
+    fn free_in_order(&mut self, range: Range<u64>, queue: Queue) {
+        let end = queue.add(0, 0);
+        if work::is_over(end) {
+            self.free_now(range.start, range.end - range.start);
+        } else {
+            self.pending.push(Pending { range, queue, end });
+        }
+    }
+
+    /// What is pending for work that has ended is free.
+    fn settle(&mut self) {
+        let ended: Vec<Pending> = self
+            .pending
+            .extract_if(.., |pending| work::is_over(pending.end))
+            .collect();
+        for Pending { range, .. } in ended {
+            self.put(range.start, range.end - range.start);
+        }
     }
 
     fn merge(&mut self) {
@@ -380,15 +485,15 @@ impl State {
         self.free.insert(start, length);
     }
 
-    /// Takes one step out of the free range in which it lies.
-    fn cut(&mut self, step: u64) {
-        if let Some((&start, &length)) = self.free.range(..=step).next_back() {
+    /// Takes a range out of the free range in which it lies.
+    fn cut(&mut self, range: Range<u64>) {
+        if let Some((&start, &length)) = self.free.range(..=range.start).next_back() {
             self.free.remove(&start);
-            if step > start {
-                self.free.insert(start, step - start);
+            if range.start > start {
+                self.free.insert(start, range.start - start);
             }
-            if start + length > step + STEP {
-                self.free.insert(step + STEP, start + length - step - STEP);
+            if start + length > range.end {
+                self.free.insert(range.end, start + length - range.end);
             }
         }
     }

@@ -1,13 +1,14 @@
-//! Streams and events. Work is done at once, so a stream is what it costs, where it belongs and whether it captures.
+//! Streams and events. Nothing is computed, so a stream is what it costs, where it belongs, whether it captures and when
+//! its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::capture;
 use crate::context::{self, Context};
+use crate::work::{self, Queue};
 use crate::{Outcome, Status};
 
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
@@ -26,9 +27,18 @@ pub struct Stream {
     pub id: u64,
     /// `CUstreamCaptureStatus`, kept by [`capture`].
     pub(crate) capture: AtomicI32,
+    /// When its work ends, kept by [`work`].
+    pub(crate) end: AtomicU64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
+
+/// Whether one of the first three `CUstream`s is the legacy stream, and not the thread's own; `twin` says that it was
+/// given to a function for the per-thread default stream.
+#[inline(always)]
+pub fn is_legacy(handle: usize, twin: bool) -> bool {
+    handle == 1 || handle == 0 && !twin
+}
 
 impl Stream {
     /// Creates a stream in the context.
@@ -48,6 +58,7 @@ impl Stream {
             priority,
             id: NEXT_ID.fetch_add(1, Relaxed),
             capture: AtomicI32::new(capture::NONE),
+            end: AtomicU64::new(0),
         })))
     }
 
@@ -115,7 +126,8 @@ pub struct Event {
     magic: AtomicU64,
     /// The context it was created in.
     pub context: &'static Context,
-    recorded: Mutex<Option<Instant>>,
+    /// When the work before it ends; 0 = never recorded.
+    end: AtomicU64,
 }
 
 impl Event {
@@ -124,7 +136,7 @@ impl Event {
         Box::leak(Box::new(Event {
             magic: AtomicU64::new(EVENT_MAGIC),
             context,
-            recorded: Mutex::new(None),
+            end: AtomicU64::new(0),
         }))
     }
 
@@ -154,26 +166,27 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event: now.
-    pub fn record(&self) {
-        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    /// Records the event: after the queue's work, or now.
+    pub fn record(&self, queue: Option<Queue>) {
+        let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
+        self.end.store(end, Release);
+    }
+
+    /// When the work before it ends; 0 when it was never recorded.
+    pub fn end(&self) -> u64 {
+        self.end.load(Acquire)
     }
 
     /// Milliseconds from another event to this one.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when one of them was never recorded.
+    /// `INVALID_HANDLE` when one of them was never recorded, `NOT_READY` when one has not come.
     pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
-        let end = *self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = *start
-            .recorded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match (start, end) {
-            (Some(start), Some(end)) => {
-                Ok(end.saturating_duration_since(start).as_secs_f32() * 1000.0)
-            }
-            _ => Err(Status::INVALID_HANDLE),
+        let (start, end) = (start.end(), self.end());
+        if start == 0 || end == 0 {
+            return Err(Status::INVALID_HANDLE);
         }
+        work::query(start.max(end))?;
+        Ok(Duration::from_nanos(end.saturating_sub(start)).as_secs_f32() * 1000.0)
     }
 }

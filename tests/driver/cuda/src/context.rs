@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gpulimit_sim::context::{self, Context, current};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
-use gpulimit_sim::{Outcome, Status, capture};
+use gpulimit_sim::{Outcome, Status, capture, work};
 
 use crate::device;
 use gpulimit_sim::abi::{In, Out};
@@ -163,6 +163,7 @@ pub fn synchronize() -> Outcome<()> {
 
 fn synchronize_one(context: &Context) -> Outcome<()> {
     capture::synchronizes(context)?;
+    work::wait_for(context);
     Pool::synchronize_all(context.device());
     Ok(())
 }

@@ -3,6 +3,7 @@
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
+use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, capture, device as gpu, grant, process, vmm};
 
 use crate::context::here;
@@ -90,7 +91,11 @@ pub fn allocate_managed(dptr: Out<u64>, bytes: usize, flags: u32) -> Outcome<()>
 pub fn free(dptr: u64) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
-    blocks::free(dptr)
+    if dptr != 0 {
+        work::wait_for_current();
+    }
+    // Its work has ended, too.
+    blocks::free(dptr, Name::LEGACY)
 }
 
 pub fn free_v1(dptr: u32) -> Outcome<()> {

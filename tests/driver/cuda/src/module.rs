@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use gpulimit_sim::context::{self, Context};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::stream::Stream;
+use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, blocks, capture};
 
 use crate::context::here;
@@ -478,16 +479,18 @@ fn place_kernel(kernel: Function) -> Outcome<()> {
     module_of(kernel.owner).map(drop)
 }
 
-fn start(function: usize, stream: usize, twin: bool) -> Outcome<()> {
+fn start(function: usize, handle: usize, twin: bool) -> Outcome<()> {
     let function = known(function)?;
     if function.kernel {
         place_kernel(function)?;
     }
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        Some(stream) => stream.context.launch(function.local),
-        None => implicit(context::current()?, stream, twin)?.launch(function.local),
-    }
+    let context = match Stream::from_handle(handle)? {
+        Some(stream) if stream.captures()? => return Ok(()),
+        Some(stream) => stream.context,
+        None => implicit(context::current()?, handle, twin)?,
+    };
+    context.launch(function.local)?;
+    work::launch(Name { handle, twin })
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C signature")]

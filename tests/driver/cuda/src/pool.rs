@@ -5,28 +5,29 @@ use std::sync::PoisonError;
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::Stream;
+use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, blocks, capture, context};
 
 use crate::device;
 use crate::stream::implicit;
 use gpulimit_sim::abi::{In, Out};
 
-pub fn allocate(dptr: Out<u64>, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
+pub fn allocate(dptr: Out<u64>, bytes: usize, handle: usize, twin: bool) -> Outcome<()> {
     let driver = driver()?;
     if dptr.is_null() {
         return Err(Status::INVALID_VALUE);
     }
-    let context = match Stream::from_handle(stream)? {
+    let context = match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => {
             return dptr.put(capture::allocate(stream, bytes as u64)?);
         }
         Some(stream) => stream.context,
-        None => implicit(context::current()?, stream, twin)?,
+        None => implicit(context::current()?, handle, twin)?,
     };
     dptr.put(
         driver
             .current_pool(context.device())
-            .allocate(bytes as u64)?,
+            .allocate(bytes as u64, Name { handle, twin })?,
     )
 }
 
@@ -34,7 +35,7 @@ pub fn allocate_from(
     dptr: Out<u64>,
     bytes: usize,
     pool: usize,
-    stream: usize,
+    handle: usize,
     twin: bool,
 ) -> Outcome<()> {
     driver()?;
@@ -42,21 +43,21 @@ pub fn allocate_from(
         return Err(Status::INVALID_VALUE);
     }
     let pool = Pool::from_handle(pool)?;
-    match Stream::from_handle(stream)? {
+    match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => {
             return dptr.put(capture::allocate(stream, bytes as u64)?);
         }
         Some(_) => {}
-        None => drop(implicit(context::current()?, stream, twin)?),
+        None => drop(implicit(context::current()?, handle, twin)?),
     }
-    dptr.put(pool.allocate(bytes as u64)?)
+    dptr.put(pool.allocate(bytes as u64, Name { handle, twin })?)
 }
 
-pub fn free(dptr: u64, stream: usize, _twin: bool) -> Outcome<()> {
+pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
-    match Stream::from_handle(stream)? {
+    match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => capture::free(stream, dptr),
-        _ => blocks::free(dptr),
+        _ => blocks::free(dptr, Name { handle, twin }),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
-use gpulimit_sim::stream::{Event, Stream};
+use gpulimit_sim::stream::{Event, Stream, is_legacy};
+use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
@@ -32,17 +33,24 @@ pub fn destroy(handle: usize) -> Outcome<()> {
     Ok(())
 }
 
-pub fn synchronize(handle: usize, _twin: bool) -> Outcome<()> {
+pub fn synchronize(handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let context = Stream::context_of(handle)?;
     capture::waits_for(Stream::from_handle(handle)?)?;
+    if let Some(queue) = (Name { handle, twin }).queue() {
+        work::wait(queue.end());
+    }
     Pool::synchronize_all(context.device());
     Ok(())
 }
 
-pub fn query(handle: usize, _twin: bool) -> Outcome<()> {
+pub fn query(handle: usize, twin: bool) -> Outcome<()> {
     known(handle)?;
-    capture::waits_for(Stream::from_handle(handle)?)
+    capture::waits_for(Stream::from_handle(handle)?)?;
+    match (Name { handle, twin }).queue() {
+        Some(queue) => work::query(queue.end()),
+        None => Ok(()),
+    }
 }
 
 /// There is such a stream.
@@ -51,12 +59,12 @@ fn known(handle: usize) -> Outcome<()> {
     Stream::context_of(handle).map(drop)
 }
 
-/// Work comes to a stream: it is captured, if the stream is.
-fn enqueue(handle: usize, twin: bool) -> Outcome<()> {
+/// Work comes to a stream: whether it is captured, as the stream is.
+fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
-        Some(stream) => stream.captures().map(drop),
-        None => implicit(current()?, handle, twin).map(drop),
+        Some(stream) => stream.captures(),
+        None => implicit(current()?, handle, twin).map(|_| false),
     }
 }
 
@@ -69,13 +77,15 @@ pub fn implicit(context: &'static Context, handle: usize, twin: bool) -> Outcome
     Ok(context)
 }
 
-fn is_legacy(handle: usize, twin: bool) -> bool {
-    handle == 1 || handle == 0 && !twin
-}
-
 pub fn wait_event(handle: usize, event: usize, _flags: u32, twin: bool) -> Outcome<()> {
-    enqueue(handle, twin)?;
-    Event::from_handle(event).map(drop)
+    let captured = enqueue(handle, twin)?;
+    let event = Event::from_handle(event)?;
+    if let Some(queue) = (Name { handle, twin }).queue()
+        && !captured
+    {
+        queue.add(event.end(), 0);
+    }
+    Ok(())
 }
 
 pub fn flags(handle: usize, flags: Out<u32>, _twin: bool) -> Outcome<()> {
@@ -261,9 +271,10 @@ pub fn destroy_event(handle: usize) -> Outcome<()> {
     Ok(())
 }
 
-pub fn record(handle: usize, stream: usize, twin: bool) -> Outcome<()> {
-    enqueue(stream, twin)?;
-    event(handle)?.record();
+pub fn record(event: usize, handle: usize, twin: bool) -> Outcome<()> {
+    let captured = enqueue(handle, twin)?;
+    let queue = (Name { handle, twin }).queue().filter(|_| !captured);
+    self::event(event)?.record(queue);
     Ok(())
 }
 
@@ -273,12 +284,14 @@ pub fn record_with_flags(handle: usize, stream: usize, _flags: u32, twin: bool) 
 
 pub fn query_event(handle: usize) -> Outcome<()> {
     capture::unsafe_call()?;
-    event(handle).map(drop)
+    work::query(event(handle)?.end())
 }
 
 pub fn synchronize_event(handle: usize) -> Outcome<()> {
     capture::unsafe_call()?;
-    Pool::synchronize_all(event(handle)?.context.device());
+    let event = event(handle)?;
+    work::wait(event.end());
+    Pool::synchronize_all(event.context.device());
     Ok(())
 }
 

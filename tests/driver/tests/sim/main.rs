@@ -13,3 +13,4 @@ mod processes;
 mod rig;
 mod sharing;
 mod sizes;
+mod work;

@@ -10,8 +10,8 @@
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
-//! | `stream NAME`, `priority-stream NAME`, `capture STREAM`, `end-capture STREAM` | streams |
-//! | `module NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `unload NAME`, `unload-library NAME`, `launch NAME`, `cooperative NAME` | code |
+//! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM` | streams |
+//! | `module NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |

@@ -12,6 +12,7 @@ const TWINS: &[&str] = &[
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
     "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuLaunchKernel",
     "cuLaunchKernelEx",
     "cuLaunchCooperativeKernel",

@@ -32,19 +32,16 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "unload" => plain(driver.call("cuModuleUnload", &[scope.value(words.at(1)?)?])),
         "unload-library" => plain(driver.call("cuLibraryUnload", &[scope.value(words.at(1)?)?])),
         "launch" | "cooperative" => {
-            let module = scope.value(words.at(1)?)?;
+            let (module, stream) = (scope.value(words.at(1)?)?, scope.stream(words.get(2))?);
             let kernel = c"kernel".as_ptr() as usize;
             match driver.get("cuModuleGetFunction", &[module, kernel]) {
                 (0, function) => {
                     let function = function as usize;
+                    // The last argument is one that only the ordinary launch has.
+                    let arguments = [function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0];
                     plain(match name {
-                        "launch" => {
-                            driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0])
-                        }
-                        _ => driver.call(
-                            "cuLaunchCooperativeKernel",
-                            &[function, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-                        ),
+                        "launch" => driver.call("cuLaunchKernel", &arguments),
+                        _ => driver.call("cuLaunchCooperativeKernel", &arguments[..10]),
                     })
                 }
                 (failed, _) => plain(failed),

@@ -18,6 +18,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             }
             plain(status)
         }
+        "query" => plain(driver.call("cuStreamQuery", &[scope.stream(words.get(1))?])),
         "capture" => {
             let stream = scope.stream(Some(words.at(1)?))?;
             plain(driver.call("cuStreamBeginCapture_v2", &[stream, 0]))
