@@ -1,11 +1,17 @@
-//! The three ways by which a program gets hold of a driver function: our exports (the table makes them), `dlsym`, and the pointers
-//! that `cuGetProcAddress` returns. The latter two translate by address: "the driver's X" becomes "our X".
+//! The ways by which a program gets hold of a driver function: our exports (the table makes them), `dlsym`, and the pointers that
+//! `cuGetProcAddress` returns. The latter two translate by address: "the driver's X" becomes "our X".
 
+mod dlopen;
 mod dlsym;
+mod redirect;
 
 use std::ffi::c_void;
 
+use parking_lot::Mutex;
+
+use dlsym::next_versioned;
 pub use dlsym::real_dlsym;
+pub use redirect::redirect;
 
 use crate::table::{cuda, nvml};
 
@@ -17,4 +23,18 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
     cuda::CUDA
         .hook_of(real)
         .or_else(|| nvml::NVML.hook_of(real))
+}
+
+/// A library is about to be bound past us: from now on the driver's own symbols lead to our functions.
+fn before_deepbind() {
+    static DONE: Mutex<bool> = Mutex::new(false);
+    if !crate::process::limited() {
+        return;
+    }
+    let mut done = DONE.lock();
+    if !std::mem::replace(&mut *done, true) {
+        for library in [&cuda::CUDA, &nvml::NVML] {
+            library.redirect();
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use once_cell::race::OnceBox;
 
-use crate::door::real_dlsym;
+use crate::door::{real_dlsym, redirect};
 use crate::hook::Row;
 
 /// One real library: the functions we hook (`rows`) and those we only call (`calls`), in this order in `addresses`.
@@ -97,10 +97,22 @@ impl Library {
             .map(move |(row, address)| (row, present && !address.load(Ordering::Relaxed).is_null()))
     }
 
+    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us.
+    pub fn redirect(&self) {
+        if self.present() {
+            redirect(self.open(libc::RTLD_NOW), |real| self.hook_of(real));
+        }
+    }
+
+    /// Null when it cannot be loaded. The handle is never closed: its functions stay valid.
+    fn open(&self, flags: i32) -> *mut c_void {
+        // SAFETY: a NUL-terminated name.
+        unsafe { libc::dlopen(self.soname.as_ptr(), flags) }
+    }
+
     #[cold]
     fn resolve(&self, flags: i32) -> bool {
-        // SAFETY: a NUL-terminated name. The handle is never closed: its functions stay valid.
-        let handle = unsafe { libc::dlopen(self.soname.as_ptr(), flags) };
+        let handle = self.open(flags);
         if handle.is_null() {
             return false;
         }

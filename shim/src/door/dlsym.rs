@@ -31,13 +31,19 @@ fn real() -> *mut c_void {
     if known != fallback as *mut c_void {
         return known;
     }
-    // SAFETY: NUL-terminated strings. RTLD_NEXT from this library is the C library, or another preload that wraps the versioned name.
-    let found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr()) };
+    let found = next_versioned(c"dlsym", DLSYM_VERSION);
     if !found.is_null() {
         REAL.store(found, Ordering::Relaxed);
         return found;
     }
     known
+}
+
+/// `name` in this version, in the libraries after this one: the C library's, or another preload's that wraps the versioned name. Null when it
+/// is not there.
+pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
+    // SAFETY: NUL-terminated strings.
+    unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }
 }
 
 /// The real `dlsym` for `name` in `handle`; null when it is not there. Never for `RTLD_NEXT`.

@@ -8,7 +8,8 @@
 //! | `deepbind` | the same with `RTLD_DEEPBIND` |
 //! | `default` | loaded globally, `dlsym(RTLD_DEFAULT, …)` |
 //! | `getproc1:V`, `getproc2:V` | `cuGetProcAddress`, `_v2`, for CUDA version V |
-//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c) |
+//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c), or one that asks by itself (c/asks.c) |
+//! | `library:FILE` | `dlsym` of every name in some other library |
 
 use crate::process;
 
@@ -95,6 +96,7 @@ impl Door {
             }
             "getproc1" => lookups("cuGetProcAddress", 1)?,
             "getproc2" => lookups("cuGetProcAddress_v2", 2)?,
+            "library" => Door::Names(open(detail, 0)?),
             "linked" => linked(0)?,
             "linked-deepbind" => linked(libc::RTLD_DEEPBIND)?,
             _ => return Err(format!("no door {text}")),

@@ -1,0 +1,84 @@
+//! `dlopen`, as a naked tail jump: seen, not wrapped.
+//!
+//! With `RTLD_DEEPBIND` a library is bound to its own dependencies first, to libcuda past our exports and to the C library's `dlsym` past
+//! ours. Before such a library comes, the driver's own symbols are redirected (see [`super::redirect`]). The call itself goes on as it
+//! came: the real `dlopen` looks at its return address for the caller's search path.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::next_versioned;
+
+/// The C library's `dlopen`. Read by the assembly below.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);
+
+#[cfg(target_arch = "x86_64")]
+const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
+#[cfg(target_arch = "aarch64")]
+const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
+
+/// Stands in where the real one cannot be found: nothing can be opened.
+extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
+    std::ptr::null_mut()
+}
+
+/// Runs before every `dlopen` of the process.
+unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
+    if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
+        let found = next_versioned(c"dlopen", DLOPEN_VERSION);
+        if !found.is_null() {
+            REAL.store(found, Ordering::Relaxed);
+        }
+    }
+    if flags & libc::RTLD_DEEPBIND != 0 {
+        let _ = std::panic::catch_unwind(super::before_deepbind);
+    }
+}
+
+/// `dlopen` of the preloaded library.
+///
+/// # Safety
+/// As the C library's.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+    std::arch::naked_asm!(
+        "endbr64",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8", // 16-byte alignment at the call
+        "call {prepare}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "jmp qword ptr [rip + {real}]",
+        prepare = sym prepare,
+        real = sym REAL,
+    )
+}
+
+/// `dlopen` of the preloaded library.
+///
+/// # Safety
+/// As the C library's.
+#[cfg(all(not(test), target_arch = "aarch64"))]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+    std::arch::naked_asm!(
+        "hint #34", // bti c
+        "stp x29, x30, [sp, #-32]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, #16]",
+        "bl {prepare}",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "adrp x16, {real}",
+        "ldr x16, [x16, #:lo12:{real}]",
+        "br x16",
+        prepare = sym prepare,
+        real = sym REAL,
+    )
+}
