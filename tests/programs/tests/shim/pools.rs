@@ -184,6 +184,31 @@ fn a_pool_in_pieces_never_passes_the_limit() {
     }
 }
 
+/// What is freed behind work that is under way cannot be trimmed yet: a request that needs it waits for the work, as long as it has patience.
+#[test]
+fn a_request_at_the_limit_waits_for_the_work_before_it() {
+    let cap = CONTEXT + 490 * MIB;
+    let hour = 3_600_000_000_000u64;
+    for (work, outcome) in [(300_000_000, "0"), (hour, "2")] {
+        let world = World::with(cap, &[("GPULIMIT_SIM_WORK", &work.to_string())]);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("default-pool p 0", "0"),
+            ("threshold p max", "0"),
+            ("module m 1K", "0"),
+            ("async a 420M", "0"),
+            ("launch m", "0"),
+            ("query", "600"),
+            ("free-async a", "0"),
+            // It would fit into what was freed before it on its stream. That it does not grow cannot be known, and not be paid for.
+            ("async b 400M", outcome),
+            ("async c 8M", "0"),
+        ]);
+        world.judge(cap);
+        program.kill();
+    }
+}
+
 #[test]
 fn threads_take_turns_with_the_headroom() {
     // One step of a pool and its headroom.
