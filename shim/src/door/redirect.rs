@@ -23,6 +23,7 @@ struct LinkMap {
 }
 
 const DT_NULL: isize = 0;
+const DT_HASH: isize = 4;
 const DT_SYMTAB: isize = 6;
 const DT_GNU_HASH: isize = 0x6fff_fef5;
 /// `struct link_map **`.
@@ -94,20 +95,24 @@ fn find(handle: *mut c_void) -> Option<Symbols> {
     unsafe {
         let base = (*map).base;
         let address = |value: usize| if value < base { base + value } else { value };
-        let (mut first, mut hash) = (0, 0);
+        let (mut first, mut count) = (0, 0);
         let mut entry = (*map).dynamic;
         while (*entry).tag != DT_NULL {
             match (*entry).tag {
                 DT_SYMTAB => first = address((*entry).value),
-                DT_GNU_HASH => hash = address((*entry).value),
+                // The second word of the older table is the number of symbols. A library has one table or both.
+                DT_HASH => count = *(address((*entry).value) as *const u32).add(1) as usize,
+                DT_GNU_HASH if count == 0 => {
+                    count = gnu_count(address((*entry).value) as *const u32)
+                }
                 _ => {}
             }
             entry = entry.add(1);
         }
-        (first != 0 && hash != 0).then(|| Symbols {
+        (first != 0 && count != 0).then_some(Symbols {
             base,
             first: first as *mut libc::Elf64_Sym,
-            count: count(hash as *const u32),
+            count,
         })
     }
 }
@@ -116,7 +121,7 @@ fn find(handle: *mut c_void) -> Option<Symbols> {
 ///
 /// # Safety
 /// `hash` is a DT_GNU_HASH table of a loaded library.
-unsafe fn count(hash: *const u32) -> usize {
+unsafe fn gnu_count(hash: *const u32) -> usize {
     // SAFETY: the table's layout: four words, the Bloom filter in words of 8 bytes, the buckets, a chain of hashes whose last has bit 0 set.
     unsafe {
         let (buckets, offset, bloom) = (*hash, *hash.add(1), *hash.add(2));

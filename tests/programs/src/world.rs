@@ -19,7 +19,9 @@ use gpulimit::ledger::{Category, Identity, Ledger, Usage, Witness};
 use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::units::Size;
 
-pub use artefacts::{compile, driver, library, program, repository, runtime, script, shim};
+pub use artefacts::{
+    compile, driver, library, library_for, program, real_drivers, repository, runtime, script, shim,
+};
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;
 

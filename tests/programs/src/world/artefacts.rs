@@ -73,12 +73,17 @@ pub fn compile(name: &str, arguments: &[&str]) -> PathBuf {
 
 /// Compiles a C file of tests/programs/c into a shared library.
 pub fn library(name: &str, arguments: &[&str]) -> PathBuf {
+    library_for(name, "", arguments)
+}
+
+/// The same with a file name of its own, told apart by `tag`.
+pub fn library_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
     let shared: Vec<_> = ["-shared", "-fPIC"]
         .iter()
         .chain(arguments)
         .copied()
         .collect();
-    build(name, ".so", &shared)
+    build(name, &format!("{tag}.so"), &shared)
 }
 
 fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
@@ -113,4 +118,24 @@ pub fn runtime(major: u32) -> Option<PathBuf> {
         let _ = Command::new(repository().join("scripts/wheels")).status();
     }
     file.exists().then_some(file)
+}
+
+/// The folders of NVIDIA's own driver libraries, as scripts/drivers fetches them, by version; none where they cannot be had.
+pub fn real_drivers() -> Vec<(String, PathBuf)> {
+    let _ = Command::new(repository().join("scripts/drivers")).status();
+    let Ok(folders) = std::fs::read_dir(repository().join(".cache/drivers")) else {
+        return Vec::new();
+    };
+    let mut drivers: Vec<_> = folders
+        .filter_map(Result::ok)
+        .map(|folder| {
+            (
+                folder.file_name().to_string_lossy().into_owned(),
+                folder.path(),
+            )
+        })
+        .filter(|(_, folder)| folder.join("libnvidia-ml.so.1").exists())
+        .collect();
+    drivers.sort();
+    drivers
 }

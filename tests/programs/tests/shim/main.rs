@@ -3,6 +3,7 @@
 mod contexts;
 mod death;
 mod doors;
+mod drivers;
 mod fork;
 mod linear;
 mod live_set;

@@ -16,7 +16,7 @@
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
-//! | `dlsym NAME`, `owner NAME`, `hooks` | names: what the linker says, which object has it, which hooks this door misses |
+//! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |
 
 mod code;
 mod contexts;

@@ -36,19 +36,39 @@ pub fn error() -> Option<String> {
     })
 }
 
-/// File name of the object that an address is in.
-pub fn owner(address: usize) -> Option<String> {
-    // SAFETY: an all-zero `Dl_info` is valid; its strings live as long as their object, which is never closed.
-    let path = unsafe {
+/// Where an address is.
+pub struct Place {
+    /// File name of the object.
+    pub owner: String,
+    /// The symbol there, as far as the object exports one.
+    pub symbol: String,
+}
+
+/// The object and the symbol that an address is in.
+pub fn place(address: usize) -> Option<Place> {
+    let text = |text: *const libc::c_char| match text.is_null() {
+        true => String::new(),
+        // SAFETY: `dladdr`'s strings are NUL-terminated and live as long as their object, which is never closed.
+        false => unsafe { CStr::from_ptr(text).to_string_lossy().into_owned() },
+    };
+    // SAFETY: an all-zero `Dl_info` is valid.
+    let info = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(address as *const _, &mut info) == 0 || info.dli_fname.is_null() {
+        if libc::dladdr(address as *const _, &mut info) == 0 {
             return None;
         }
-        CStr::from_ptr(info.dli_fname)
-            .to_string_lossy()
-            .into_owned()
+        info
     };
-    Some(path.rsplit('/').next().unwrap_or_default().to_owned())
+    let path = text(info.dli_fname);
+    Some(Place {
+        owner: path.rsplit('/').next().unwrap_or_default().to_owned(),
+        symbol: text(info.dli_sname),
+    })
+}
+
+/// File name of the object that an address is in.
+pub fn owner(address: usize) -> Option<String> {
+    place(address).map(|place| place.owner)
 }
 
 /// Calls the function at `address`. Arguments beyond its own are harmless in the C calling convention.

@@ -47,22 +47,19 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
             address => process::owner(address).unwrap_or_default(),
         },
         "hooks" => hooks(driver),
+        "names" => names(driver, words.at(1)?)?,
         _ => return Ok(None),
     }))
 }
 
-/// The hooked functions that this door finds in the driver without leading to the hook. A list of the whole table, as the
-/// preloaded library itself tells it.
+/// The hooked functions that this door finds in the driver without leading to the hook.
 fn hooks(driver: &Driver) -> String {
-    let report = process::find(libc::RTLD_DEFAULT as usize, "gpulimit_hooks");
-    if report == 0 {
+    let Some(rows) = rows() else {
         return "absent".to_owned();
-    }
-    let text = process::text(report);
+    };
     let mut hooked = 0;
-    let missed: Vec<_> = text
-        .lines()
-        .filter_map(|line| line.split(' ').next())
+    let missed: Vec<_> = rows
+        .iter()
         .filter(|name| match driver.find(name) {
             0 => false,
             address => {
@@ -71,7 +68,40 @@ fn hooks(driver: &Driver) -> String {
             }
         })
         .collect();
-    format!("{hooked} {}", missed.join(" "))
+    counted(hooked, &missed)
+}
+
+fn counted(count: u32, exceptions: &[impl AsRef<str>]) -> String {
+    let exceptions: Vec<&str> = exceptions.iter().map(AsRef::as_ref).collect();
+    format!("{count} {}", exceptions.join(" "))
         .trim_end()
         .to_owned()
+}
+
+/// The names of the whole table, as the preloaded library itself tells it.
+fn rows() -> Option<Vec<String>> {
+    let report = process::find(libc::RTLD_DEFAULT as usize, "gpulimit_hooks");
+    let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    (report != 0).then(|| process::text(report).lines().map(name).collect())
+}
+
+/// How many of the names in the file this door finds, and those that lead where they should not: past a hook, or to a hook that is none.
+fn names(driver: &Driver, file: &str) -> Answer<String> {
+    let rows = rows().unwrap_or_default();
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    let mut found = 0;
+    let mut astray = Vec::new();
+    for name in text.lines() {
+        let address = driver.find(name);
+        let Some(place) = process::place(address).filter(|_| address != 0) else {
+            continue;
+        };
+        found += 1;
+        // Asked for by its base name, a function may come in another variant: what counts is which one came.
+        let hooked = rows.contains(&place.symbol);
+        if hooked != (place.owner == "libgpulimit.so") {
+            astray.push(format!("{name}->{}:{}", place.owner, place.symbol));
+        }
+    }
+    Ok(counted(found, &astray))
 }
