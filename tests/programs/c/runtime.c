@@ -1,4 +1,4 @@
-// NVIDIA's CUDA runtime, loaded from the file that is named: allocations below and above a cap of 2 GiB.
+// NVIDIA's CUDA runtime, loaded from the file that is named or linked in (-DLINKED): allocations below and above a cap of 2 GiB.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,27 @@
 
 static void *runtime;
 
+#ifdef LINKED
+#define NAMES                                                                                                          \
+    NAME(cudaGetDeviceProperties)                                                                                      \
+    NAME(cudaMemGetInfo) NAME(cudaMalloc) NAME(cudaMallocAsync) NAME(cudaFree) NAME(cudaFreeAsync)                     \
+    NAME(cudaStreamSynchronize) NAME(cudaDeviceReset)
+#define NAME(name) extern int name();
+NAMES
+#undef NAME
+#endif
+
 static void *find(const char *name) {
+#ifdef LINKED
+#define NAME(known)                                                                                                    \
+    if (!strcmp(name, #known))                                                                                         \
+        return (void *)known;
+    NAMES
+#undef NAME
+    void *found = NULL;
+#else
     void *found = dlsym(runtime, name);
+#endif
     if (!found) {
         fprintf(stderr, "no %s\n", name);
         exit(1);
@@ -26,14 +45,14 @@ static void info(void) {
 }
 
 int main(int count, char **arguments) {
-    runtime = count > 1 ? dlopen(arguments[1], RTLD_NOW) : NULL;
+    runtime = dlopen(count > 1 ? arguments[1] : NULL, RTLD_NOW);
     if (!runtime) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
     // cudaDeviceProp: 256 bytes of name, 16 of UUID, 8 of LUID, 4 of mask, then totalGlobalMem.
     static char properties[8192];
-    const char *name = strstr(arguments[1], ".so.12") ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties";
+    const char *name = count > 1 && strstr(arguments[1], ".so.12") ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties";
     int status = ((int (*)(void *, int))find(name))(properties, 0);
     size_t total;
     memcpy(&total, properties + 288, sizeof total);

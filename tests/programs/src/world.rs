@@ -20,7 +20,8 @@ use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::units::Size;
 
 pub use artefacts::{
-    compile, driver, library, library_for, program, real_drivers, repository, runtime, script, shim,
+    compile, compile_for, driver, library, library_for, program, real_drivers, repository, runtime,
+    script, shim, static_runtime,
 };
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;

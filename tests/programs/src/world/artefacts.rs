@@ -68,7 +68,12 @@ pub fn script(name: &str) -> PathBuf {
 
 /// Compiles a C file of tests/programs/c into a program.
 pub fn compile(name: &str, arguments: &[&str]) -> PathBuf {
-    build(name, "", arguments)
+    compile_for(name, "", arguments)
+}
+
+/// The same with a file name of its own, told apart by `tag`.
+pub fn compile_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
+    build(name, tag, arguments)
 }
 
 /// Compiles a C file of tests/programs/c into a shared library.
@@ -112,12 +117,25 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
 
 /// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot be had.
 pub fn runtime(major: u32) -> Option<PathBuf> {
+    fetched(major, "libcudart.so.")
+}
+
+/// The runtime as a static library; none where it cannot be had.
+pub fn static_runtime() -> Option<PathBuf> {
+    fetched(13, "libcudart_static.a")
+}
+
+fn fetched(major: u32, prefix: &str) -> Option<PathBuf> {
     let folder = repository().join(format!(".cache/cudart-{major}"));
-    let file = folder.join(format!("libcudart.so.{major}"));
-    if !file.exists() {
+    let look = || {
+        let files = std::fs::read_dir(&folder).ok()?.filter_map(Result::ok);
+        let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with(prefix));
+        files.next().map(|file| file.path())
+    };
+    look().or_else(|| {
         let _ = Command::new(repository().join("scripts/wheels")).status();
-    }
-    file.exists().then_some(file)
+        look()
+    })
 }
 
 /// The folders of NVIDIA's own driver libraries, as scripts/drivers fetches them, by version; none where they cannot be had.

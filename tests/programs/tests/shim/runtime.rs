@@ -1,17 +1,25 @@
 //! NVIDIA's own CUDA runtimes under a cap.
 
+use std::path::Path;
+
 use gpulimit_programs::world::{self, CONTEXT, MIB, World, text};
 
-fn run(major: u32) {
-    let Some(runtime) = world::runtime(major) else {
-        eprintln!("SKIPPED: libcudart {major} is not there and scripts/wheels cannot fetch it");
-        return;
-    };
-    let program = world::compile("runtime", &[]);
+fn shared(major: u32) {
+    match world::runtime(major) {
+        Some(runtime) => run(&world::compile("runtime", &[]), Some(&runtime)),
+        None => skipped(&format!("libcudart {major}")),
+    }
+}
+
+fn skipped(what: &str) {
+    eprintln!("SKIPPED: {what} is not there and scripts/wheels cannot fetch it");
+}
+
+fn run(program: &Path, runtime: Option<&Path>) {
     let cap = 2048 * MIB;
     let world = World::new(cap);
-    let mut command = world.limited(&program);
-    command.arg(&runtime);
+    let mut command = world.limited(program);
+    command.args(runtime);
     let output = world::finish(command);
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(
@@ -42,11 +50,26 @@ fn run(major: u32) {
 }
 
 #[test]
+fn cudart_11() {
+    shared(11);
+}
+
+#[test]
 fn cudart_12() {
-    run(12);
+    shared(12);
 }
 
 #[test]
 fn cudart_13() {
-    run(13);
+    shared(13);
+}
+
+#[test]
+fn cudart_13_linked_statically() {
+    let Some(archive) = world::static_runtime() else {
+        return skipped("libcudart_static.a");
+    };
+    let archive = archive.display().to_string();
+    let arguments = ["-DLINKED", &archive, "-lpthread", "-lrt", "-lm"];
+    run(&world::compile_for("runtime", "-static", &arguments), None);
 }
