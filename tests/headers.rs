@@ -1,0 +1,253 @@
+//! Our view of the driver's interface against NVIDIA's own headers, of several CUDA versions (scripts/wheels fetches them).
+//!
+//! The C++ compiler is the judge: for every function of the hook table the sizes of its arguments, for every structure that we look into
+//! its size and the places of its fields.
+#![allow(clippy::unwrap_used, reason = "a test that reads files")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folders of headers by CUDA version, of those that have `file`.
+fn headers(file: &str) -> Vec<(String, PathBuf)> {
+    let _ = Command::new(root().join("scripts/wheels")).status();
+    let Ok(folders) = fs::read_dir(root().join(".cache/headers")) else {
+        return Vec::new();
+    };
+    let mut found: Vec<_> = folders
+        .filter_map(Result::ok)
+        .map(|folder| {
+            (
+                folder.file_name().to_string_lossy().into_owned(),
+                folder.path(),
+            )
+        })
+        .filter(|(_, folder)| folder.join(file).exists())
+        .collect();
+    found.sort();
+    if found.is_empty() {
+        eprintln!("SKIPPED: no {file} is there and scripts/wheels cannot fetch it");
+    }
+    found
+}
+
+/// Compiles the text against the headers in `folder`: what the compiler has to say, nothing when it is content.
+fn compile(text: &str, folder: &Path) -> String {
+    use std::io::Write;
+    use std::process::Stdio;
+    let compiler = std::env::var("CXX").unwrap_or("c++".into());
+    let mut process = Command::new(compiler)
+        .args([
+            "-std=c++17",
+            "-fsyntax-only",
+            "-fmax-errors=0",
+            "-w",
+            "-x",
+            "c++",
+            "-I",
+        ])
+        .args([folder, Path::new("-")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a C++ compiler (scripts/setup c++)");
+    process
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    String::from_utf8_lossy(&process.wait_with_output().unwrap().stderr).into_owned()
+}
+
+/// Functions of the hook table (hooked and only called) that begin with `prefix`, with the sizes of their arguments in bytes.
+fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
+    let table = fs::read_to_string(root().join("shim/src/table.rs")).unwrap();
+    let mut functions = BTreeMap::new();
+    for line in table
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.ends_with(';'))
+    {
+        let Some((front, rest)) = line.split_once('(') else {
+            continue;
+        };
+        let name = front.split_whitespace().last().unwrap_or_default();
+        if !name.starts_with(prefix) {
+            continue;
+        }
+        let arguments = rest.split_once(')').unwrap().0;
+        let size = |argument: &str| match argument.split_once(':').unwrap().1.trim() {
+            "i32" | "u32" | "Device" => 4,
+            "u64" | "usize" | "DevicePtr" | "Context" | "Stream" | "Event" | "MemPool"
+            | "AllocationHandle" | "NvmlDevice" | "Opaque" => 8,
+            other if other.starts_with("Out<") || other.starts_with("In<") => 8,
+            other => panic!("{name}: how large is {other}?"),
+        };
+        let sizes = arguments
+            .split(", ")
+            .filter(|one| !one.is_empty())
+            .map(size);
+        functions.insert(name.to_owned(), sizes.collect());
+    }
+    functions
+}
+
+const PROLOGUE: &str = "
+#include <cstddef>
+#include <cstdint>
+template <size_t... N> struct sizes {};
+template <typename R, typename... A> sizes<sizeof(A)...> of(R (*)(A...));
+template <typename A, typename B> struct same { static constexpr bool value = false; };
+template <typename A> struct same<A, A> { static constexpr bool value = true; };
+";
+
+/// Checks the functions against one header; the number of those that it declares.
+fn check_functions(header: &str, version: &str, folder: &Path, prefix: &str) -> usize {
+    let functions = functions(prefix);
+    assert!(!functions.is_empty());
+    // With this, cuda.h declares the older variants as well, under their own names.
+    let mut text = format!("#define __CUDA_API_VERSION_INTERNAL\n#include <{header}>\n{PROLOGUE}");
+    let mut lines = BTreeMap::new();
+    for (name, sizes) in &functions {
+        let (base, sizes) = (
+            name.trim_end_matches("_ptsz").trim_end_matches("_ptds"),
+            sizes
+                .iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+        );
+        write!(text, "#undef {base}\nstatic_assert(same<decltype(of({base})), sizes<{sizes}>>::value, \"differs\");\n").unwrap();
+        lines.insert(text.lines().count(), name);
+    }
+    let complaints = compile(&text, folder);
+    let mut undeclared = 0;
+    for complaint in complaints
+        .lines()
+        .filter(|line| line.starts_with("<stdin>:") && line.contains("error:"))
+    {
+        let number: usize = complaint.split(':').nth(1).unwrap().parse().unwrap();
+        let Some(name) = lines.get(&number) else {
+            panic!("{header} of {version}: {complaint}");
+        };
+        if complaint.contains("was not declared") || complaint.contains("undeclared identifier") {
+            undeclared += 1;
+        } else if !complaint.contains("template argument") {
+            panic!("{header} of {version}: the arguments of {name}: {complaint}");
+        }
+    }
+    functions.len() - undeclared
+}
+
+#[test]
+fn functions_of_the_driver_have_the_arguments_that_its_headers_say() {
+    for (version, folder) in headers("cuda.h") {
+        let declared = check_functions("cuda.h", &version, &folder, "cu");
+        assert!(declared >= 60, "{version} declares only {declared}");
+    }
+}
+
+#[test]
+fn functions_of_nvml_have_the_arguments_that_its_headers_say() {
+    for (version, folder) in headers("nvml.h") {
+        let declared = check_functions("nvml.h", &version, &folder, "nvml");
+        assert!(declared >= 2, "{version} declares only {declared}");
+    }
+}
+
+/// A structure of C, its size, and the fields that we look at: bytes.
+type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
+
+fn check_layouts(file: &str, layouts: &[Layout]) {
+    for (version, folder) in headers(file) {
+        let mut text =
+            format!("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n#include <{file}>\n{PROLOGUE}");
+        for (name, size, fields) in layouts {
+            writeln!(
+                text,
+                "static_assert(sizeof({name}) == {size}, \"size of {name}\");"
+            )
+            .unwrap();
+            for (field, place) in *fields {
+                writeln!(
+                    text,
+                    "static_assert(offsetof({name}, {field}) == {place}, \"{name}.{field}\");"
+                )
+                .unwrap();
+            }
+        }
+        let complaints = compile(&text, &folder);
+        assert!(complaints.is_empty(), "{file} of {version}:\n{complaints}");
+    }
+}
+
+#[test]
+fn structures_of_the_driver_are_laid_out_as_we_read_them() {
+    check_layouts(
+        "cuda.h",
+        &[
+            ("CUmemLocation", 8, &[("type", 0), ("id", 4)]),
+            (
+                "CUmemAllocationProp",
+                32,
+                &[("type", 0), ("requestedHandleTypes", 4), ("location", 8)],
+            ),
+            (
+                "CUmemPoolProps",
+                88,
+                &[("allocType", 0), ("handleTypes", 4), ("location", 8)],
+            ),
+            ("CUuuid", 16, &[]),
+            ("CUdeviceptr", 8, &[]),
+            ("CUmemGenericAllocationHandle", 8, &[]),
+        ],
+    );
+}
+
+#[test]
+fn structures_of_nvml_are_laid_out_as_we_read_them() {
+    check_layouts(
+        "nvml.h",
+        &[
+            (
+                "nvmlMemory_t",
+                24,
+                &[("total", 0), ("free", 8), ("used", 16)],
+            ),
+            (
+                "nvmlMemory_v2_t",
+                40,
+                &[
+                    ("version", 0),
+                    ("total", 8),
+                    ("reserved", 16),
+                    ("free", 24),
+                    ("used", 32),
+                ],
+            ),
+            (
+                "nvmlProcessInfo_v1_t",
+                16,
+                &[("pid", 0), ("usedGpuMemory", 8)],
+            ),
+            (
+                "nvmlProcessInfo_v2_t",
+                24,
+                &[
+                    ("pid", 0),
+                    ("usedGpuMemory", 8),
+                    ("gpuInstanceId", 16),
+                    ("computeInstanceId", 20),
+                ],
+            ),
+        ],
+    );
+}
