@@ -7,6 +7,7 @@ pub mod blocks;
 pub mod device;
 pub mod driver_share;
 pub mod launched;
+pub mod libraries;
 pub mod managed;
 pub mod pools;
 pub mod spare;
@@ -27,6 +28,7 @@ use crate::table::cuda;
 use blocks::Blocks;
 use device::Device;
 use launched::Launched;
+use libraries::Libraries;
 use managed::Managed;
 use pools::Pools;
 use vmm::Vmm;
@@ -49,6 +51,7 @@ pub struct Account {
     pub vmm: Vmm,
     pub pools: Pools,
     pub launched: Launched,
+    pub libraries: Libraries,
 }
 
 impl Account {
@@ -65,6 +68,7 @@ impl Account {
             vmm: Vmm::default(),
             pools: Pools::default(),
             launched: Launched::default(),
+            libraries: Libraries::default(),
         }
     }
 

@@ -11,6 +11,7 @@ mod door;
 mod driver;
 mod handler;
 mod hook;
+mod image;
 mod membership;
 mod message;
 mod nvml;

@@ -59,17 +59,17 @@ table! {
             release  cuCtxDestroy_v2(context: Context) => context::destroy;
             release  cuCtxDetach(context: Context) => context::destroy;
 
-            measured cuModuleLoad(module: Out<Opaque>, path: Opaque) => code::module;
+            measured cuModuleLoad(module: Out<Opaque>, path: Opaque) => code::module_file;
             measured cuModuleLoadData(module: Out<Opaque>, image: Opaque) => code::module;
             measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Opaque) => code::module;
             measured cuModuleLoadDataEx(module: Out<Opaque>, image: Opaque, count: u32, options: Opaque, values: Opaque) => code::module_ex;
             release  cuModuleUnload(module: Opaque) => code::unload;
             measured cuLibraryLoadData(library: Out<Opaque>, code: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
-            measured cuLibraryLoadFromFile(library: Out<Opaque>, path: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
-            release  cuLibraryUnload(library: Opaque) => code::unload;
-            measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::first_use;
+            measured cuLibraryLoadFromFile(library: Out<Opaque>, path: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file;
+            release  cuLibraryUnload(library: Opaque) => code::unload_library;
+            measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module;
             measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
-            measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::first_use;
+            measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
@@ -110,6 +110,8 @@ table! {
             cuCtxPopCurrent_v2(context: Out<Context>);
             cuDevicePrimaryCtxGetState(device: Device, flags: Out<u32>, active: Out<i32>);
             cuStreamGetCtx(stream: Stream, context: Out<Context>);
+            cuModuleGetLoadingMode(mode: Out<i32>);
+            cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
             cuStreamQuery(stream: Stream);
             cuStreamQuery_ptsz(stream: Stream);
             cuStreamIsCapturing(stream: Stream, status: Out<i32>);

@@ -1,36 +1,64 @@
-//! Modules and libraries: code and `__device__` variables. Their size is nowhere said, so they are measured, and unloaded again when the
-//! group has no room for them.
+//! Modules and libraries: code and `__device__` variables. What an image says of its variables is charged ahead; the rest is measured, and
+//! unloaded again when the group has no room for it.
 
-use crate::abi::{DevicePtr, Opaque, Out, SUCCESS, Status};
+use crate::abi::{CUDA_ERROR_NOT_FOUND, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
 use crate::account::driver_share::RESERVE;
+use crate::account::{BLOCK, round_up};
 use crate::handler::measured;
 use crate::hook::Call;
+use crate::image;
 use crate::table::cuda;
 
-fn load(call: Call, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
+/// Loads something with variables of so many bytes. What the driver's reserve covers is not charged ahead.
+fn load(
+    call: Call,
+    variables: u64,
+    real: impl Fn() -> Status,
+    unload: Option<&dyn Fn()>,
+) -> Status {
+    let estimate = RESERVE.saturating_add(round_up(variables, BLOCK));
     match call.process.current_device() {
-        Ok(device) => measured::run(call, device, RESERVE, real, unload),
+        Ok(device) => measured::run(call, device, estimate, real, unload),
         Err(failed) => call.process.unavailable(failed, real),
     }
 }
 
-fn load_module(call: Call, module: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+fn load_module(
+    call: Call,
+    variables: u64,
+    module: Out<Opaque>,
+    real: impl Fn() -> Status,
+) -> Status {
     let unload = || {
         if let Some(module) = module.read() {
             cuda::cuModuleUnload(module);
         }
     };
-    load(call, real, Some(&unload))
+    load(call, variables, real, Some(&unload))
 }
 
-/// `cuModuleLoad`, `cuModuleLoadData`, `cuModuleLoadFatBinary`.
+/// `cuModuleLoad`.
+pub fn module_file(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    module: Out<Opaque>,
+    path: Opaque,
+) -> Status {
+    load_module(call, image::variables_in_file(path), module, || {
+        real(module, path)
+    })
+}
+
+/// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 pub fn module(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, module, || real(module, image))
+    load_module(call, image::variables(image), module, || {
+        real(module, image)
+    })
 }
 
 /// `cuModuleLoadDataEx`.
@@ -43,10 +71,12 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, module, || real(module, image, count, options, values))
+    load_module(call, image::variables(image), module, || {
+        real(module, image, count, options, values)
+    })
 }
 
-/// `cuLibraryLoadData` and `cuLibraryLoadFromFile`: works without a current context, and then takes nothing yet.
+/// `cuLibraryLoadData`.
 #[allow(clippy::too_many_arguments)]
 pub fn library(
     call: Call,
@@ -60,37 +90,85 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
+    open(call, image::variables(code), library, || {
+        real(
+            library,
+            code,
+            jit_options,
+            jit_values,
+            jit_count,
+            options,
+            values,
+            count,
+        )
+    })
+}
+
+/// `cuLibraryLoadFromFile`.
+#[allow(clippy::too_many_arguments)]
+pub fn library_file(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
+    library: Out<Opaque>,
+    path: Opaque,
+    jit_options: Opaque,
+    jit_values: Opaque,
+    jit_count: u32,
+    options: Opaque,
+    values: Opaque,
+    count: u32,
+) -> Status {
+    open(call, image::variables_in_file(path), library, || {
+        real(
+            library,
+            path,
+            jit_options,
+            jit_values,
+            jit_count,
+            options,
+            values,
+            count,
+        )
+    })
+}
+
+/// Opens a library: works without a current context, and takes nothing yet, unless the program wants everything loaded at once.
+fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+    let mut mode = 0;
+    let eager =
+        cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
     let unload = || {
         if let Some(library) = library.read() {
             cuda::cuLibraryUnload(library);
         }
     };
-    load(
-        call,
-        || {
-            real(
-                library,
-                code,
-                jit_options,
-                jit_values,
-                jit_count,
-                options,
-                values,
-                count,
-            )
-        },
-        Some(&unload),
-    )
+    let now = if eager { variables } else { 0 };
+    let status = load(call, now, real, Some(&unload));
+    // Less is a matter of the driver's reserve, as code is.
+    if let (SUCCESS, BLOCK.., Some(library)) = (status, variables, library.read()) {
+        call.process.libraries.insert(library, variables);
+    }
+    status
 }
 
-/// `cuKernelGetFunction`, `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time.
-pub fn first_use(
+/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time.
+pub fn library_module(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
-    handle: Out<Opaque>,
-    of: Opaque,
+    module: Out<Opaque>,
+    library: Opaque,
 ) -> Status {
-    load_once(call, of, || real(handle, of))
+    load_once(call, library, Some(library), || real(module, library))
+}
+
+/// `cuKernelGetFunction`: likewise.
+pub fn kernel_function(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    function: Out<Opaque>,
+    kernel: Opaque,
+) -> Status {
+    load_once(call, kernel, None, || real(function, kernel))
 }
 
 /// `cuLibraryGetGlobal`: likewise.
@@ -102,31 +180,97 @@ pub fn global(
     library: Opaque,
     name: Opaque,
 ) -> Status {
-    load_once(call, library, || real(dptr, bytes, library, name))
+    load_once(call, library, Some(library), || {
+        real(dptr, bytes, library, name)
+    })
 }
 
-/// Measures what `real` loads for `handle`, unless it has done so before: libraries ask for the same kernel at every call.
-fn load_once(call: Call, handle: Opaque, real: impl Fn() -> Status) -> Status {
+/// Charges ahead and measures what `real` loads for `handle` (a library, or else a kernel of one), unless it has done so before: libraries
+/// ask for the same kernel at every call.
+fn load_once(
+    call: Call,
+    handle: Opaque,
+    library: Option<Opaque>,
+    real: impl Fn() -> Status,
+) -> Status {
     // Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
     let loaded = handle | 1;
-    if call.process.launched.contains(loaded) {
+    let lazy = Lazy::of(call, library, handle);
+    if lazy.bytes == 0 && call.process.launched.contains(loaded) {
         return real();
     }
-    let status = load(call, real, None);
+    let status = load(call, lazy.bytes, real, None);
     if status == SUCCESS {
+        lazy.loaded(call);
         call.process.launched.insert(loaded);
     }
     status
 }
 
-/// `cuModuleUnload` and `cuLibraryUnload`.
-pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, code: Opaque) -> Status {
-    let status = real(code);
-    if status == SUCCESS {
-        call.process.launched.forget();
-        for device in call.process.devices() {
-            device.driver.measure(device);
+/// A library that a call may load.
+pub struct Lazy {
+    library: Option<Opaque>,
+    context: usize,
+    /// Of its variables, as far as they are not there yet.
+    pub bytes: u64,
+}
+
+impl Lazy {
+    /// Of `library`, or else of the one that `kernel` belongs to, in the current context.
+    pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque) -> Lazy {
+        let mut lazy = Lazy {
+            library,
+            context: 0,
+            bytes: 0,
+        };
+        if call.process.libraries.is_empty() {
+            return lazy;
+        }
+        cuda::cuCtxGetCurrent(Out::of(&mut lazy.context));
+        if library.is_none() {
+            let mut owner = 0;
+            match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
+                SUCCESS => lazy.library = Some(owner),
+                // A driver that does not tell.
+                CUDA_ERROR_NOT_FOUND => {}
+                // A function of a module, which has been loaded.
+                _ => return lazy,
+            }
+        }
+        lazy.bytes = call.process.libraries.pending(lazy.library, lazy.context);
+        lazy
+    }
+
+    /// The call has loaded it.
+    pub fn loaded(&self, call: Call) {
+        if let Some(library) = self.library.filter(|_| self.bytes > 0) {
+            call.process.libraries.loaded(library, self.context);
         }
     }
+}
+
+/// `cuModuleUnload`.
+pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
+    let status = real(module);
+    if status == SUCCESS {
+        unloaded(call);
+    }
     status
+}
+
+/// `cuLibraryUnload`.
+pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
+    let status = real(library);
+    if status == SUCCESS {
+        call.process.libraries.remove(library);
+        unloaded(call);
+    }
+    status
+}
+
+fn unloaded(call: Call) {
+    call.process.launched.forget();
+    for device in call.process.devices() {
+        device.driver.measure(device);
+    }
 }

@@ -159,6 +159,7 @@ fn empty(call: Call, context: Context) {
     call.process.managed.drain(context, |ordinal, bytes| {
         freed(ordinal, Category::Managed, bytes)
     });
+    call.process.libraries.forget_context(context);
     call.process.pools.refresh(call.process);
 }
 

@@ -2,6 +2,8 @@
 
 use crate::abi::{Opaque, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
+use crate::account::{BLOCK, round_up};
+use crate::handler::code::Lazy;
 use crate::handler::measured;
 use crate::hook::Call;
 
@@ -22,8 +24,11 @@ fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
     } else {
         RESERVE
     };
+    let lazy = Lazy::of(call, None, function);
+    let estimate = estimate.saturating_add(round_up(lazy.bytes, BLOCK));
     let status = measured::run(call, device, estimate, real, None);
     if status == SUCCESS {
+        lazy.loaded(call);
         call.process.launched.insert(function);
     }
     status

@@ -9,6 +9,7 @@ from checks import (  # noqa: F401
     cuda_c,
     training,
     exactness,
+    ways,
     sharing,
     live,
     killed,

@@ -25,6 +25,37 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let arguments = [text.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
+        "module-file" => {
+            let file = std::env::temp_dir().join(format!("gpu-script-{}.ptx", std::process::id()));
+            let text = ptx(words.size(2)?);
+            std::fs::write(&file, text.trim_end_matches('\0'))
+                .map_err(|error| format!("{}: {error}", file.display()))?;
+            let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())
+                .map_err(|error| error.to_string())?;
+            let answer = driver.get("cuModuleLoad", &[path.as_ptr() as usize]);
+            let _ = std::fs::remove_file(&file);
+            scope.keep(words.at(1)?, answer)
+        }
+        "library-global" => {
+            let library = scope.value(words.at(1)?)?;
+            let mut bytes = 0usize;
+            let arguments = [&raw mut bytes as usize, library, c"data".as_ptr() as usize];
+            match driver.get("cuLibraryGetGlobal", &arguments) {
+                (0, _) => format!("0 {bytes}"),
+                (failed, _) => plain(failed),
+            }
+        }
+        "library-launch" => {
+            let library = scope.value(words.at(1)?)?;
+            let kernel = c"kernel".as_ptr() as usize;
+            match driver.get("cuLibraryGetKernel", &[library, kernel]) {
+                (0, kernel) => {
+                    let arguments = [kernel as usize, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0];
+                    plain(driver.call("cuLaunchKernel", &arguments))
+                }
+                (failed, _) => plain(failed),
+            }
+        }
         "library-module" => {
             let library = scope.value(words.at(1)?)?;
             plain(driver.get("cuLibraryGetModule", &[library]).0)

@@ -1,0 +1,95 @@
+//! Libraries whose image says that they have large variables, and where these have been loaded.
+//!
+//! A library is loaded lazily, once for each context that first needs something of it, and cannot be unloaded from one. So what it will take
+//! is charged ahead at every call that may load it.
+
+use std::collections::HashMap;
+
+use parking_lot::RwLock;
+
+use crate::abi::{Context, Opaque};
+
+#[derive(Default)]
+struct Library {
+    /// Of its variables.
+    bytes: u64,
+    /// The contexts that it has been loaded in.
+    loaded: Vec<Context>,
+}
+
+/// The libraries of a process that have variables of some size. Most programs have none.
+#[derive(Default)]
+pub struct Libraries(RwLock<HashMap<Opaque, Library>>);
+
+impl Libraries {
+    /// A library has been opened.
+    pub fn insert(&self, library: Opaque, bytes: u64) {
+        let entry = Library {
+            bytes,
+            loaded: Vec::new(),
+        };
+        self.0.write().insert(library, entry);
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
+    /// Bytes that the library takes when it is first needed in this context; of an unknown library (`None`), the most that any would.
+    pub fn pending(&self, library: Option<Opaque>, context: Context) -> u64 {
+        let libraries = self.0.read();
+        let pending = |entry: &Library| match entry.loaded.contains(&context) {
+            true => 0,
+            false => entry.bytes,
+        };
+        match library {
+            Some(library) => libraries.get(&library).map_or(0, pending),
+            None => libraries.values().map(pending).max().unwrap_or(0),
+        }
+    }
+
+    /// The library is there in this context.
+    pub fn loaded(&self, library: Opaque, context: Context) {
+        if let Some(entry) = self.0.write().get_mut(&library)
+            && !entry.loaded.contains(&context)
+        {
+            entry.loaded.push(context);
+        }
+    }
+
+    /// It has been closed.
+    pub fn remove(&self, library: Opaque) {
+        self.0.write().remove(&library);
+    }
+
+    /// A context is no more; its handle may come back.
+    pub fn forget_context(&self, context: Context) {
+        for entry in self.0.write().values_mut() {
+            entry.loaded.retain(|loaded| *loaded != context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn once_for_each_context() {
+        let libraries = Libraries::default();
+        assert_eq!(libraries.pending(None, 1), 0);
+        libraries.insert(64, 1000);
+        libraries.insert(128, 500);
+        assert_eq!(libraries.pending(Some(64), 1), 1000);
+        assert_eq!(libraries.pending(Some(192), 1), 0);
+        libraries.loaded(64, 1);
+        assert_eq!(libraries.pending(Some(64), 1), 0);
+        assert_eq!(libraries.pending(Some(64), 2), 1000);
+        assert_eq!(libraries.pending(None, 1), 500);
+        libraries.forget_context(1);
+        assert_eq!(libraries.pending(None, 1), 1000);
+        libraries.remove(64);
+        assert_eq!(libraries.pending(Some(64), 1), 0);
+    }
+}

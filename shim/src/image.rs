@@ -1,0 +1,403 @@
+//! What a code image says of the device memory that its variables will take.
+//!
+//! Loading code is measured, but a module with large `__device__` arrays must be refused before the driver takes the memory for them. PTX
+//! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
+//! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::abi::Opaque;
+
+/// The image that a program hands to the driver, or the contents of a file. Memory is read where its headers say that it goes on, as the
+/// driver does.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Memory(*const u8),
+    File(&'a [u8]),
+}
+
+const FATBIN: u32 = 0xba55_ed50;
+/// `__fatBinC_Wrapper_t`, which programs of nvcc register.
+const WRAPPER: u32 = 0x4662_43b1;
+const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
+/// `e_machine` of cubins.
+const EM_CUDA: u16 = 190;
+/// Entries of a fat binary and sections of a cubin that are looked at, at most.
+const MOST: u64 = 1 << 16;
+
+/// Bytes of device memory for the variables of the image at this address; 0 where it does not say.
+pub fn variables(image: Opaque) -> u64 {
+    match image {
+        0 => 0,
+        address => Source::Memory(address as *const u8)
+            .variables()
+            .unwrap_or(0),
+    }
+}
+
+/// The same of the file with the name at this address.
+pub fn variables_in_file(path: Opaque) -> u64 {
+    if path == 0 {
+        return 0;
+    }
+    // SAFETY: the program passes a NUL-terminated name, or none.
+    let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
+    std::fs::read(OsStr::from_bytes(path.to_bytes()))
+        .ok()
+        .and_then(|bytes| Source::File(&bytes).variables())
+        .unwrap_or(0)
+}
+
+impl<'a> Source<'a> {
+    fn bytes<const N: usize>(self, at: u64) -> Option<[u8; N]> {
+        let at = usize::try_from(at).ok()?;
+        match self {
+            Source::Memory(start) => {
+                // SAFETY: the image goes as far as its headers say.
+                Some(unsafe { start.add(at).cast::<[u8; N]>().read_unaligned() })
+            }
+            Source::File(bytes) => bytes.get(at..at.checked_add(N)?)?.try_into().ok(),
+        }
+    }
+
+    fn half(self, at: u64) -> Option<u16> {
+        self.bytes(at).map(u16::from_le_bytes)
+    }
+
+    fn word(self, at: u64) -> Option<u32> {
+        self.bytes(at).map(u32::from_le_bytes)
+    }
+
+    fn long(self, at: u64) -> Option<u64> {
+        self.bytes(at).map(u64::from_le_bytes)
+    }
+
+    /// Whether a NUL-terminated text begins so; does not read beyond its end.
+    fn begins(self, at: u64, with: &[u8]) -> bool {
+        let byte = |at| self.bytes::<1>(at).map(|[byte]| byte);
+        (at..)
+            .zip(with)
+            .all(|(at, wanted)| byte(at) == Some(*wanted))
+    }
+
+    /// The text up to its NUL, or up to `length` bytes.
+    fn text(self, at: u64, length: Option<u64>) -> Option<&'a [u8]> {
+        let at = usize::try_from(at).ok()?;
+        let bytes = match (self, length) {
+            // SAFETY: an entry of a fat binary has the length that its header says.
+            (Source::Memory(start), Some(length)) => unsafe {
+                std::slice::from_raw_parts(start.add(at), usize::try_from(length).ok()?)
+            },
+            // SAFETY: PTX text that is handed over without a length ends with a NUL.
+            (Source::Memory(start), None) => unsafe {
+                CStr::from_ptr(start.add(at).cast()).to_bytes()
+            },
+            (Source::File(bytes), Some(length)) => {
+                bytes.get(at..)?.get(..usize::try_from(length).ok()?)?
+            }
+            (Source::File(bytes), None) => bytes.get(at..)?,
+        };
+        bytes.split(|byte| *byte == 0).next()
+    }
+
+    fn variables(self) -> Option<u64> {
+        match self.word(0)? {
+            FATBIN => self.in_fatbin(),
+            WRAPPER => match (self, self.long(8)?) {
+                (Source::Memory(_), data) if data != 0 => {
+                    Source::Memory(data as *const u8).variables()
+                }
+                _ => None,
+            },
+            ELF => self.in_cubin(0),
+            _ => Some(in_ptx(self.text(0, None)?)),
+        }
+    }
+
+    /// Entries are alternatives for different GPUs: the largest counts.
+    fn in_fatbin(self) -> Option<u64> {
+        const PTX: u16 = 1;
+        const CUBIN: u16 = 2;
+        /// Compressed by LZ4, or by zstd.
+        const COMPRESSED: u64 = 0x2000 | 0x8000;
+        let mut at = u64::from(self.half(6)?);
+        let end = at.checked_add(self.long(8)?)?;
+        let mut largest = None;
+        for _ in 0..MOST {
+            if at >= end {
+                break;
+            }
+            let (kind, header, payload) = (
+                self.half(at)?,
+                u64::from(self.word(at + 4)?),
+                self.long(at + 8)?,
+            );
+            let compressed = self.long(at + 40)? & COMPRESSED != 0;
+            let start = at.checked_add(header)?;
+            let next = start.checked_add(payload)?;
+            if next > end || next <= at {
+                break;
+            }
+            let found = match kind {
+                _ if compressed => None,
+                PTX => self.text(start, Some(payload)).map(in_ptx),
+                CUBIN => self.in_cubin(start),
+                _ => None,
+            };
+            largest = largest.max(found);
+            at = next;
+        }
+        largest
+    }
+
+    /// Sections of variables have names of their own.
+    fn in_cubin(self, start: u64) -> Option<u64> {
+        const HEADER: u64 = 64;
+        let is_cubin = self.bytes::<6>(start)? == *b"\x7fELF\x02\x01"
+            && self.half(start + 18)? == EM_CUDA
+            && u64::from(self.half(start + 58)?) == HEADER;
+        if !is_cubin {
+            return None;
+        }
+        let sections = start.checked_add(self.long(start + 40)?)?;
+        let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
+        let names = start.checked_add(self.long(section(self.half(start + 62)?)? + 24)?)?;
+        let mut bytes = 0u64;
+        for number in 0..self.half(start + 60)? {
+            let section = section(number)?;
+            let name = names.checked_add(u64::from(self.word(section)?))?;
+            if self.begins(name, b".nv.global") {
+                bytes = bytes.checked_add(self.long(section + 32)?)?;
+            }
+        }
+        Some(bytes)
+    }
+}
+
+/// Sum of the `.global` variables of a PTX text.
+fn in_ptx(text: &[u8]) -> u64 {
+    const DECLARATION: &[u8] = b".global";
+    let mut bytes = 0u64;
+    let mut at = 0;
+    while let Some(found) = text.get(at..).and_then(|rest| find(rest, DECLARATION)) {
+        let start = at + found;
+        at = start + DECLARATION.len();
+        let front = text.get(..start).unwrap_or_default();
+        let statement = front
+            .rsplit(|byte| b";{}".contains(byte))
+            .next()
+            .unwrap_or_default();
+        let rest = text.get(at..).unwrap_or_default();
+        // An instruction has the state space as a suffix: ld.global.
+        let declares = front.last().is_none_or(u8::is_ascii_whitespace)
+            && rest.first().is_some_and(u8::is_ascii_whitespace)
+            && find(statement, b".extern").is_none();
+        if declares {
+            let end = rest
+                .iter()
+                .position(|byte| b";=".contains(byte))
+                .unwrap_or(rest.len());
+            let declaration =
+                std::str::from_utf8(rest.get(..end).unwrap_or_default()).unwrap_or_default();
+            bytes = bytes.saturating_add(declared(declaration));
+        }
+    }
+    bytes
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
+}
+
+/// Bytes of one declaration, behind its `.global`: `.align 16 .v4 .f32 name[10][20]`, several names after commas.
+fn declared(declaration: &str) -> u64 {
+    /// Variables do not share these bytes.
+    const GRAIN: u64 = 256;
+    if declaration.contains(".managed") {
+        return 0; // not the device's
+    }
+    let (mut width, mut vector) = (0u64, 1);
+    for word in declaration.split_whitespace() {
+        match word {
+            ".v2" => vector = 2,
+            ".v4" => vector = 4,
+            word => {
+                let bits = word
+                    .strip_prefix('.')
+                    .and_then(|word| word.strip_prefix(['b', 'u', 's', 'f']));
+                let bits =
+                    bits.map(|digits| digits.trim_end_matches(|c: char| !c.is_ascii_digit()));
+                if let Some(Ok(bits)) = bits.map(str::parse::<u64>) {
+                    width = bits / 8;
+                }
+            }
+        }
+    }
+    let names = declaration.rsplit(char::is_whitespace);
+    let of = |name: &str| {
+        name.split('[')
+            .skip(1)
+            .fold(width * vector, |bytes, dimension| {
+                let count = dimension
+                    .split(']')
+                    .next()
+                    .and_then(|count| count.trim().parse::<u64>().ok());
+                bytes.saturating_mul(count.unwrap_or(0))
+            })
+    };
+    let list = match declaration.find(',') {
+        // `a[2], b[3]`: the names are all behind the type.
+        Some(_) => declaration,
+        None => names
+            .into_iter()
+            .find(|word| !word.is_empty())
+            .unwrap_or_default(),
+    };
+    let sum = list.split(',').map(|name| of(name).next_multiple_of(GRAIN));
+    sum.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ptx(text: &str) -> u64 {
+        in_ptx(text.as_bytes())
+    }
+
+    #[test]
+    fn ptx_text() {
+        assert_eq!(ptx(".version 7.0\n.visible .entry k() { ret; }"), 0);
+        assert_eq!(ptx(".visible .global .align 16 .b8 big[1048576];"), 1 << 20);
+        assert_eq!(
+            ptx(".global .u32 one;\n.global .f64 two[4][1000];"),
+            256 + 32_000
+        );
+        assert_eq!(ptx(".global .align 4 .b8 table[4] = {1, 2, 3, 4};"), 256);
+        assert_eq!(ptx(".global .v4 .f32 vectors[1000];"), 16_128);
+        assert_eq!(ptx(".extern .global .align 4 .b8 theirs[4096];"), 0);
+        assert_eq!(ptx(".global .attribute(.managed) .align 4 .b8 m[4096];"), 0);
+        assert_eq!(
+            ptx(".entry k() { ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd1], %r1; }"),
+            0
+        );
+        assert_eq!(ptx(".global .align 1 .b8 a[300], b[600];"), 512 + 768);
+        assert_eq!(ptx(".global .b8 x[99999999999999999999999];"), 0);
+        assert_eq!(ptx(".global"), 0);
+    }
+
+    /// A cubin with these sections.
+    fn cubin(sections: &[(&str, u64)]) -> Vec<u8> {
+        let mut names = vec![0u8];
+        let mut headers = vec![[0u8; 64]];
+        for (name, size) in sections {
+            let mut header = [0u8; 64];
+            header[..4].copy_from_slice(&(names.len() as u32).to_le_bytes());
+            header[32..40].copy_from_slice(&size.to_le_bytes());
+            names.extend(name.bytes().chain([0]));
+            headers.push(header);
+        }
+        let mut header = [0u8; 64];
+        header[24..32].copy_from_slice(&64u64.to_le_bytes());
+        headers.push(header);
+        let mut image = vec![0u8; 64];
+        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        image[18..20].copy_from_slice(&EM_CUDA.to_le_bytes());
+        image[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
+        image[58..60].copy_from_slice(&64u16.to_le_bytes());
+        image[60..62].copy_from_slice(&(headers.len() as u16).to_le_bytes());
+        image[62..64].copy_from_slice(&(headers.len() as u16 - 1).to_le_bytes());
+        image.extend(names);
+        image.extend(headers.concat());
+        image
+    }
+
+    fn fatbin(entries: &[(u16, u64, &[u8])]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for (kind, flags, payload) in entries {
+            let mut header = [0u8; 64];
+            header[..2].copy_from_slice(&kind.to_le_bytes());
+            header[4..8].copy_from_slice(&64u32.to_le_bytes());
+            header[8..16].copy_from_slice(&(payload.len() as u64).to_le_bytes());
+            header[40..48].copy_from_slice(&flags.to_le_bytes());
+            body.extend(header);
+            body.extend(*payload);
+        }
+        let mut image = FATBIN.to_le_bytes().to_vec();
+        image.extend(1u16.to_le_bytes());
+        image.extend(16u16.to_le_bytes());
+        image.extend((body.len() as u64).to_le_bytes());
+        image.extend(body);
+        image
+    }
+
+    fn both(image: &[u8]) -> Option<u64> {
+        let file = Source::File(image).variables();
+        assert_eq!(Source::Memory(image.as_ptr()).variables(), file);
+        file
+    }
+
+    #[test]
+    fn cubins() {
+        let image = cubin(&[
+            (".text.k", 4096),
+            (".nv.global.init", 4000),
+            (".nv.global", 300 << 20),
+            (".nv.shared.k", 1 << 30),
+        ]);
+        assert_eq!(both(&image), Some((300 << 20) + 4000));
+        assert_eq!(both(&cubin(&[])), Some(0));
+        let mut other = image.clone();
+        other[18] = 62; // x86-64
+        assert_eq!(both(&other), None);
+        for cut in [7, 63, 70, image.len() - 64] {
+            assert_eq!(
+                Source::File(&image[..cut]).variables(),
+                None,
+                "cut at {cut}"
+            );
+        }
+    }
+
+    #[test]
+    fn fat_binaries() {
+        let small = cubin(&[(".nv.global", 100)]);
+        let large = cubin(&[(".nv.global", 5000)]);
+        let text = b".global .b8 data[3000];\0\0\0";
+        assert_eq!(
+            both(&fatbin(&[
+                (2, 0x11, &small),
+                (2, 0x11, &large),
+                (1, 0x11, text)
+            ])),
+            Some(5000)
+        );
+        assert_eq!(both(&fatbin(&[(1, 0x11, text)])), Some(3072));
+        assert_eq!(
+            both(&fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)])),
+            None,
+            "compressed"
+        );
+        assert_eq!(
+            both(&fatbin(&[(1, 0x8011, text), (2, 0x11, &small)])),
+            Some(100)
+        );
+        assert_eq!(both(&fatbin(&[])), None);
+        let mut endless = fatbin(&[(1, 0x11, text)]);
+        endless[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(both(&endless), None);
+    }
+
+    #[test]
+    fn wrapped() {
+        let inner = fatbin(&[(1, 0x11, b".global .b8 data[512];")]);
+        let mut wrapper = WRAPPER.to_le_bytes().to_vec();
+        wrapper.extend(1u32.to_le_bytes());
+        wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
+        wrapper.extend(0u64.to_le_bytes());
+        assert_eq!(variables(wrapper.as_ptr() as Opaque), 512);
+        assert_eq!(variables(0), 0);
+    }
+}

@@ -1,0 +1,102 @@
+//! Code with large variables: refused before the driver takes memory for them.
+
+use gpulimit_programs::world::{CONTEXT, MIB, World};
+
+/// Room for two of 300 MiB, and not for three.
+const CAP: u64 = CONTEXT + 800 * MIB;
+
+#[test]
+fn modules() {
+    for load in ["module", "module-ex", "module-file"] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            (&format!("{load} a 300M"), "0"),
+            (&format!("{load} b 300M"), "0"),
+            (&format!("{load} c 300M"), "2"),
+            ("unload a", "0"),
+            (&format!("{load} c 300M"), "0"),
+            (&format!("{load} d 1000G"), "2"),
+        ]);
+        world.judge(CAP);
+        program.expect(&[("unload b", "0"), ("unload c", "0"), ("alloc e 780M", "0")]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn libraries_are_loaded_where_they_are_first_needed() {
+    for first_use in ["library-module", "library-global", "library-launch"] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        let fine = match first_use {
+            "library-global" => "0 314572800",
+            _ => "0",
+        };
+        for library in ["a", "b", "c"] {
+            program.expect(&[(&format!("library {library} 300M"), "0")]);
+        }
+        assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
+        program.expect(&[
+            (&format!("{first_use} a"), fine),
+            (&format!("{first_use} b"), fine),
+            (&format!("{first_use} c"), "2"),
+            // What is there needs nothing more.
+            (&format!("{first_use} a"), fine),
+            ("alloc d 190M", "0"),
+            (&format!("{first_use} b"), fine),
+        ]);
+        world.judge(CAP);
+        program.expect(&[
+            ("free d", "0"),
+            ("unload-library a", "0"),
+            (&format!("{first_use} c"), fine),
+        ]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn each_context_has_its_own_copy_of_a_library() {
+    let cap = 2 * CONTEXT + 400 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("library a 300M", "0"),
+        ("library-global a", "0 314572800"),
+        ("context other 0 v2", "0"),
+        ("library-module a", "2"),
+        ("library-launch a", "2"),
+    ]);
+    world.judge(cap);
+    program.expect(&[
+        ("destroy other", "0"),
+        ("current 0", "0"),
+        ("library-launch a", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn eager_loading() {
+    let world = World::new(CAP);
+    let mut command = world.limited(gpulimit_programs::world::program());
+    command.env("CUDA_MODULE_LOADING", "EAGER");
+    let mut program = gpulimit_programs::world::Session::start(command);
+    program.expect(&[
+        ("start", "0 0"),
+        ("library a 300M", "0"),
+        ("library b 300M", "0"),
+        ("library c 300M", "2"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 600 * MIB);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
