@@ -35,6 +35,8 @@ pub struct Device {
     /// The CUDA ordinal: what the program calls it.
     pub ordinal: Ordinal,
     pub id: DeviceId,
+    /// Bytes of memory that the GPU has.
+    capacity: u64,
     /// Bytes that any context here takes at least.
     pub least_context: u64,
     member: &'static Member,
@@ -90,6 +92,7 @@ impl Device {
             account,
             ordinal,
             id,
+            capacity,
             least_context: context::least(ordinal),
             member,
             share,
@@ -106,6 +109,13 @@ impl Device {
             measured_at: AtomicU64::new(0),
             teardowns: AtomicU32::new(0),
         })
+    }
+
+    /// Whether a request for `bytes` is one to charge. Of none, or of more than the GPU has, the driver takes care by itself, each function
+    /// with its own code.
+    #[inline]
+    pub fn may_hold(&self, bytes: u64) -> bool {
+        (1..=self.capacity).contains(&bytes)
     }
 
     pub fn account(&self) -> &'static Account {

@@ -59,9 +59,9 @@ fn allocate(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    // Without a device (no context, not initialised) and without a size the driver has its own answer.
+    // Without a device (no context, not initialised), without a size and with an absurd one the driver has its own answer.
     let device = match call.process.current_device() {
-        Ok(device) if estimate > 0 => device,
+        Ok(device) if device.may_hold(estimate) => device,
         Ok(_) => return real(),
         Err(failed) => return call.process.unavailable(failed, real),
     };

@@ -91,7 +91,7 @@ fn allocate(
     stream: Stream,
     real: impl Fn() -> Status,
 ) -> Status {
-    if !pool.counted || bytesize == 0 {
+    if !pool.counted || !device.may_hold(bytesize as u64) {
         return real();
     }
     let growth = growth(bytesize as u64);

@@ -23,7 +23,7 @@ pub fn create(
         return real(handle, size, prop, flags);
     };
     let device = match call.process.device(ordinal) {
-        Ok(device) if size > 0 => device,
+        Ok(device) if device.may_hold(size as u64) => device,
         Ok(_) => return real(handle, size, prop, flags),
         Err(failed) => {
             return call

@@ -10,6 +10,7 @@ mod linear;
 mod live_set;
 mod mapped;
 mod pools;
+mod random;
 mod refusal;
 mod runtime;
 mod sharing;

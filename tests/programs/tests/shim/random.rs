@@ -1,0 +1,159 @@
+//! Random programs, right and wrong: with room, they get the same answers under a limit as without us, and in the end nothing is charged.
+
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+
+const CAP: u64 = 60 << 30;
+const PROGRAMS: u64 = 24;
+const LENGTH: usize = 90;
+
+/// Numbers that depend on the seed only (an LCG's high bits).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// Sizes as programs ask for them, and as they should not.
+const SIZES: &[&str] = &[
+    "1",
+    "512",
+    "20000",
+    "700000",
+    "1M",
+    "1048577",
+    "2M",
+    "2M+1",
+    "3M",
+    "33M",
+    "100M",
+    "0",
+    "4096G",
+    "9223372036854775808",
+    "18446744073709551615",
+];
+
+/// What takes something, and what gives it back; NAME and SIZE are filled in.
+const KINDS: &[(&str, &str)] = &[
+    ("alloc NAME SIZE", "free NAME"),
+    ("alloc NAME SIZE", "free NAME"),
+    ("pitch NAME SIZE 3", "free NAME"),
+    ("managed NAME SIZE", "free NAME"),
+    ("create NAME SIZE 0", "release NAME"),
+    ("create NAME SIZE 9", "release NAME"),
+    ("async NAME SIZE", "free-async NAME"),
+    ("async NAME SIZE", "free NAME"),
+    ("async-from NAME pool SIZE work", "free-async NAME work"),
+    ("module NAME SIZE", "unload NAME"),
+    ("library NAME SIZE", "unload-library NAME"),
+];
+
+const BETWEEN: &[&str] = &[
+    "sync",
+    "sync work",
+    "event-sync",
+    "trim pool 0",
+    "trim pool 32M",
+    "threshold pool max",
+    "threshold pool 0",
+    "total 7",
+    "stream more",
+    "alloc-nowhere 1M",
+    "free-number 0",
+    "free-number 77",
+];
+
+/// The commands of the program with this number.
+fn program(seed: u64) -> Vec<String> {
+    let mut numbers = Numbers(seed * 7919 + 1);
+    let mut lines: Vec<String> = ["start", "stream work", "pool pool 0"]
+        .map(str::to_owned)
+        .into();
+    let mut held: Vec<String> = Vec::new();
+    for at in 0..LENGTH {
+        match numbers.below(10) {
+            0..5 => {
+                let (take, give) = KINDS[numbers.below(KINDS.len())];
+                // Managed memory beyond the limit is refused, whatever the GPU has; modules of terabytes are the PTX compiler's business.
+                let sizes = match take.split(' ').next() {
+                    Some("managed") => &SIZES[..12],
+                    Some("module" | "library") => &SIZES[..11],
+                    _ => SIZES,
+                };
+                let name = format!("n{at}");
+                lines.push(
+                    take.replace("NAME", &name)
+                        .replace("SIZE", numbers.of(sizes)),
+                );
+                held.push(give.replace("NAME", &name));
+            }
+            5..9 if !held.is_empty() => {
+                let give = held.swap_remove(numbers.below(held.len()));
+                lines.push(give.clone());
+                // At once, so that the address has not become another one's.
+                if numbers.below(6) == 0 {
+                    lines.push(give);
+                }
+            }
+            _ => lines.push(numbers.of(BETWEEN).to_owned()),
+        }
+    }
+    lines.extend(held);
+    lines.extend(
+        [
+            "sync",
+            "sync work",
+            "destroy-pool pool",
+            "default-pool p 0",
+            "trim p 0",
+            "sync",
+        ]
+        .map(str::to_owned),
+    );
+    lines
+}
+
+fn play(mut session: Session, lines: &[String]) -> (Session, Vec<String>) {
+    let answers = lines
+        .iter()
+        .map(|line| format!("{line}: {}", session.say(line)))
+        .collect();
+    (session, answers)
+}
+
+#[test]
+fn the_same_answers_and_nothing_left() {
+    for seed in 0..PROGRAMS {
+        let lines = program(seed);
+        let bare = World::without_group(&[]);
+        let (plain, expected) = play(Session::start(bare.bare(world::program())), &lines);
+        let world = World::new(CAP);
+        let (program, answers) = play(world.start(), &lines);
+        for (answer, expected) in answers.iter().zip(&expected) {
+            // A size that no GPU has is refused by us, with the same code.
+            assert_eq!(answer, expected, "program {seed}");
+        }
+        assert_eq!(
+            world.machine().used(),
+            bare.machine().used(),
+            "program {seed}"
+        );
+        assert!(
+            world.machine().used() < CONTEXT + 8 * MIB,
+            "program {seed} leaves something"
+        );
+        world.judge(CAP);
+        drop(plain);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
