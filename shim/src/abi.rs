@@ -156,3 +156,108 @@ const _: () = {
     assert!(size_of::<NvmlProcessV2>() == 24);
     assert!(size_of::<NvmlProcessEarly535>() == 32);
 };
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use cudarc::driver::sys;
+
+    use super::*;
+
+    /// cudarc's layouts come from NVIDIA's headers by another way than ours.
+    #[test]
+    fn laid_out_as_cudarc_has_it() {
+        assert_eq!(size_of::<Location>(), size_of::<sys::CUmemLocation>());
+        assert_eq!(offset_of!(Location, id), offset_of!(sys::CUmemLocation, id));
+        for (place, theirs) in [
+            (
+                offset_of!(AllocationProp, location),
+                offset_of!(sys::CUmemAllocationProp, location),
+            ),
+            (
+                offset_of!(AllocationProp, location),
+                offset_of!(sys::CUmemPoolProps, location),
+            ),
+            (
+                offset_of!(AllocationProp, handle_types),
+                offset_of!(sys::CUmemPoolProps, handleTypes),
+            ),
+        ] {
+            assert_eq!(place, theirs);
+        }
+        assert_eq!(size_of::<Uuid>(), size_of::<sys::CUuuid>());
+        assert_eq!(size_of::<DevicePtr>(), size_of::<sys::CUdeviceptr>());
+        assert_eq!(
+            size_of::<AllocationHandle>(),
+            size_of::<sys::CUmemGenericAllocationHandle>()
+        );
+        assert_eq!(size_of::<Stream>(), size_of::<sys::CUstream>());
+    }
+
+    #[test]
+    fn numbered_as_cudarc_has_it() {
+        let pairs = [
+            (
+                CUDA_ERROR_OUT_OF_MEMORY,
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32,
+            ),
+            (
+                CUDA_ERROR_INVALID_DEVICE,
+                sys::CUresult::CUDA_ERROR_INVALID_DEVICE as i32,
+            ),
+            (
+                CUDA_ERROR_NOT_FOUND,
+                sys::CUresult::CUDA_ERROR_NOT_FOUND as i32,
+            ),
+            (
+                CUDA_ERROR_NOT_READY,
+                sys::CUresult::CUDA_ERROR_NOT_READY as i32,
+            ),
+            (
+                CUDA_ERROR_NOT_PERMITTED,
+                sys::CUresult::CUDA_ERROR_NOT_PERMITTED as i32,
+            ),
+            (CUDA_ERROR_UNKNOWN, sys::CUresult::CUDA_ERROR_UNKNOWN as i32),
+            (
+                MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as i32,
+            ),
+            (
+                MEMPOOL_ATTR_USED_MEM_CURRENT,
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as i32,
+            ),
+            (
+                LOCATION_DEVICE,
+                sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32,
+            ),
+            (
+                ALLOCATION_PINNED,
+                sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as i32,
+            ),
+            (
+                CAPTURE_STATUS_NONE,
+                sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as i32,
+            ),
+            (
+                CAPTURE_MODE_RELAXED,
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as i32,
+            ),
+            (
+                LOADING_EAGER,
+                sys::CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING as i32,
+            ),
+            (
+                ATTRIBUTE_MULTIPROCESSORS,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as i32,
+            ),
+            (
+                ATTRIBUTE_MULTIPROCESSOR_THREADS,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR as i32,
+            ),
+        ];
+        for (ours, theirs) in pairs {
+            assert_eq!(ours, theirs);
+        }
+    }
+}
