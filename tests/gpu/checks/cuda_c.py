@@ -1,4 +1,4 @@
-"""A CUDA C++ program, built on the spot, with the static and with the shared runtime."""
+"""CUDA C++ programs, built on the spot, with the static and with the shared runtime."""
 
 from __future__ import annotations
 
@@ -48,19 +48,59 @@ def one(outcome: Outcome, command: list[str], way: str, label: str) -> None:
         outcome.expect(status == 0, f"{label}: ended with {status}: {program.tail()}")
 
 
+def build(nvcc: str, source: str, runtime: str, folder: str) -> tuple[Path, subprocess.Popen]:
+    """Starts the compiler; the program will be at the path."""
+    target = Path(folder) / f"{Path(source).stem}-{runtime}"
+    command = [nvcc, "-O1", f"-cudart={runtime}", str(HERE / source), "-o", str(target)]
+    return target, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def built(outcome: Outcome, compiling: subprocess.Popen, what: str) -> bool:
+    errors = compiling.communicate(timeout=90)[1]
+    return outcome.expect(compiling.returncode == 0, f"nvcc failed ({what}): {errors[-300:]}")
+
+
 @check("cuda-c", timeout=120)
 def cuda_c(outcome: Outcome) -> None:
     """cudaMalloc, MallocAsync, MallocPitch, MallocManaged through the static and the shared runtime."""
     nvcc = compiler()
     with tempfile.TemporaryDirectory() as folder:
-        builds = {}
-        for runtime in ("static", "shared"):
-            target = Path(folder) / runtime
-            command = [nvcc, "-O1", f"-cudart={runtime}", str(HERE / "fill.cu"), "-o", str(target)]
-            builds[runtime] = (target, subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        for runtime, (target, build) in builds.items():
-            errors = build.communicate(timeout=90)[1]
-            if not outcome.expect(build.returncode == 0, f"nvcc failed ({runtime}): {errors[-300:]}"):
+        builds = {runtime: build(nvcc, "fill.cu", runtime, folder) for runtime in ("static", "shared")}
+        for runtime, (target, compiling) in builds.items():
+            if not built(outcome, compiling, runtime):
                 continue
             for way in ("malloc", "async", "pitch", "managed") if runtime == "static" else ("malloc", "async"):
                 one(outcome, [str(target)], way, f"{runtime}_{way}")
+
+
+WAYS = ("array", "array-3d", "layered", "mipmapped", "graph", "captured", "stack", "local", "heap", "variable")
+STAYS = {"local": CAP, "heap": CAP, "variable": CAP, "graph": 8 * MIB, "captured": 8 * MIB}
+"""What the driver keeps of a way after everything was given back, bytes; two MiB otherwise."""
+
+
+@check("cuda-c-ways", timeout=150)
+def cuda_c_ways(outcome: Outcome) -> None:
+    """Arrays, graphs, the stack limit, local memory, the heap and large variables through the runtime."""
+    nvcc = compiler()
+    with tempfile.TemporaryDirectory() as folder:
+        target, compiling = build(nvcc, "ways.cu", "static", folder)
+        if not built(outcome, compiling, "ways"):
+            return
+        for way in WAYS:
+            with judged(outcome, CAP, way) as judge:
+                program = capped([str(target), way])
+                found = program.reply(60)
+                outcome.figures[way] = found
+                outcome.expect(found.get("refusal") == OUT_OF_MEMORY, f"{way}: the refusal was {found.get('refusal')}: {found}")
+                outcome.expect(program.refusals(), f"{way}: no refusal line on stderr")
+                compare_at_rest(outcome, judge, way)
+                full = judge.read()["sum_last"]
+                program.say("go")
+                outcome.expect(program.reply(60).get("freed") == 0, f"{way}: giving back failed")
+                left = judge.settled()["sum_last"]
+                outcome.expect(left <= max(1100 * MIB, STAYS.get(way, 0)), f"{way}: {mib(left)} of {mib(full)} are left")
+                compare_at_rest(outcome, judge, f"{way} freed")
+                program.say("end")
+                status = program.finish()
+                outcome.expect(status == 0, f"{way}: ended with {status}: {program.tail()}")
+                outcome.key.append(f"{way} {found.get('granted')}")

@@ -282,32 +282,42 @@ class MapInfo(Structure):
     _fields_ = [("bytes", c_byte * 96)]
 
 
-@way("deferred-array")
-def deferred_array() -> Turns:
+TILE_POOL = 1
+
+
+def backed(flag: int) -> Turns:
+    """Arrays without memory of their own, backed by a handle that is released while it is mapped."""
     width = height = 2048
+    size = width * height * 16
 
     def take() -> tuple[int, int, object]:
         array = c_void_p()
-        must("cuArray3DCreate_v2", byref(array), byref(ArrayDescriptor(width, height, 0, FLOAT, 4, DEFERRED)))
-        needs = (c_size_t * 4)()
-        must("cuArrayGetMemoryRequirements", needs, array, 0)
-        size = -(-needs[0] // GRANULE) * GRANULE
-        status, handle = create(size)
+        must("cuArray3DCreate_v2", byref(array), byref(ArrayDescriptor(width, height, 0, FLOAT, 4, flag)))
+        status, handle = create(size, TILE_POOL)
         if status:
-            call("cuArrayDestroy", array)
+            must("cuArrayDestroy", array)
             return status, size, None
         info = MapInfo()
-        # resource type array 0, the array; subresource type 0 with a rectangle; map; generic handle; offset 0; device 0 in the mask.
+        # An array; its level 0, all of it; map a generic handle from offset 0 on device 0.
         struct.pack_into("IxxxxQ", info.bytes, 0, 0, array.value)
-        struct.pack_into("I", info.bytes, 16, 0)
-        struct.pack_into("IIIIIIII", info.bytes, 24, 0, 0, 0, 0, 0, width, height, 1)
+        struct.pack_into("IxxxxIIIIIIII", info.bytes, 16, 0, 0, 0, 0, 0, 0, width, height, 1)
         struct.pack_into("IIQQII", info.bytes, 56, 1, 0, handle.value, 0, 1, 0)
-        mapped = call("cuMemMapArrayAsync", byref(info), 1, None)
+        must("cuMemMapArrayAsync", byref(info), 1, None)
         must("cuMemRelease", handle)
         must("cuCtxSynchronize")
-        return mapped, size, array
+        return 0, size, array
 
     return one_by_one(take, lambda array: call("cuArrayDestroy", array))
+
+
+@way("array-sparse")
+def array_sparse() -> Turns:
+    return backed(SPARSE)
+
+
+@way("array-deferred")
+def array_deferred() -> Turns:
+    return backed(DEFERRED)
 
 
 # ---- pools

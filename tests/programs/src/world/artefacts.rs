@@ -50,8 +50,11 @@ pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 
-/// `libgpulimit.so`.
+/// `libgpulimit.so`, or what scripts/prove-hooks puts in its place.
 pub fn shim() -> PathBuf {
+    if let Some(other) = std::env::var_os("GPULIMIT_TEST_LIBRARY") {
+        return other.into();
+    }
     built_once().join("release/libgpulimit.so")
 }
 

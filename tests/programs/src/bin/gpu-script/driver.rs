@@ -1,7 +1,10 @@
 //! The driver's functions, found through a door.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
 
 use crate::door::Door;
 use crate::process;
@@ -27,6 +30,8 @@ pub struct Driver {
     nvml: usize,
     twins: bool,
     known: Mutex<HashMap<String, usize>>,
+    /// Where scripts/prove-hooks wants to know which functions are called.
+    record: Option<PathBuf>,
 }
 
 impl Driver {
@@ -37,13 +42,17 @@ impl Driver {
             nvml: process::open("libnvidia-ml.so.1", libc::RTLD_NOW),
             twins,
             known: Mutex::default(),
+            record: std::env::var_os("GPULIMIT_SCRIPT_RECORD").map(PathBuf::from),
         })
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.known.lock().unwrap_or_else(|held| held.into_inner())
     }
 
     /// Address of a function by its exported name; 0 when there is none.
     pub fn find(&self, name: &str) -> usize {
-        let mut known = self.known.lock().unwrap_or_else(|held| held.into_inner());
-        *known.entry(name.to_owned()).or_insert_with(|| {
+        *self.known().entry(name.to_owned()).or_insert_with(|| {
             if name.starts_with("nvml") {
                 process::find(self.nvml, name)
             } else {
@@ -55,11 +64,17 @@ impl Driver {
     /// Calls a function.
     pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
         let twin = self.twins && TWINS.contains(&name);
-        let address = if twin {
-            self.find(&format!("{name}_ptsz"))
+        let name = if twin {
+            format!("{name}_ptsz")
         } else {
-            self.find(name)
+            name.to_owned()
         };
+        let new = !self.known().contains_key(&name);
+        let address = self.find(&name);
+        if let Some(record) = self.record.as_ref().filter(|_| new) {
+            let file = OpenOptions::new().create(true).append(true).open(record);
+            let _ = file.and_then(|mut file| writeln!(file, "{name}"));
+        }
         match address {
             0 => ABSENT,
             address => process::call(address, arguments),
