@@ -6,6 +6,8 @@
 pub mod blocks;
 pub mod device;
 pub mod driver_share;
+pub mod green;
+pub mod kernel_memory;
 pub mod launched;
 pub mod managed;
 pub mod pools;
@@ -26,6 +28,7 @@ use crate::membership;
 use crate::table::cuda;
 use blocks::Blocks;
 use device::Device;
+use green::Greens;
 use launched::Launched;
 use managed::Managed;
 use pools::Pools;
@@ -49,6 +52,7 @@ pub struct Account {
     pub vmm: Vmm,
     pub pools: Pools,
     pub launched: Launched,
+    pub greens: Greens,
 }
 
 impl Account {
@@ -65,6 +69,7 @@ impl Account {
             vmm: Vmm::default(),
             pools: Pools::default(),
             launched: Launched::default(),
+            greens: Greens::default(),
         }
     }
 
@@ -121,6 +126,13 @@ impl Account {
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter().filter_map(OnceBox::get)
+    }
+
+    /// Contexts that this process has.
+    pub fn context_count(&'static self) -> usize {
+        self.devices()
+            .map(|device| device.contexts.load(Ordering::Acquire) as usize)
+            .sum()
     }
 
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.

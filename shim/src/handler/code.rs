@@ -2,14 +2,17 @@
 //! group has no room for them.
 
 use crate::abi::{DevicePtr, Opaque, Out, SUCCESS, Status};
-use crate::account::driver_share::RESERVE;
-use crate::handler::measured;
+use crate::handler::limits::{self, Use};
+use crate::handler::linear::current_context;
 use crate::hook::Call;
 use crate::table::cuda;
 
 fn load(call: Call, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
     match call.process.current_device() {
-        Ok(device) => measured::run(call, device, RESERVE, real, unload),
+        Ok(device) => {
+            let load = Use::<fn() -> u64>::Load;
+            limits::run(call, device, current_context(), load, 0, real, unload)
+        }
         Err(failed) => call.process.unavailable(failed, real),
     }
 }
@@ -108,13 +111,34 @@ pub fn global(
 /// Measures what `real` loads for `handle`, unless it has done so before: libraries ask for the same kernel at every call.
 fn load_once(call: Call, handle: Opaque, real: impl Fn() -> Status) -> Status {
     // Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
-    let loaded = handle | 1;
-    if call.process.launched.contains(loaded) {
+    let (loaded, launched) = (handle | 1, &call.process.launched);
+    if launched.contains(loaded) {
+        return real();
+    }
+    // A library is loaded in every context by itself.
+    let context = current_context();
+    launched.note_kernel(loaded, 0);
+    if launched.contains_in(loaded, context) {
         return real();
     }
     let status = load(call, real, None);
     if status == SUCCESS {
-        call.process.launched.insert(loaded);
+        launched.insert_in(loaded, context, call.process.context_count());
+    }
+    status
+}
+
+/// `cuLibraryGetKernel`: a kernel, which can be launched in any context.
+pub fn kernel(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    kernel: Out<Opaque>,
+    library: Opaque,
+    name: Opaque,
+) -> Status {
+    let status = real(kernel, library, name);
+    if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
+        call.process.launched.note_kernel(kernel, library);
     }
     status
 }
@@ -123,7 +147,7 @@ fn load_once(call: Call, handle: Opaque, real: impl Fn() -> Status) -> Status {
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, code: Opaque) -> Status {
     let status = real(code);
     if status == SUCCESS {
-        call.process.launched.forget();
+        call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.driver.measure(device);
         }

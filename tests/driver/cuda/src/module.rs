@@ -8,6 +8,7 @@
 //! `cuLibraryGetGlobal`, `cuLibraryGetModule` or the launch of a kernel first needs the module.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
@@ -466,10 +467,15 @@ pub fn load_function(function: usize) -> Outcome<()> {
     known(function).map(drop)
 }
 
-/// NVIDIA's documentation: kernels have a function of their own for this.
+/// NVIDIA's documentation: kernels have a function of their own for this. Whether this one takes them is not known.
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     match known(function)? {
-        kernel if kernel.kernel => Err(Status::INVALID_HANDLE),
+        kernel
+            if kernel.kernel
+                && driver()?.machine.knobs.kernels_are_functions.load(Relaxed) == 0 =>
+        {
+            Err(Status::INVALID_HANDLE)
+        }
         function => put_attribute(value, attribute, function),
     }
 }

@@ -208,35 +208,44 @@ fn printf_takes_nothing_beyond_its_limit() {
 /// The kernel's own function tells without loading anything; that the functions' one does not take it is NVIDIA's documentation.
 #[test]
 fn kernels_tell_their_local_memory() {
-    alone(&[], |cuda| {
-        cuda.start();
-        let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n.visible .entry work()\n{\n.local .align 4 .b8 depot[4096];\nret;\n}\n";
-        let arguments = [ptx.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
-        let library = cuda
-            .get("cuLibraryLoadData", &arguments)
-            .expect("a library") as usize;
-        let arguments = [library, c"work".as_ptr() as usize];
-        let kernel = cuda
-            .get("cuLibraryGetKernel", &arguments)
-            .expect("a kernel") as usize;
-        let mut told = 0i32;
-        let place = &raw mut told as usize;
-        assert_eq!(cuda.call("cuKernelGetAttribute", &[place, 3, kernel, 0]), 0);
-        assert_eq!((told, cuda.beyond()), (4096, 0));
-        assert_eq!(
-            cuda.call("cuKernelGetAttribute", &[place, 3, kernel, 9]),
-            101
-        );
-        assert_eq!(cuda.call("cuFuncGetAttribute", &[place, 3, kernel]), 400);
-        let function = cuda
-            .get("cuKernelGetFunction", &[kernel])
-            .expect("a function") as usize;
-        assert_eq!(cuda.call("cuFuncGetAttribute", &[place, 3, function]), 0);
-        assert_eq!(
-            cuda.call("cuKernelGetAttribute", &[place, 3, function, 0]),
-            400
-        );
-    });
+    alone(&[], |cuda| kernels_tell(cuda, 400));
+}
+
+#[test]
+fn kernels_tell_their_local_memory_as_functions() {
+    let knobs = [("GPULIMIT_SIM_KERNELS_ARE_FUNCTIONS", "1")];
+    alone(&knobs, |cuda| kernels_tell(cuda, 0));
+}
+
+fn kernels_tell(cuda: &Cuda, as_function: i32) {
+    cuda.start();
+    let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n.visible .entry work()\n{\n.local .align 4 .b8 depot[4096];\nret;\n}\n";
+    let arguments = [ptx.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
+    let library = cuda
+        .get("cuLibraryLoadData", &arguments)
+        .expect("a library") as usize;
+    let arguments = [library, c"work".as_ptr() as usize];
+    let kernel = cuda
+        .get("cuLibraryGetKernel", &arguments)
+        .expect("a kernel") as usize;
+    let mut told = 0i32;
+    let place = &raw mut told as usize;
+    assert_eq!(cuda.call("cuKernelGetAttribute", &[place, 3, kernel, 0]), 0);
+    assert_eq!((told, cuda.beyond()), (4096, 0));
+    assert_eq!(
+        cuda.call("cuKernelGetAttribute", &[place, 3, kernel, 9]),
+        101
+    );
+    let asked = cuda.call("cuFuncGetAttribute", &[place, 3, kernel]);
+    assert_eq!(asked, as_function);
+    let function = cuda
+        .get("cuKernelGetFunction", &[kernel])
+        .expect("a function") as usize;
+    assert_eq!(cuda.call("cuFuncGetAttribute", &[place, 3, function]), 0);
+    assert_eq!(
+        cuda.call("cuKernelGetAttribute", &[place, 3, function, 0]),
+        400
+    );
 }
 
 #[test]
