@@ -44,6 +44,16 @@ pub const ATTRIBUTE_MULTIPROCESSOR_THREADS: i32 = 39;
 
 /// `CU_MODULE_EAGER_LOADING`.
 pub const LOADING_EAGER: i32 = 1;
+
+/// `CU_LIMIT_STACK_SIZE`, bytes per thread.
+pub const LIMIT_STACK_SIZE: i32 = 0;
+/// `CU_LIMIT_PRINTF_FIFO_SIZE`, bytes.
+pub const LIMIT_PRINTF_FIFO_SIZE: i32 = 1;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`, bytes.
+pub const LIMIT_MALLOC_HEAP_SIZE: i32 = 2;
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, per thread.
+pub const FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: i32 = 3;
+
 /// `CUstreamCaptureStatus`: no capture under way.
 pub const CAPTURE_STATUS_NONE: i32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -85,6 +95,28 @@ pub struct AllocationProp {
     pub allocation_type: i32,
     pub handle_types: i32,
     pub location: Location,
+}
+
+/// The first 40 bytes of `CUlaunchConfig` (56 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchConfig {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub stream: Stream,
+}
+
+/// `CUDA_LAUNCH_PARAMS`, 56 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchParams {
+    pub function: Opaque,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub stream: Stream,
+    pub params: Opaque,
 }
 
 /// `CUuuid`.
@@ -148,6 +180,10 @@ const _: () = {
     assert!(size_of::<Location>() == 8);
     assert!(size_of::<AllocationProp>() == 16);
     assert!(std::mem::offset_of!(AllocationProp, location) == 8);
+    assert!(size_of::<LaunchConfig>() == 40);
+    assert!(std::mem::offset_of!(LaunchConfig, stream) == 32);
+    assert!(size_of::<LaunchParams>() == 56);
+    assert!(std::mem::offset_of!(LaunchParams, stream) == 40);
     assert!(size_of::<Uuid>() == 16);
     assert!(size_of::<NvmlMemory>() == 24);
     assert!(size_of::<NvmlMemoryV2>() == 40);

@@ -6,6 +6,8 @@
 pub mod blocks;
 pub mod device;
 pub mod driver_share;
+pub mod green;
+pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
 pub mod managed;
@@ -27,6 +29,7 @@ use crate::membership;
 use crate::table::cuda;
 use blocks::Blocks;
 use device::Device;
+use green::Greens;
 use launched::Launched;
 use libraries::Libraries;
 use managed::Managed;
@@ -52,6 +55,7 @@ pub struct Account {
     pub pools: Pools,
     pub launched: Launched,
     pub libraries: Libraries,
+    pub greens: Greens,
 }
 
 impl Account {
@@ -69,6 +73,7 @@ impl Account {
             pools: Pools::default(),
             launched: Launched::default(),
             libraries: Libraries::default(),
+            greens: Greens::default(),
         }
     }
 
@@ -125,6 +130,13 @@ impl Account {
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter().filter_map(OnceBox::get)
+    }
+
+    /// Contexts that this process has.
+    pub fn context_count(&'static self) -> usize {
+        self.devices()
+            .map(|device| device.contexts.load(Ordering::Acquire) as usize)
+            .sum()
     }
 
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.

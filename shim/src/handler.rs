@@ -5,7 +5,9 @@
 
 pub mod code;
 pub mod context;
+pub mod green;
 pub mod launch;
+pub mod limits;
 pub mod linear;
 pub mod lookup;
 pub mod managed;

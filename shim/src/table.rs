@@ -9,7 +9,8 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    code, context, launch, linear, lookup, managed, measured, pool, synchronize, view, vmm,
+    code, context, green, launch, limits, linear, lookup, managed, measured, pool, synchronize,
+    view, vmm,
 };
 use crate::hook::table;
 
@@ -55,6 +56,14 @@ table! {
             measured cuCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create;
             measured cuCtxCreate_v3(context: Out<Context>, affinity: Opaque, count: i32, flags: u32, device: Device) => context::create_v3;
             measured cuCtxCreate_v4(context: Out<Context>, params: Opaque, flags: u32, device: Device) => context::create_v4;
+            measured cuGLCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create;
+            measured cuGLCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create;
+            measured cuVDPAUCtxCreate(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create_vdpau;
+            measured cuVDPAUCtxCreate_v2(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create_vdpau;
+            measured cuGreenCtxCreate(green: Out<Opaque>, description: Opaque, device: Device, flags: u32) => green::create;
+            release  cuGreenCtxDestroy(green: Opaque) => green::destroy;
+            measured cuGreenCtxStreamCreate(stream: Out<Stream>, green: Opaque, flags: u32, priority: i32) => green::stream;
+            sized    cuCtxSetLimit(limit: i32, value: usize) => limits::set;
             release  cuCtxDestroy(context: Context) => context::destroy;
             release  cuCtxDestroy_v2(context: Context) => context::destroy;
             release  cuCtxDetach(context: Context) => context::destroy;
@@ -69,14 +78,19 @@ table! {
             release  cuLibraryUnload(library: Opaque) => code::unload_library;
             measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module;
             measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
+            track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
-            launch   cuLaunchKernelEx(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
-            launch   cuLaunchKernelEx_ptsz(config: Opaque, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
+            launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
+            launch   cuLaunchKernelEx_ptsz(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
             launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
             launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
+            launch   cuLaunchCooperativeKernelMultiDevice(list: In<LaunchParams>, count: u32, flags: u32) => launch::multi_device;
+            launch   cuLaunch(function: Opaque) => launch::plain, unless is_recent: function;
+            launch   cuLaunchGrid(function: Opaque, width: i32, height: i32) => launch::grid, unless is_recent: function;
+            launch   cuLaunchGridAsync(function: Opaque, width: i32, height: i32, stream: Stream) => launch::grid_async, unless is_recent: function;
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
@@ -106,6 +120,10 @@ table! {
             cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: Device);
             cuCtxGetCurrent(context: Out<Context>);
             cuCtxGetDevice(device: Out<Device>);
+            cuCtxFromGreenCtx(context: Out<Context>, green: Opaque);
+            cuCtxGetLimit(value: Out<usize>, limit: i32);
+            cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: Opaque);
+            cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: Opaque, device: Device);
             cuCtxPushCurrent_v2(context: Context);
             cuCtxPopCurrent_v2(context: Out<Context>);
             cuDevicePrimaryCtxGetState(device: Device, flags: Out<u32>, active: Out<i32>);

@@ -57,6 +57,11 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T: Copy> In<T> {
+    /// The place of element `index` of an array that starts here.
+    pub fn at(self, index: usize) -> Self {
+        In(self.0.wrapping_add(index))
+    }
+
     /// What stands there; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
         // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).

@@ -9,6 +9,7 @@ use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
 use super::driver_share::{DriverShare, RESERVE};
+use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
 use super::spare::Spare;
 use super::{Account, BLOCK};
@@ -18,7 +19,6 @@ use crate::abi::{
 };
 use crate::capture::relaxed;
 use crate::clock::monotonic_ms;
-use crate::handler::context;
 use crate::refusal::Refused;
 use crate::table::cuda;
 use crate::{membership, message, nvml, refusal};
@@ -35,18 +35,19 @@ pub struct Device {
     /// The CUDA ordinal: what the program calls it.
     pub ordinal: Ordinal,
     pub id: DeviceId,
-    /// Bytes of memory that the GPU has.
-    capacity: u64,
-    /// Bytes that any context here takes at least.
+    /// Bytes that any context here takes at least: known without making one.
     pub least_context: u64,
+    /// What CUDA says that the GPU has, bytes.
+    pub capacity: u64,
     member: &'static Member,
     share: MemberDevice,
     used: [AtomicU64; Category::COUNT],
     idle: AtomicI64,
-    /// Of the idle bytes, those that pools keep for their own reuse.
+    /// Of the idle bytes, those that pools keep for their own reuse, and those that contexts have set aside.
     headroom: AtomicI64,
     pub spare: Spare,
     pub driver: DriverShare,
+    pub kernels: KernelMemory,
     /// Held while a context is made.
     pub making: Mutex<()>,
     /// Contexts that this process has here.
@@ -66,6 +67,13 @@ pub struct Device {
 pub struct Total {
     pub figure: u64,
     pub named: u64,
+}
+
+impl Total {
+    /// The driver's part, bytes.
+    pub fn beyond_named(self) -> u64 {
+        self.figure.saturating_sub(self.named)
+    }
 }
 
 impl Device {
@@ -88,12 +96,13 @@ impl Device {
             ));
             CUDA_ERROR_NOT_PERMITTED
         })?;
+        let kernels = KernelMemory::of(ordinal);
         Ok(Device {
             account,
             ordinal,
             id,
+            least_context: kernels.start(),
             capacity,
-            least_context: context::least(ordinal),
             member,
             share,
             used: Default::default(),
@@ -101,6 +110,7 @@ impl Device {
             headroom: AtomicI64::new(0),
             spare: Spare::default(),
             driver: DriverShare::default(),
+            kernels,
             making: Mutex::new(()),
             contexts: AtomicU32::new(0),
             primary: AtomicUsize::new(0),
@@ -128,7 +138,7 @@ impl Device {
     }
 
     /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less what stays so: the
-    /// driver's reserve and the pools' headroom.
+    /// driver's reserve, the pools' headroom and what contexts have set aside.
     pub fn free(&self) -> u64 {
         let headroom = u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
         self.member
@@ -272,7 +282,7 @@ impl Device {
         );
     }
 
-    /// Changes the bytes that pools keep for their own reuse by a signed amount.
+    /// Changes the bytes that are kept for pools and contexts by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 
-use super::device::Device;
+use super::device::{Device, Total};
 use crate::refusal::Refused;
 
 /// Kept charged beyond the measured part while the process has a context: bytes.
@@ -20,6 +20,8 @@ struct State {
     used: u64,
     /// Of `held`, promised to calls under way.
     prepaid: u64,
+    /// Of `held`, kept for what contexts will take later.
+    reserved: u64,
     /// The driver knows this process: there is a context.
     alive: bool,
     /// Contexts made since the last measurement, with the sizes that were assumed for them.
@@ -28,7 +30,8 @@ struct State {
 
 impl State {
     fn idle(&self) -> u64 {
-        self.held.saturating_sub(self.used + self.prepaid)
+        self.held
+            .saturating_sub(self.used + self.prepaid + self.reserved)
     }
 
     /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
@@ -68,6 +71,18 @@ impl DriverShare {
             device.charge_ahead(symbol, missing)?;
             self.0.lock().held += missing;
         }
+    }
+
+    /// As [`DriverShare::prepay`], of what the group has left, and refuses nothing: the bytes that are charged.
+    pub fn prepay_some(&self, device: &Device, bytes: u64) -> u64 {
+        let bytes = bytes.min(device.group_free());
+        if bytes == 0 || device.charge_ahead_without_trim(bytes).is_err() {
+            return 0;
+        }
+        let mut state = self.0.lock();
+        state.held += bytes;
+        state.prepaid += bytes;
+        bytes
     }
 
     /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
@@ -117,17 +132,85 @@ impl DriverShare {
         }
     }
 
+    /// The call that paid `bytes` ahead has not been made, or has taken nothing.
+    pub fn cancel(&self, device: &Device, bytes: u64) {
+        let mut state = self.0.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        self.trim(device, &mut state);
+    }
+
+    /// Keeps `bytes` of what a call paid ahead for what its context will take later.
+    pub fn reserve(&self, device: &Device, bytes: u64) {
+        let mut state = self.0.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.reserved += bytes;
+        device.adjust_headroom(bytes as i64);
+        self.refill(device, &mut state);
+    }
+
+    /// Gives back `bytes` that were kept.
+    pub fn unreserve(&self, device: &Device, bytes: u64) {
+        let mut state = self.0.lock();
+        state.reserved = state.reserved.saturating_sub(bytes);
+        device.adjust_headroom((bytes as i64).wrapping_neg());
+        self.trim(device, &mut state);
+    }
+
+    /// Promises `bytes` that were kept to a call that may take them.
+    pub fn offer(&self, bytes: u64) {
+        let mut state = self.0.lock();
+        state.reserved = state.reserved.saturating_sub(bytes);
+        state.prepaid += bytes;
+    }
+
+    /// As [`DriverShare::settle`], for a call that was also offered `offered` bytes: `taken` tells from the growth of the driver's part how many of
+    /// them are taken. The others are kept on.
+    pub fn settle_offer(
+        &self,
+        device: &Device,
+        bytes: u64,
+        offered: u64,
+        taken: impl FnOnce(u64) -> u64,
+    ) -> Option<Measured> {
+        let total = device.measure_total();
+        let mut state = self.0.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes + offered);
+        let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(state.used));
+        let taken = taken(grown).min(offered);
+        state.reserved += offered - taken;
+        device.adjust_headroom((taken as i64).wrapping_neg());
+        let Some(total) = total else {
+            self.trim(device, &mut state);
+            return None;
+        };
+        Some(self.conclude(device, &mut state, total))
+    }
+
+    /// Without a measurement: the driver's part has changed by so many bytes, for as long as its context lives.
+    pub fn assume(&self, device: &Device, change: i64) {
+        let mut state = self.0.lock();
+        if let Some(context) = state.assumed.last_mut() {
+            *context = context.saturating_add_signed(change);
+        }
+        let used = state.used.saturating_add_signed(change);
+        self.enter(device, &mut state, used);
+        self.trim(device, &mut state);
+    }
+
     /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
     pub fn measure(&self, device: &Device) -> Option<Measured> {
         let total = device.measure_total()?;
-        let mut state = self.0.lock();
-        let used = total.figure.saturating_sub(total.named);
+        Some(self.conclude(device, &mut self.0.lock(), total))
+    }
+
+    fn conclude(&self, device: &Device, state: &mut State, total: Total) -> Measured {
+        let used = total.beyond_named();
         state.alive = total.figure > 0;
         state.assumed.clear();
-        let overrun = self.enter(device, &mut state, used);
-        self.trim(device, &mut state);
-        self.refill(device, &mut state);
-        Some(Measured { used, overrun })
+        let overrun = self.enter(device, state, used);
+        self.trim(device, state);
+        self.refill(device, state);
+        Measured { used, overrun }
     }
 
     /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.
@@ -137,7 +220,7 @@ impl DriverShare {
         device.set_driver(before, used);
         // What came into use is no longer idle; what is charged anew is, until here.
         device.adjust_idle(before.wrapping_sub(used) as i64);
-        let needed = used + state.prepaid;
+        let needed = used + state.prepaid + state.reserved;
         let missing = needed.saturating_sub(state.held);
         if missing == 0 {
             if used > before {

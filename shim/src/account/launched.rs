@@ -4,14 +4,14 @@
 //! A launch therefore looks its function up, first among the last few of its own thread.
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::blocks::BlockHasher;
-use crate::abi::Opaque;
+use crate::abi::{Context, Opaque};
 
 /// Of each thread: a training step of PyTorch launches some seventy kernels.
 const RECENT: usize = 256;
@@ -56,9 +56,22 @@ pub fn is_recent(function: Opaque) -> bool {
         })
 }
 
+/// A `CUkernel`, or the odd number beside the handle of something that is loaded in every context by itself.
+#[derive(Default)]
+struct Kernel {
+    library: Opaque,
+    /// Where it has been launched, or loaded.
+    contexts: Vec<Context>,
+}
+
 /// The functions that this process has launched.
+///
+/// A `CUfunction` belongs to one context, a `CUkernel` is launched in any: it counts as launched when it was in all of them.
 pub struct Launched {
     functions: RwLock<HashSet<Opaque, BuildHasherDefault<BlockHasher>>>,
+    kernels: RwLock<HashMap<Opaque, Kernel, BuildHasherDefault<BlockHasher>>>,
+    /// Held through a launch on several devices, which may wait for others in each of their contexts.
+    pub on_many: Mutex<()>,
 }
 
 impl Default for Launched {
@@ -66,6 +79,8 @@ impl Default for Launched {
         next_generation();
         Launched {
             functions: RwLock::default(),
+            kernels: RwLock::default(),
+            on_many: Mutex::new(()),
         }
     }
 }
@@ -92,6 +107,48 @@ impl Launched {
         remember(generation, function);
     }
 
+    /// `kernel` is a `CUkernel` of this library (0: of one unknown).
+    pub fn note_kernel(&self, kernel: Opaque, library: Opaque) {
+        if !self.is_kernel(kernel) {
+            self.kernels.write().entry(kernel).or_default().library = library;
+        }
+    }
+
+    /// Whether `handle` is known to be a `CUkernel`.
+    pub fn is_kernel(&self, handle: Opaque) -> bool {
+        self.kernels.read().contains_key(&handle)
+    }
+
+    /// Whether `handle` is a kernel that has been launched in this context.
+    pub fn contains_in(&self, handle: Opaque, context: Context) -> bool {
+        let kernels = self.kernels.read();
+        kernels
+            .get(&handle)
+            .is_some_and(|kernel| kernel.contexts.contains(&context))
+    }
+
+    /// `function` has been launched in one of so many contexts.
+    pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
+        if let Some(kernel) = self.kernels.write().get_mut(&function) {
+            if !kernel.contexts.contains(&context) {
+                kernel.contexts.push(context);
+            }
+            if kernel.contexts.len() < contexts {
+                return;
+            }
+        }
+        self.insert(function);
+    }
+
+    /// There is a new context, in which no kernel has been launched.
+    pub fn forget_kernels(&self) {
+        let kernels = self.kernels.read();
+        self.functions
+            .write()
+            .retain(|function| !kernels.contains_key(function));
+        next_generation();
+    }
+
     /// Nothing launched so far?
     pub fn is_empty(&self) -> bool {
         self.functions.read().is_empty()
@@ -104,10 +161,21 @@ impl Launched {
         }
     }
 
-    /// Code was unloaded: handles may come back as other functions.
+    /// Handles may come back as other functions, or need what they needed before.
     pub fn forget(&self) {
+        for kernel in self.kernels.write().values_mut() {
+            kernel.contexts.clear();
+        }
         self.functions.write().clear();
         next_generation();
+    }
+
+    /// A library, or a module, was unloaded.
+    pub fn forget_library(&self, library: Opaque) {
+        self.kernels
+            .write()
+            .retain(|_, kernel| kernel.library != library);
+        self.forget();
     }
 }
 
@@ -139,6 +207,28 @@ mod tests {
         assert!((2..500).all(|at| launched.contains(at * 64)));
         launched.forget();
         assert!(!(1..500).any(|at| launched.contains(at * 64)));
+    }
+
+    #[test]
+    fn a_kernel_counts_once_it_was_launched_in_every_context() {
+        let launched = Launched::default();
+        launched.note_kernel(64, 1);
+        launched.insert_in(64, 1, 2);
+        launched.insert_in(128, 1, 2);
+        assert!(launched.contains(128), "a function has one context");
+        assert!(!launched.contains(64));
+        assert!(launched.contains_in(64, 1) && !launched.contains_in(64, 2));
+        launched.insert_in(64, 2, 2);
+        assert!(launched.contains(64));
+        launched.forget_kernels();
+        assert!(!launched.contains(64) && launched.contains(128));
+        assert!(launched.contains_in(64, 1) && launched.contains_in(64, 2));
+        launched.forget();
+        assert!(launched.is_kernel(64) && !launched.contains_in(64, 1));
+        launched.forget_library(2);
+        assert!(launched.is_kernel(64));
+        launched.forget_library(1);
+        assert!(!launched.is_kernel(64));
     }
 
     #[test]

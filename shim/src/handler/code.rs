@@ -1,24 +1,37 @@
 //! Modules and libraries: code and `__device__` variables. What an image says of its variables is charged ahead; the rest is measured, and
 //! unloaded again when the group has no room for it.
 
-use crate::abi::{CUDA_ERROR_NOT_FOUND, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
-use crate::account::driver_share::RESERVE;
-use crate::account::{BLOCK, round_up};
-use crate::handler::measured;
+use crate::abi::{
+    CUDA_ERROR_NOT_FOUND, Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
+};
+use crate::account::BLOCK;
+use crate::handler::limits::{self, Use};
+use crate::handler::linear::current_context;
 use crate::hook::Call;
 use crate::image;
 use crate::table::cuda;
 
-/// Loads something with variables of so many bytes. What the driver's reserve covers is not charged ahead.
+/// Loads something with variables of so many bytes.
 fn load(
     call: Call,
     variables: u64,
     real: impl Fn() -> Status,
     unload: Option<&dyn Fn()>,
 ) -> Status {
-    let estimate = RESERVE.saturating_add(round_up(variables, BLOCK));
     match call.process.current_device() {
-        Ok(device) => measured::run(call, device, estimate, real, unload),
+        Ok(device) => {
+            let load = Use::<fn() -> u64>::Load;
+            limits::run(
+                call,
+                device,
+                current_context(),
+                load,
+                variables,
+                0,
+                real,
+                unload,
+            )
+        }
         Err(failed) => call.process.unavailable(failed, real),
     }
 }
@@ -194,15 +207,36 @@ fn load_once(
     real: impl Fn() -> Status,
 ) -> Status {
     // Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
-    let loaded = handle | 1;
-    let lazy = Lazy::of(call, library, handle);
-    if lazy.bytes == 0 && call.process.launched.contains(loaded) {
+    let (loaded, launched) = (handle | 1, &call.process.launched);
+    // A library is loaded in every context by itself.
+    let context = current_context();
+    let lazy = Lazy::of(call, library, handle, context);
+    if lazy.bytes == 0 && launched.contains(loaded) {
+        return real();
+    }
+    launched.note_kernel(loaded, 0);
+    if lazy.bytes == 0 && launched.contains_in(loaded, context) {
         return real();
     }
     let status = load(call, lazy.bytes, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
-        call.process.launched.insert(loaded);
+        launched.insert_in(loaded, context, call.process.context_count());
+    }
+    status
+}
+
+/// `cuLibraryGetKernel`: a kernel, which can be launched in any context.
+pub fn kernel(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    kernel: Out<Opaque>,
+    library: Opaque,
+    name: Opaque,
+) -> Status {
+    let status = real(kernel, library, name);
+    if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
+        call.process.launched.note_kernel(kernel, library);
     }
     status
 }
@@ -210,23 +244,22 @@ fn load_once(
 /// A library that a call may load.
 pub struct Lazy {
     library: Option<Opaque>,
-    context: usize,
+    context: Context,
     /// Of its variables, as far as they are not there yet.
     pub bytes: u64,
 }
 
 impl Lazy {
-    /// Of `library`, or else of the one that `kernel` belongs to, in the current context.
-    pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque) -> Lazy {
+    /// Of `library`, or else of the one that `kernel` belongs to, in `context`.
+    pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
-            context: 0,
+            context,
             bytes: 0,
         };
         if call.process.libraries.is_empty() {
             return lazy;
         }
-        cuda::cuCtxGetCurrent(Out::of(&mut lazy.context));
         if library.is_none() {
             let mut owner = 0;
             match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
@@ -253,7 +286,7 @@ impl Lazy {
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
     let status = real(module);
     if status == SUCCESS {
-        unloaded(call);
+        unloaded(call, module);
     }
     status
 }
@@ -263,13 +296,13 @@ pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaq
     let status = real(library);
     if status == SUCCESS {
         call.process.libraries.remove(library);
-        unloaded(call);
+        unloaded(call, library);
     }
     status
 }
 
-fn unloaded(call: Call) {
-    call.process.launched.forget();
+fn unloaded(call: Call, code: Opaque) {
+    call.process.launched.forget_library(code);
     for device in call.process.devices() {
         device.driver.measure(device);
     }

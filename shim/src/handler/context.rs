@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use gpulimit_core::ledger::Category;
 
 use crate::abi::{
-    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, CUDA_ERROR_OUT_OF_MEMORY, Context,
-    Device as Ordinal, Opaque, Out, SUCCESS, Status,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::{self, Device};
 use crate::account::{BLOCK, round_up};
@@ -21,8 +20,6 @@ use crate::table::cuda;
 const UNKNOWN: u64 = 1 << 30;
 /// Charged for a context where nothing can be measured (no NVML), bytes.
 const UNMEASURED: u64 = 512 << 20;
-/// Local memory per thread that every context sets aside from the start, for all threads that can be resident at once (measured).
-const STACK: u64 = 1024;
 /// How long to wait for another member that is measuring the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -62,6 +59,7 @@ fn make(
     let context = made().filter(|_| status == SUCCESS);
     if context.is_some() {
         device.contexts.fetch_add(1, Ordering::AcqRel);
+        call.process.launched.forget_kernels();
     }
     if context.is_some() && hint > 0 {
         // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
@@ -124,21 +122,6 @@ fn estimate(device: &Device, hint: u64) -> u64 {
         .max(BLOCK)
 }
 
-/// Bytes that a context on this device takes at the very least: known without making one.
-pub fn least(ordinal: Ordinal) -> u64 {
-    let attribute = |attribute: i32| {
-        let mut value = 0;
-        let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
-        u64::try_from(value)
-            .ok()
-            .filter(|_| asked == SUCCESS)
-            .unwrap_or(0)
-    };
-    attribute(ATTRIBUTE_MULTIPROCESSORS) * attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS) * STACK
-        / BLOCK
-        * BLOCK
-}
-
 fn active(ordinal: Ordinal) -> bool {
     let (mut flags, mut active) = (0, 0);
     cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active)) == SUCCESS
@@ -164,8 +147,12 @@ fn empty(call: Call, context: Context) {
 }
 
 /// A context of the device is no more.
-fn gone(call: Call, device: &'static Device) {
+fn gone(call: Call, device: &'static Device, context: Context) {
     call.process.launched.forget();
+    call.process.greens.forget(context);
+    device
+        .driver
+        .unreserve(device, device.kernels.forget(context));
     let left = device
         .contexts
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
@@ -223,12 +210,12 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
         },
     );
     if ended {
-        gone(call, device);
+        gone(call, device, device.primary.load(Ordering::Acquire));
     }
     status
 }
 
-/// `cuCtxCreate` and `_v2`.
+/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
@@ -285,6 +272,27 @@ pub fn create_v4(
     )
 }
 
+/// `cuVDPAUCtxCreate` and `_v2`.
+#[allow(clippy::too_many_arguments)]
+pub fn create_vdpau(
+    call: Call,
+    real: impl Fn(Out<Context>, u32, Ordinal, u32, Opaque) -> Status,
+    context: Out<Context>,
+    flags: u32,
+    ordinal: Ordinal,
+    vdp_device: u32,
+    get_proc_address: Opaque,
+) -> Status {
+    make(
+        call,
+        Kind::Further,
+        ordinal,
+        || real(context, flags, ordinal, vdp_device, get_proc_address),
+        || context.read(),
+        discard,
+    )
+}
+
 fn discard(context: Context) {
     cuda::cuCtxDestroy_v2(context);
 }
@@ -304,7 +312,7 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
         },
     );
     if status == SUCCESS {
-        gone(call, device);
+        gone(call, device, context);
     }
     status
 }

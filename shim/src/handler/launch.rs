@@ -1,37 +1,88 @@
-//! Launches: the first one of a kernel may load its code, the first one of a graph may take memory for it.
+//! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph may take memory for it.
 
-use crate::abi::{Opaque, SUCCESS, Status, Stream};
+use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
-use crate::account::{BLOCK, round_up};
+use crate::capture::relaxed;
 use crate::handler::code::Lazy;
-use crate::handler::measured;
+use crate::handler::limits::{self, Use};
+use crate::handler::linear::current_context;
+use crate::handler::pool::capturing;
 use crate::hook::Call;
+use crate::table::cuda;
 
 /// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
-    if call.process.launched.contains(function) {
+/// What is launched.
+#[derive(Clone, Copy)]
+enum What {
+    /// A `CUfunction`, or a `CUkernel` in its place.
+    Function(Opaque),
+    Graph(Opaque),
+}
+
+fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status) -> Status {
+    let (What::Function(handle) | What::Graph(handle)) = what;
+    let launched = &call.process.launched;
+    if launched.contains(handle) {
         return real();
     }
-    let device = match call.process.current_device() {
+    let device = match call.process.stream_device(stream) {
         Ok(device) => device,
         Err(failed) => return call.process.unavailable(failed, real),
     };
-    // Where the group has less than that left, most programs need less: they get what there is.
-    let estimate = if call.process.launched.is_empty() {
-        FIRST.min(device.free() + RESERVE).max(RESERVE)
-    } else {
-        RESERVE
+    let context = match context_of(call, stream) {
+        Some(context) => context,
+        None => return real(),
     };
-    let lazy = Lazy::of(call, None, function);
-    let estimate = estimate.saturating_add(round_up(lazy.bytes, BLOCK));
-    let status = measured::run(call, device, estimate, real, None);
+    if launched.contains_in(handle, context) {
+        return real();
+    }
+    // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
+    // the handle.
+    let loads = capturing(call.symbol, stream);
+    if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
+        return real();
+    }
+    // Where the group has less than that left, most programs need less: they get what there is.
+    let more = if launched.is_empty() {
+        FIRST - RESERVE
+    } else {
+        0
+    };
+    let per_thread = || match what {
+        What::Function(function) => limits::per_thread(call, device, function),
+        What::Graph(_) => 0,
+    };
+    let usage = if loads {
+        Use::Load
+    } else {
+        Use::Launch(per_thread)
+    };
+    let lazy = Lazy::of(call, None, handle, context);
+    let status = limits::run(call, device, context, usage, lazy.bytes, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
-        call.process.launched.insert(function);
+        let seen = if loads { handle | 1 } else { handle };
+        launched.insert_in(seen, context, call.process.context_count());
     }
     status
+}
+
+/// The context that holds what a launch in `stream` takes.
+fn context_of(call: Call, stream: Stream) -> Option<Context> {
+    // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
+    let context = if stream <= 2 {
+        current_context()
+    } else {
+        let mut context = 0;
+        let asked = relaxed(|| cuda::cuStreamGetCtx(stream, Out::of(&mut context)));
+        if asked != SUCCESS {
+            return None;
+        }
+        call.process.greens.holder(context)
+    };
+    (context != 0).then_some(context)
 }
 
 /// `cuGraphLaunch`, `cuGraphUpload` and their twins: the first one of a graph takes what its memory nodes need.
@@ -41,7 +92,7 @@ pub fn graph(
     exec: Opaque,
     stream: Stream,
 ) -> Status {
-    launch(call, exec, || real(exec, stream))
+    launch(call, What::Graph(exec), stream, || real(exec, stream))
 }
 
 /// `cuGraphExecDestroy`: the handle may come back as another graph.
@@ -67,7 +118,7 @@ pub fn kernel(
     params: Opaque,
     extra: Opaque,
 ) -> Status {
-    launch(call, function, || {
+    launch(call, What::Function(function), stream, || {
         real(
             function, gx, gy, gz, bx, by, bz, shared, stream, params, extra,
         )
@@ -77,13 +128,17 @@ pub fn kernel(
 /// `cuLaunchKernelEx` and its twin.
 pub fn kernel_ex(
     call: Call,
-    real: impl Fn(Opaque, Opaque, Opaque, Opaque) -> Status,
-    config: Opaque,
+    real: impl Fn(In<LaunchConfig>, Opaque, Opaque, Opaque) -> Status,
+    config: In<LaunchConfig>,
     function: Opaque,
     params: Opaque,
     extra: Opaque,
 ) -> Status {
-    launch(call, function, || real(config, function, params, extra))
+    let real = || real(config, function, params, extra);
+    match config.read() {
+        Some(LaunchConfig { stream, .. }) => launch(call, What::Function(function), stream, real),
+        None => real(),
+    }
 }
 
 /// `cuLaunchCooperativeKernel` and its twin.
@@ -102,7 +157,72 @@ pub fn cooperative(
     stream: Stream,
     params: Opaque,
 ) -> Status {
-    launch(call, function, || {
+    launch(call, What::Function(function), stream, || {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, params)
+    })
+}
+
+/// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be paid for before the call.
+pub fn multi_device(
+    call: Call,
+    real: impl Fn(In<LaunchParams>, u32, u32) -> Status,
+    list: In<LaunchParams>,
+    count: u32,
+    flags: u32,
+) -> Status {
+    fn each(call: Call, list: In<LaunchParams>, left: u32, real: &dyn Fn() -> Status) -> Status {
+        let Some((left, params)) = left
+            .checked_sub(1)
+            .and_then(|left| Some((left, list.at(left as usize).read()?)))
+        else {
+            return real();
+        };
+        launch(call, What::Function(params.function), params.stream, || {
+            each(call, list, left, real)
+        })
+    }
+    let real = || real(list, count, flags);
+    // One launch per device: the driver refuses longer lists.
+    if list.read().is_none() || i64::from(count) > i64::from(call.process.device_count()) {
+        return real();
+    }
+    let launched = &call.process.launched;
+    let is_known = |params: LaunchParams| launched.contains(params.function);
+    if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
+        return real();
+    }
+    let _alone = launched.on_many.lock();
+    each(call, list, count, &real)
+}
+
+/// `cuLaunch`.
+pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
+    launch(call, What::Function(function), 0, || real(function))
+}
+
+/// `cuLaunchGrid`.
+pub fn grid(
+    call: Call,
+    real: impl Fn(Opaque, i32, i32) -> Status,
+    function: Opaque,
+    width: i32,
+    height: i32,
+) -> Status {
+    launch(call, What::Function(function), 0, || {
+        real(function, width, height)
+    })
+}
+
+/// `cuLaunchGridAsync`.
+pub fn grid_async(
+    call: Call,
+    real: impl Fn(Opaque, i32, i32, Stream) -> Status,
+    function: Opaque,
+    width: i32,
+    height: i32,
+    stream: Stream,
+) -> Status {
+    launch(call, What::Function(function), stream, || {
+        real(function, width, height, stream)
     })
 }

@@ -8,6 +8,7 @@ use crate::account::device::Device;
 use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
 use crate::hook::Call;
+use crate::process::Process;
 use crate::table::cuda;
 
 /// `cuMemAlloc_v2`.
@@ -266,5 +267,5 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
 pub fn current_context() -> Context {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
-    context
+    Process::current().greens.holder(context)
 }

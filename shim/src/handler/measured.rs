@@ -4,7 +4,7 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::account::device::Device;
-use crate::account::driver_share::RESERVE;
+use crate::account::driver_share::{Measured, RESERVE};
 use crate::hook::Call;
 
 /// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
@@ -19,11 +19,34 @@ pub fn run(
     if device.driver.prepay(device, call.symbol, estimate).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    conclude(call, device, estimate, real, undo)
+}
+
+/// The rest of [`run`], after the payment.
+pub fn conclude(
+    call: Call,
+    device: &'static Device,
+    estimate: u64,
+    real: impl Fn() -> Status,
+    undo: Option<&dyn Fn()>,
+) -> Status {
     let before = device.driver.used();
     let status = real();
-    let Some(measured) = device.driver.settle(device, estimate) else {
-        return status;
-    };
+    match device.driver.settle(device, estimate) {
+        Some(measured) => judge(call, device, before, measured, status, undo),
+        None => status,
+    }
+}
+
+/// What the program gets to see after a measurement: `before` is the driver's part before the call.
+pub fn judge(
+    call: Call,
+    device: &'static Device,
+    before: u64,
+    measured: Measured,
+    status: Status,
+    undo: Option<&dyn Fn()>,
+) -> Status {
     if status == SUCCESS
         && measured.overrun > 0
         && let Some(undo) = undo

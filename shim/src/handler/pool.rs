@@ -229,7 +229,7 @@ fn await_work(symbol: &str, stream: Stream, until: Instant) {
 }
 
 /// Whether `stream` is being captured into a graph.
-fn capturing(symbol: &str, stream: Stream) -> bool {
+pub fn capturing(symbol: &str, stream: Stream) -> bool {
     let mut state = CAPTURE_STATUS_NONE;
     let asked = match own_stream(symbol) {
         true => cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state)),

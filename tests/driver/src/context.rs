@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use crate::blocks::{self, SmallShard};
 use crate::device::{self, THREADS_PER_MULTIPROCESSOR};
 use crate::driver::driver;
-use crate::machine::BLOCK;
+use crate::machine::{BLOCK, Machine};
 use crate::pool::Pool;
 use crate::work::Ends;
 use crate::{Outcome, Status, capture, graph, vmm};
@@ -20,6 +20,25 @@ const MAGIC: u64 = 0x6374_7863_7478_6374;
 pub const SHARDS: usize = 16;
 /// Local memory per thread that a context has from the start, in bytes.
 pub const STACK: u64 = 1024;
+const STACK_SIZE: i32 = 0;
+const PRINTF_FIFO_SIZE: i32 = 1;
+const MALLOC_HEAP_SIZE: i32 = 2;
+/// The limits of a new context by their numbers in `CUlimit`; none where the GPU has no such limit. Measured (H100,
+/// 580.159.04).
+const LIMITS: [Option<u64>; 7] = [
+    Some(STACK),
+    Some(8_650_752),
+    Some(8 << 20),
+    None,
+    Some(2048),
+    Some(64),
+    Some(9_830_400),
+];
+/// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB: together the 138 that were
+/// measured on an H100.
+const HEAP_TABLES: u64 = 6;
+/// What the first green context takes, in bytes (measured).
+const GREEN: u64 = 6 << 20;
 /// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has from the start.
 /// Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on, and besides at the 36th and about
 /// every 43rd from there on; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
@@ -35,12 +54,16 @@ pub struct Context {
     pub index: usize,
     device: AtomicU32,
     is_primary: bool,
+    /// The primary context that a green one is part of.
+    base: Option<&'static Context>,
     active: AtomicBool,
     /// Retains of a primary context, attaches of another.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
+    /// Bytes of local memory that every thread has.
+    backed: AtomicU64,
     state: Mutex<State>,
     /// Small requests, by size modulo [`SHARDS`].
     pub small: [SmallShard; SHARDS],
@@ -57,15 +80,44 @@ struct State {
     launched: u64,
     /// Bytes held for local memory.
     local: u64,
+    /// A module that uses device malloc was loaded.
+    uses_heap: bool,
+    /// A kernel that uses it was launched.
+    has_heap: bool,
+    /// A module that uses device printf was loaded.
+    uses_printf: bool,
+    /// Bytes held for both.
+    device_runtime: u64,
+    /// Bytes held since the first green context.
+    green: u64,
     streams: u64,
     /// Bytes held for streams.
     internal: u64,
-    /// Bytes held for the context itself.
+    /// Bytes held for the context itself, without its local memory.
     own: u64,
     /// Bytes held for executable graphs.
     execs: u64,
     /// Bytes held since the first launch.
     first_launch: u64,
+}
+
+/// Which parts of the device runtime code uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// `malloc`.
+    pub heap: bool,
+    /// `printf`.
+    pub printf: bool,
+}
+
+/// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04): whole blocks, rounded
+/// down, of a size per thread that is a multiple of 16.
+fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
+    let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
+    let bytes = per_thread
+        .checked_mul(threads)
+        .ok_or(Status::INVALID_VALUE)?;
+    Ok(bytes / BLOCK * BLOCK)
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
@@ -79,14 +131,14 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's current context.
+/// The thread's current context; for a green one the context that this is part of.
 ///
 /// # Errors
 /// `INVALID_CONTEXT` when there is none, `CONTEXT_IS_DESTROYED` when it is gone.
 pub fn current() -> Outcome<&'static Context> {
     let context = CURRENT.get().ok_or(Status::INVALID_CONTEXT)?;
-    if context.active.load(Acquire) {
-        Ok(context)
+    if context.is_active() {
+        Ok(context.base())
     } else {
         Err(Status::CONTEXT_IS_DESTROYED)
     }
@@ -137,17 +189,19 @@ pub fn by_index(index: usize) -> Option<&'static Context> {
 }
 
 impl Context {
-    fn make(device: usize, is_primary: bool) -> &'static Context {
+    fn make(device: usize, is_primary: bool, base: Option<&'static Context>) -> &'static Context {
         let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
         let context: &'static Context = Box::leak(Box::new(Context {
             magic: MAGIC,
             index: contexts.len(),
             device: AtomicU32::new(device as u32),
             is_primary,
+            base,
             active: AtomicBool::new(false),
             references: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             id: AtomicU64::new(0),
+            backed: AtomicU64::new(0),
             state: Mutex::default(),
             small: Default::default(),
             storage: Mutex::default(),
@@ -159,7 +213,7 @@ impl Context {
 
     /// The primary context of a GPU, inactive. Called once per GPU.
     pub fn primary(device: usize) -> &'static Context {
-        Context::make(device, true)
+        Context::make(device, true, None)
     }
 
     /// Creates a context.
@@ -168,7 +222,7 @@ impl Context {
     /// `OUT_OF_MEMORY` when the GPU has no room for it.
     pub fn create(device: usize, flags: u32) -> Outcome<&'static Context> {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let context = spare.unwrap_or_else(|| Context::make(device, false));
+        let context = spare.unwrap_or_else(|| Context::make(device, false, None));
         context.device.store(device as u32, Relaxed);
         context.flags.store(flags, Relaxed);
         match context.start() {
@@ -189,7 +243,13 @@ impl Context {
         let bytes = driver.machine.knobs.context_bytes.load(Relaxed);
         let device = self.device();
         driver.take(device, bytes)?;
-        self.state().own = bytes;
+        let local = backing(driver.machine, STACK)?;
+        {
+            let mut state = self.state();
+            state.own = bytes - local;
+            state.local = local;
+        }
+        self.backed.store(STACK, Relaxed);
         self.id.store(NEXT_ID.fetch_add(1, Relaxed), Relaxed);
         self.references.store(1, Relaxed);
         driver.gpu(device).contexts.fetch_add(1, SeqCst);
@@ -242,6 +302,9 @@ impl Context {
         if self.is_primary {
             return Err(Status::INVALID_CONTEXT);
         }
+        if self.base.is_some() {
+            return Err(Status::INVALID_CONTEXT);
+        }
         if !self.is_active() {
             return Err(Status::CONTEXT_IS_DESTROYED);
         }
@@ -280,7 +343,13 @@ impl Context {
             graph::clear_all(device);
         }
         let state = std::mem::take(&mut *self.state());
-        let held = state.own + state.local + state.internal + state.execs + state.first_launch;
+        let held = state.own
+            + state.local
+            + state.device_runtime
+            + state.green
+            + state.internal
+            + state.execs
+            + state.first_launch;
         driver.give(device, held);
         if state.first_launch > 0 {
             LAUNCHED.store(false, Relaxed);
@@ -297,9 +366,14 @@ impl Context {
         self.device.load(Relaxed) as usize
     }
 
-    /// Whether the context lives.
+    /// Whether the context lives; a green one no longer than the context that it is part of.
     pub fn is_active(&self) -> bool {
-        self.active.load(Acquire)
+        self.active.load(Acquire) && self.base.is_none_or(Context::is_active)
+    }
+
+    /// Itself; for a green context the one that it is part of.
+    pub fn base(&'static self) -> &'static Context {
+        self.base.unwrap_or(self)
     }
 
     /// Whether it is a GPU's primary context.
@@ -335,84 +409,154 @@ impl Context {
     /// A limit's value.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an unknown limit.
+    /// `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit.
     pub fn limit(&self, limit: i32) -> Outcome<u64> {
-        let start = match limit {
-            0 => STACK,
-            1 => 7_864_320,
-            2 => 8 << 20,
-            3 => 2,
-            4 => 2048,
-            5 => 128,
-            6 => 0,
-            _ => return Err(Status::INVALID_VALUE),
-        };
+        let start = LIMITS.get(limit as usize).ok_or(Status::INVALID_VALUE)?;
+        let start = start.ok_or(Status::UNSUPPORTED_LIMIT)?;
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets a limit. The stack limit takes its memory at once.
+    /// Sets a limit. The stack limit takes its memory at once, and gives it back.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, or `INVALID_VALUE` for an unknown limit.
+    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for that of something in use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
-        if limit == 0 {
-            let launched = state.launched;
-            self.resize_local(&mut state, value.max(launched))?;
+        // Measured: what the limit is after these values.
+        let value = match limit {
+            STACK_SIZE => value
+                .max(1)
+                .checked_next_multiple_of(16)
+                .ok_or(Status::INVALID_VALUE)?,
+            4 => value.min(599_186),
+            6 => value
+                .checked_next_multiple_of(3_276_800)
+                .ok_or(Status::INVALID_VALUE)?,
+            _ => value,
+        };
+        match limit {
+            STACK_SIZE => {
+                let trims = driver()?.machine.knobs.stack_limit_trims.load(Relaxed) != 0;
+                let launched = if trims { 0 } else { state.launched };
+                self.resize_local(&mut state, value.max(launched))?;
+                state.launched = launched;
+            }
+            PRINTF_FIFO_SIZE if state.uses_printf => return Err(Status::INVALID_VALUE),
+            MALLOC_HEAP_SIZE if state.uses_heap => return Err(Status::INVALID_VALUE),
+            _ => {}
         }
         state.limits.insert(limit, value);
         Ok(())
     }
 
-    /// Makes room for a kernel that needs so much local memory per thread; it is never given back.
+    /// Takes what a module needs that uses these parts of the device runtime; it is not given back before the context goes.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
-    pub fn launch(&self, local: u64) -> Outcome<()> {
+    pub fn load(&self, needs: Needs) -> Outcome<()> {
+        let driver = driver()?;
+        if needs.heap && !self.state().uses_heap {
+            let bytes = (device::multiprocessors(driver.machine) + HEAP_TABLES) << 20;
+            self.take_for_runtime(bytes)?;
+            self.state().uses_heap = true;
+        }
+        if needs.printf && !self.state().uses_printf {
+            let fifo = self.limit(PRINTF_FIFO_SIZE)?;
+            let start = LIMITS[PRINTF_FIFO_SIZE as usize].unwrap_or_default();
+            self.take_for_runtime(fifo.saturating_sub(start))?;
+            self.state().uses_printf = true;
+        }
+        Ok(())
+    }
+
+    fn take_for_runtime(&self, bytes: u64) -> Outcome<()> {
+        let bytes = bytes
+            .checked_next_multiple_of(BLOCK)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        driver()?.take(self.device(), bytes)?;
+        self.state().device_runtime += bytes;
+        Ok(())
+    }
+
+    /// Makes room for a kernel: local memory of so many bytes per thread, which is never given back, and the heap.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn launch(&self, local: u64, needs: Needs) -> Outcome<()> {
         let launched = LAUNCHED.load(Relaxed);
-        if local <= STACK && launched {
+        if local <= self.backed.load(Relaxed) && launched && !needs.heap {
             return Ok(());
         }
-        self.grow_for_launch(local, launched)
+        self.grow_for_launch(local, launched, needs)
     }
 
     #[cold]
-    fn grow_for_launch(&self, local: u64, launched: bool) -> Outcome<()> {
-        let mut state = self.state();
+    fn grow_for_launch(&self, local: u64, launched: bool, needs: Needs) -> Outcome<()> {
         if !launched {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
+            let mut state = self.state();
             driver.take(self.device(), bytes)?;
             state.first_launch += bytes;
             LAUNCHED.store(true, Relaxed);
         }
-        if local <= STACK {
-            return Ok(());
+        if needs.heap && !self.state().has_heap {
+            let heap = self.limit(MALLOC_HEAP_SIZE)?;
+            self.take_for_runtime(heap.checked_add(BLOCK).ok_or(Status::OUT_OF_MEMORY)?)?;
+            self.state().has_heap = true;
         }
-        let limit = state.limits.get(&0).copied().unwrap_or(STACK);
-        if local > state.launched.max(limit) {
+        let mut state = self.state();
+        if local > self.backed.load(Relaxed) {
             self.resize_local(&mut state, local)?;
+            state.launched = local;
         }
-        state.launched = state.launched.max(local);
         Ok(())
     }
 
-    /// Measured: bytes beyond the start, for every thread that the GPU can hold.
+    /// Makes the local memory of every thread this large.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
-        let threads = device::multiprocessors(driver.machine) * THREADS_PER_MULTIPROCESSOR;
-        let bytes = (per_thread.max(STACK) - STACK)
-            .checked_mul(threads)
-            .ok_or(Status::INVALID_VALUE)?
-            .next_multiple_of(BLOCK);
+        let bytes = backing(driver.machine, per_thread)?;
         if bytes > state.local {
             driver.take(self.device(), bytes - state.local)?;
         } else {
             driver.give(self.device(), state.local - bytes);
         }
         state.local = bytes;
+        self.backed.store(per_thread, Relaxed);
         Ok(())
+    }
+
+    /// A green context in this one. Measured: the first takes 6 MiB, which stay until the context goes; it is a part of the
+    /// primary context, which holds its memory.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn add_green(&'static self) -> Outcome<&'static Context> {
+        let mut state = self.state();
+        if state.green == 0 {
+            driver()?.take(self.device(), GREEN)?;
+            state.green = GREEN;
+        }
+        drop(state);
+        let green = Context::make(self.device(), false, Some(self));
+        green.id.store(NEXT_ID.fetch_add(1, Relaxed), Relaxed);
+        green.active.store(true, Release);
+        Ok(green)
+    }
+
+    /// The end of a green context: what is in it stays with the context that it is part of.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` when it is none, `CONTEXT_IS_DESTROYED` the second time.
+    pub fn end_green(&self) -> Outcome<&'static Context> {
+        let base = self.base.ok_or(Status::INVALID_CONTEXT)?;
+        if self.active.swap(false, SeqCst) {
+            Ok(base)
+        } else {
+            Err(Status::CONTEXT_IS_DESTROYED)
+        }
     }
 
     /// Takes what one more stream costs; it is not given back before the context goes.

@@ -33,6 +33,7 @@ table! {
     INVALID_CONTEXT = 201 "CUDA_ERROR_INVALID_CONTEXT" "invalid device context";
     ALREADY_MAPPED = 208 "CUDA_ERROR_ALREADY_MAPPED" "resource already mapped";
     NOT_MAPPED = 211 "CUDA_ERROR_NOT_MAPPED" "resource not mapped";
+    UNSUPPORTED_LIMIT = 215 "CUDA_ERROR_UNSUPPORTED_LIMIT" "limit is not supported on this architecture";
     PEER_ACCESS_UNSUPPORTED = 217 "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" "peer access is not supported between these two devices";
     INVALID_SOURCE = 300 "CUDA_ERROR_INVALID_SOURCE" "device kernel image is invalid";
     FILE_NOT_FOUND = 301 "CUDA_ERROR_FILE_NOT_FOUND" "file not found";

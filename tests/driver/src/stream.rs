@@ -17,8 +17,10 @@ const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 /// A stream. Never freed, so that a handle that outlives it still points to something that says so.
 pub struct Stream {
     magic: AtomicU64,
-    /// The context it was created in.
+    /// The context it was created in; for a green one the context that this is part of.
     pub context: &'static Context,
+    /// The context that `cuStreamGetCtx` names.
+    pub named: &'static Context,
     /// Creation flags.
     pub flags: u32,
     /// Priority.
@@ -50,10 +52,11 @@ impl Stream {
         flags: u32,
         priority: i32,
     ) -> Outcome<&'static Stream> {
-        context.add_stream()?;
+        context.base().add_stream()?;
         Ok(Box::leak(Box::new(Stream {
             magic: AtomicU64::new(STREAM_MAGIC),
-            context,
+            context: context.base(),
+            named: context,
             flags,
             priority,
             id: NEXT_ID.fetch_add(1, Relaxed),

@@ -22,7 +22,7 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     }
     let context = Context::from_handle(handle)?;
     if context.is_active() {
-        Ok(context)
+        Ok(context.base())
     } else {
         Err(Status::CONTEXT_IS_DESTROYED)
     }
@@ -91,6 +91,16 @@ pub fn create_v3(
 }
 
 pub fn create_v4(out: Out<usize>, _params: In<u8>, flags: u32, ordinal: i32) -> Outcome<()> {
+    create(out, flags, ordinal)
+}
+
+pub fn create_vdpau(
+    out: Out<usize>,
+    flags: u32,
+    ordinal: i32,
+    _device: u32,
+    _get_proc_address: usize,
+) -> Outcome<()> {
     create(out, flags, ordinal)
 }
 

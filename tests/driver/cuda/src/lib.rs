@@ -8,6 +8,7 @@ mod context;
 mod copy;
 mod device;
 mod graph;
+mod green;
 mod host;
 mod integrity;
 mod lookup;

@@ -1,22 +1,24 @@
 //! Modules, libraries, functions and launches.
 //!
 //! Of an image only what takes memory is read, and only from PTX text: `.global` variables, and per `.entry` the
-//! `.local` memory. Other images load as empty modules in which every function exists.
+//! `.local` memory and whether it uses device `malloc` or `printf`. Other images load as empty modules in which every function exists.
 //!
 //! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading mode. A library is
 //! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`,
 //! `cuLibraryGetGlobal`, `cuLibraryGetModule` or the launch of a kernel first needs the module.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use gpulimit_sim::context::{self, Context};
+use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, blocks, capture};
 
 use crate::context::here;
+use crate::device;
 use crate::stream::implicit;
 use gpulimit_sim::abi::{In, Out, Text};
 
@@ -49,6 +51,7 @@ struct Function {
     owner: usize,
     kernel: bool,
     local: u64,
+    needs: Needs,
 }
 
 #[derive(Default)]
@@ -81,6 +84,7 @@ struct Image {
     globals: HashMap<String, (u64, u64)>,
     bytes: u64,
     locals: HashMap<String, u64>,
+    needs: Needs,
     text: bool,
 }
 
@@ -122,7 +126,10 @@ fn read(image: &[u8]) -> Image {
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default().trim())
     {
-        if let Some((_, rest)) = line.split_once(".entry") {
+        if line.starts_with(".extern") {
+            found.needs.heap |= line.contains(" malloc");
+            found.needs.printf |= line.contains(" vprintf");
+        } else if let Some((_, rest)) = line.split_once(".entry") {
             let name: String = rest
                 .trim()
                 .chars()
@@ -153,6 +160,16 @@ impl Image {
             None => Ok(0),
         }
     }
+
+    fn function(&self, owner: usize, kernel: bool, name: &str) -> Outcome<Function> {
+        Ok(Function {
+            owner,
+            kernel,
+            // Measured: 1,100 bytes are told, and taken, as 1,104.
+            local: self.local(name)?.next_multiple_of(16),
+            needs: self.needs,
+        })
+    }
 }
 
 /// Loads an image as a module of the current context.
@@ -163,6 +180,12 @@ fn place(image: Arc<Image>) -> Outcome<usize> {
     } else {
         0
     };
+    if let Err(status) = context.load(image.needs) {
+        if start != 0 {
+            blocks::free_module(start)?;
+        }
+        return Err(status);
+    }
     let module = Module {
         context,
         generation: context.id(),
@@ -330,11 +353,7 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
         let last = state.number();
         let found = state.libraries.get_mut(&library);
         let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = Function {
-            owner: library,
-            kernel: true,
-            local: found.image.local(name)?,
-        };
+        let function = found.image.function(library, true, name)?;
         let handle = *found.kernels.entry(name.to_owned()).or_insert(last);
         state.functions.insert(handle, function);
         Ok(handle)
@@ -380,11 +399,7 @@ impl State {
         let last = self.number();
         let found = self.modules.get_mut(&module);
         let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = Function {
-            owner: module,
-            kernel: false,
-            local: found.image.local(name)?,
-        };
+        let function = found.image.function(module, false, name)?;
         let handle = *found.functions.entry(name.to_owned()).or_insert(last);
         self.functions.insert(handle, function);
         Ok(handle)
@@ -452,8 +467,31 @@ pub fn load_function(function: usize) -> Outcome<()> {
     known(function).map(drop)
 }
 
+/// NVIDIA's documentation: kernels have a function of their own for this. Whether this one takes them is not known.
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
-    let function = known(function)?;
+    match known(function)? {
+        kernel
+            if kernel.kernel
+                && driver()?.machine.knobs.kernels_are_functions.load(Relaxed) == 0 =>
+        {
+            Err(Status::INVALID_HANDLE)
+        }
+        function => put_attribute(value, attribute, function),
+    }
+}
+
+/// Measured: it loads nothing.
+pub fn kernel_attribute(
+    value: Out<i32>,
+    attribute: i32,
+    kernel: usize,
+    ordinal: i32,
+) -> Outcome<()> {
+    device::index(ordinal)?;
+    put_attribute(value, attribute, kernel_of(kernel)?)
+}
+
+fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome<()> {
     value.put(match attribute {
         0 => 1024,
         1 | 2 | 7 | 10..=15 => 0,
@@ -489,7 +527,7 @@ fn start(function: usize, handle: usize, twin: bool) -> Outcome<()> {
         Some(stream) => stream.context,
         None => implicit(context::current()?, handle, twin)?,
     };
-    context.launch(function.local)?;
+    context.launch(function.local, function.needs)?;
     work::launch(Name { handle, twin })
 }
 
@@ -542,6 +580,34 @@ pub fn launch_ex(
     twin: bool,
 ) -> Outcome<()> {
     start(function, config.field(32).get()?, twin)
+}
+
+/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40.
+pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
+    driver()?;
+    if count == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    for index in 0..count as usize {
+        let [function, .., stream, _] = list.at(index).get()?;
+        start(function as usize, stream as usize, false)?;
+    }
+    Ok(())
+}
+
+pub fn launch_one(function: usize) -> Outcome<()> {
+    start(function, 0, false)
+}
+
+pub fn launch_grid(function: usize, width: i32, height: i32) -> Outcome<()> {
+    launch_grid_async(function, width, height, 0)
+}
+
+pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize) -> Outcome<()> {
+    if width < 1 || height < 1 {
+        return Err(Status::INVALID_VALUE);
+    }
+    start(function, stream, false)
 }
 
 pub fn occupancy(count: Out<i32>, function: usize, threads: i32, shared: usize) -> Outcome<()> {

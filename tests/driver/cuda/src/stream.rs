@@ -9,14 +9,15 @@ use gpulimit_sim::{Outcome, Status, capture};
 use crate::context::here;
 use crate::device;
 use gpulimit_sim::abi::Out;
-use gpulimit_sim::context::{Context, current};
+use gpulimit_sim::context::{Context, current, top};
 
 pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     create_with_priority(out, flags, 0)
 }
 
 pub fn create_with_priority(out: Out<usize>, flags: u32, priority: i32) -> Outcome<()> {
-    let context = here()?;
+    here()?;
+    let context = top().ok_or(Status::INVALID_CONTEXT)?;
     if flags > 1 || out.is_null() {
         return Err(Status::INVALID_VALUE);
     }
@@ -100,7 +101,10 @@ pub fn priority(handle: usize, priority: Out<i32>, _twin: bool) -> Outcome<()> {
 
 pub fn context(handle: usize, context: Out<usize>, _twin: bool) -> Outcome<()> {
     driver()?;
-    context.put(Stream::context_of(handle)?.handle())
+    context.put(match Stream::from_handle(handle)? {
+        Some(stream) => stream.named.handle(),
+        None => here().and(top().ok_or(Status::INVALID_CONTEXT))?.handle(),
+    })
 }
 
 pub fn id(handle: usize, id: Out<u64>, twin: bool) -> Outcome<()> {

@@ -7,7 +7,7 @@
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
-    context, copy, device, graph, host, lookup, memory, module, pool, stream, tables, vmm,
+    context, copy, device, graph, green, host, lookup, memory, module, pool, stream, tables, vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 
@@ -112,6 +112,16 @@ symbols! {
     cuCtxCreate_v2(context: Out<usize>, flags: u32, device: i32) "cuCtxCreate" 3020 => context::create;
     cuCtxCreate_v3(context: Out<usize>, params: In<u8>, count: i32, flags: u32, device: i32) "cuCtxCreate" 11040 => context::create_v3;
     cuCtxCreate_v4(context: Out<usize>, params: In<u8>, flags: u32, device: i32) "cuCtxCreate" 12050 => context::create_v4;
+    cuGLCtxCreate(context: Out<usize>, flags: u32, device: i32) "cuGLCtxCreate" 2000 => context::create;
+    cuGLCtxCreate_v2(context: Out<usize>, flags: u32, device: i32) "cuGLCtxCreate" 3020 => context::create;
+    cuVDPAUCtxCreate(context: Out<usize>, flags: u32, device: i32, vdp_device: u32, get_proc_address: usize) "cuVDPAUCtxCreate" 3010 => context::create_vdpau;
+    cuVDPAUCtxCreate_v2(context: Out<usize>, flags: u32, device: i32, vdp_device: u32, get_proc_address: usize) "cuVDPAUCtxCreate" 3020 => context::create_vdpau;
+    cuDeviceGetDevResource(device: i32, resource: Out<u8>, kind: i32) "cuDeviceGetDevResource" 12040 => green::resource;
+    cuDevResourceGenerateDesc(description: Out<usize>, resources: In<u8>, count: u32) "cuDevResourceGenerateDesc" 12040 => green::describe;
+    cuGreenCtxCreate(green: Out<usize>, description: usize, device: i32, flags: u32) "cuGreenCtxCreate" 12040 => green::create;
+    cuGreenCtxDestroy(green: usize) "cuGreenCtxDestroy" 12040 => green::destroy;
+    cuCtxFromGreenCtx(context: Out<usize>, green: usize) "cuCtxFromGreenCtx" 12040 => green::context;
+    cuGreenCtxStreamCreate(stream: Out<usize>, green: usize, flags: u32, priority: i32) "cuGreenCtxStreamCreate" 12050 => green::stream;
     cuCtxDestroy(context: usize) "cuCtxDestroy" 2000 => context::destroy;
     cuCtxDestroy_v2(context: usize) "cuCtxDestroy" 4000 => context::destroy;
     cuCtxAttach(context: Out<usize>, flags: u32) "cuCtxAttach" 2000 => context::attach;
@@ -281,6 +291,7 @@ symbols! {
     cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) "cuLibraryGetKernel" 12000 => module::library_kernel;
     cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
+    cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;
     cuFuncSetCacheConfig(function: usize, config: i32) "cuFuncSetCacheConfig" 3000 => module::set_cache_config;
@@ -289,6 +300,10 @@ symbols! {
     cuLaunchKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: usize, params: usize, extra: usize) "cuLaunchKernel" 4000 | cuLaunchKernel_ptsz 7000 => module::launch;
     cuLaunchKernelEx(config: In<u8>, function: usize, params: usize, extra: usize) "cuLaunchKernelEx" 11060 | cuLaunchKernelEx_ptsz 11060 => module::launch_ex;
     cuLaunchCooperativeKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: usize, params: usize) "cuLaunchCooperativeKernel" 9000 | cuLaunchCooperativeKernel_ptsz 9000 => module::launch_cooperative;
+    cuLaunchCooperativeKernelMultiDevice(list: In<[u64; 7]>, count: u32, flags: u32) "cuLaunchCooperativeKernelMultiDevice" 9000 => module::launch_multi_device;
+    cuLaunch(function: usize) "cuLaunch" 2000 => module::launch_one;
+    cuLaunchGrid(function: usize, width: i32, height: i32) "cuLaunchGrid" 2000 => module::launch_grid;
+    cuLaunchGridAsync(function: usize, width: i32, height: i32, stream: usize) "cuLaunchGridAsync" 2000 => module::launch_grid_async;
     cuOccupancyMaxActiveBlocksPerMultiprocessor(count: Out<i32>, function: usize, threads: i32, shared: usize) "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 => module::occupancy;
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: Out<i32>, function: usize, threads: i32, shared: usize, flags: u32) "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 => module::occupancy_with_flags;
 

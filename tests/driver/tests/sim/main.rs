@@ -8,6 +8,7 @@ mod graphs;
 mod knobs;
 mod libraries;
 mod lifetimes;
+mod limits;
 mod lookup;
 mod processes;
 mod rig;

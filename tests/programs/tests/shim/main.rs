@@ -6,6 +6,7 @@ mod death;
 mod doors;
 mod drivers;
 mod fork;
+mod limits;
 mod linear;
 mod live_set;
 mod mapped;

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `start` | `init`, `retain 0`, `current 0` |
 //! | `init`, `retain D`, `release-primary D`, `reset D`, `current D` | the primary context of GPU D |
-//! | `context NAME D v1..v4`, `destroy NAME`, `detach NAME`, `use NAME`, `push NAME`, `pop` | other contexts |
+//! | `context NAME D v1..v4, gl-v1, gl-v2, vdpau-v1, vdpau-v2`, `destroy NAME`, `detach NAME`, `use NAME`, `push NAME`, `pop` | other contexts |
+//! | `green NAME D`, `use-green NAME`, `green-stream NAME GREEN`, `destroy-green NAME` | green contexts |
+//! | `limit N`, `set-limit N SIZE` | limits of the current context, by their numbers |
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
@@ -12,6 +14,7 @@
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM` | streams |
 //! | `module NAME BYTES`, `module-file NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
+//! | `kernels NAME LOCAL [malloc] [printf]`, `kernel-library NAME LOCAL [malloc] [printf]`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to launch it |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
@@ -20,6 +23,8 @@
 
 mod code;
 mod contexts;
+mod green;
+mod kernels;
 mod linear;
 mod mapped;
 mod pools;
@@ -42,6 +47,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         pools::run,
         streams::run,
         code::run,
+        kernels::run,
+        green::run,
         view::run,
         surroundings::run,
     ];

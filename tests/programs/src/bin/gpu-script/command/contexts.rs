@@ -36,6 +36,10 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 "v1" => ("cuCtxCreate", vec![0, gpu]),
                 "v2" => ("cuCtxCreate_v2", vec![0, gpu]),
                 "v3" => ("cuCtxCreate_v3", vec![0, 0, 0, gpu]),
+                "gl-v1" => ("cuGLCtxCreate", vec![0, gpu]),
+                "gl-v2" => ("cuGLCtxCreate_v2", vec![0, gpu]),
+                "vdpau-v1" => ("cuVDPAUCtxCreate", vec![0, gpu, 1, 1]),
+                "vdpau-v2" => ("cuVDPAUCtxCreate_v2", vec![0, gpu, 1, 1]),
                 _ => ("cuCtxCreate_v4", vec![0, 0, gpu]),
             };
             scope.keep(words.at(1)?, driver.get(symbol, &arguments))
@@ -43,6 +47,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "destroy" => plain(driver.call("cuCtxDestroy_v2", &[scope.value(words.at(1)?)?])),
         "destroy-v1" => plain(driver.call("cuCtxDestroy", &[scope.value(words.at(1)?)?])),
         "detach" => plain(driver.call("cuCtxDetach", &[scope.value(words.at(1)?)?])),
+        "limit" => {
+            let (status, value) = driver.get("cuCtxGetLimit", &[words.size(1)?]);
+            format!("{status} {value}")
+        }
+        "set-limit" => plain(driver.call("cuCtxSetLimit", &[words.size(1)?, words.size(2)?])),
         "use" => plain(driver.call("cuCtxSetCurrent", &[scope.value(words.at(1)?)?])),
         "push" => plain(driver.call("cuCtxPushCurrent_v2", &[scope.value(words.at(1)?)?])),
         "pop" => plain(driver.get("cuCtxPopCurrent_v2", &[]).0),

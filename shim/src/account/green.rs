@@ -1,0 +1,79 @@
+//! Green contexts: parts of a device's primary context. Measured (H100, 580.159.04): what is allocated in one is the primary context's, and
+//! stays there when the green one goes.
+
+use std::collections::HashMap;
+
+use parking_lot::RwLock;
+
+use crate::abi::{Context, Device as Ordinal, Opaque};
+
+/// One green context.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Green {
+    pub device: Ordinal,
+    /// What stands for it where a context is asked for.
+    pub context: Context,
+    /// The context that it is part of.
+    pub primary: Context,
+}
+
+/// The green contexts of a process.
+#[derive(Default)]
+pub struct Greens(RwLock<HashMap<Opaque, Green>>);
+
+impl Greens {
+    pub fn insert(&self, handle: Opaque, green: Green) {
+        self.0.write().insert(handle, green);
+    }
+
+    pub fn get(&self, handle: Opaque) -> Option<Green> {
+        self.0.read().get(&handle).copied()
+    }
+
+    pub fn take(&self, handle: Opaque) -> Option<Green> {
+        self.0.write().remove(&handle)
+    }
+
+    /// Whether `primary` has green contexts.
+    pub fn any(&self, primary: Context) -> bool {
+        self.0.read().values().any(|green| green.primary == primary)
+    }
+
+    /// The context that holds what `context` holds.
+    pub fn holder(&self, context: Context) -> Context {
+        let greens = self.0.read();
+        let of = greens.values().find(|green| green.context == context);
+        of.map_or(context, |green| green.primary)
+    }
+
+    /// A primary context has gone, and its green ones with it.
+    pub fn forget(&self, primary: Context) {
+        self.0.write().retain(|_, green| green.primary != primary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_green_belongs_to_the_primary_context() {
+        let greens = Greens::default();
+        let green = Green {
+            device: 0,
+            context: 20,
+            primary: 10,
+        };
+        greens.insert(21, green);
+        assert_eq!(
+            [10, 20, 30].map(|context| greens.holder(context)),
+            [10, 10, 30]
+        );
+        assert!(greens.any(10) && !greens.any(30));
+        assert_eq!(greens.take(21), Some(green));
+        assert_eq!(greens.holder(20), 20);
+        greens.insert(21, green);
+        greens.forget(10);
+        assert_eq!(greens.get(21), None);
+    }
+}

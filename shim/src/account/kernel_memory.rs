@@ -1,0 +1,163 @@
+//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold, the heap of device `malloc` and the
+//! buffer of device `printf`. The limits of the context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
+//!
+//! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the threads, in whole blocks rounded *down*. It
+//! comes with the limit, or with the first launch of a kernel that needs more, and then stays. The heap comes in full with the first launch of
+//! a kernel of a module that uses it; setting its limit takes nothing, so that it is charged ahead there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::{BLOCK, round_up};
+use crate::abi::{
+    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
+    SUCCESS,
+};
+use crate::table::cuda;
+
+/// Local memory per thread that every context has from the start, bytes.
+const START: u64 = 1024;
+/// Local memory per thread is a multiple of this, bytes.
+const GRAIN: u64 = 16;
+
+/// The memory for kernels on one device.
+pub struct KernelMemory {
+    /// Threads that the device can hold at once.
+    threads: u64,
+    contexts: RwLock<HashMap<Context, Arc<ContextMemory>>>,
+}
+
+/// The memory for kernels of one context.
+pub struct ContextMemory {
+    /// Held through a call that may change it.
+    pub alone: Mutex<()>,
+    /// Bytes of local memory that every thread has.
+    per_thread: AtomicU64,
+    /// Bytes charged ahead for the heap.
+    pub heap: AtomicU64,
+    /// Bytes charged ahead for the buffer of `printf`.
+    pub fifo: AtomicU64,
+}
+
+impl KernelMemory {
+    pub fn of(ordinal: Ordinal) -> Self {
+        let attribute = |attribute: i32| {
+            let mut value = 0;
+            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
+            u64::try_from(value)
+                .ok()
+                .filter(|_| asked == SUCCESS)
+                .unwrap_or(0)
+        };
+        KernelMemory::with(
+            attribute(ATTRIBUTE_MULTIPROCESSORS) * attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
+        )
+    }
+
+    fn with(threads: u64) -> Self {
+        KernelMemory {
+            threads,
+            contexts: RwLock::default(),
+        }
+    }
+
+    /// Bytes that every context takes for local memory from the start.
+    pub fn start(&self) -> u64 {
+        self.backing(START)
+    }
+
+    /// Bytes of device memory behind so many bytes of local memory per thread.
+    pub fn backing(&self, per_thread: u64) -> u64 {
+        round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
+    }
+
+    /// A context of this device, as one that was just made when it is new.
+    pub fn context(&self, context: Context) -> Arc<ContextMemory> {
+        if let Some(known) = self.contexts.read().get(&context) {
+            return Arc::clone(known);
+        }
+        let mut contexts = self.contexts.write();
+        Arc::clone(contexts.entry(context).or_insert_with(|| {
+            Arc::new(ContextMemory {
+                alone: Mutex::new(()),
+                per_thread: AtomicU64::new(START),
+                heap: AtomicU64::new(0),
+                fifo: AtomicU64::new(0),
+            })
+        }))
+    }
+
+    /// The context has gone. Returns the bytes that were charged ahead for it.
+    pub fn forget(&self, context: Context) -> u64 {
+        let Some(gone) = self.contexts.write().remove(&context) else {
+            return 0;
+        };
+        // A call that was under way in it has settled by then.
+        let _alone = gone.alone.lock();
+        gone.heap.swap(0, Ordering::AcqRel) + gone.fifo.swap(0, Ordering::AcqRel)
+    }
+
+    /// Bytes by which the local memory of `context` grows so that every thread has `per_thread` bytes.
+    pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
+        self.backing(per_thread)
+            .saturating_sub(self.backing(context.per_thread()))
+    }
+}
+
+impl ContextMemory {
+    /// Bytes of local memory that every thread has.
+    pub fn per_thread(&self) -> u64 {
+        self.per_thread.load(Ordering::Acquire)
+    }
+
+    pub fn set_per_thread(&self, bytes: u64) {
+        self.per_thread.store(bytes, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// On an H100, 580.159.04.
+    #[test]
+    fn grows_as_measured() {
+        let memory = KernelMemory::with(132 * 2048);
+        assert_eq!(memory.start(), 264 * MIB);
+        for (per_thread, taken) in [
+            (2048, 264),
+            (4096, 528),
+            (4097, 4),
+            (5000, 230),
+            (16_384, 2934),
+        ] {
+            let context = memory.context(7);
+            assert_eq!(memory.growth(&context, per_thread), taken * MIB);
+            context.set_per_thread(per_thread);
+        }
+        let context = memory.context(8);
+        assert_eq!(memory.growth(&context, 1024), 0);
+        assert_eq!(memory.growth(&context, 1104), 20 * MIB);
+        assert_eq!(memory.growth(&context, 262_144), 67_320 * MIB);
+        assert_eq!(memory.backing(1), 4 * MIB);
+        assert_eq!(memory.backing(512), 132 * MIB);
+        assert!(memory.growth(&context, u64::MAX) > 1 << 60);
+    }
+
+    #[test]
+    fn a_context_that_has_gone_leaves_nothing() {
+        let memory = KernelMemory::with(2048);
+        let context = memory.context(7);
+        context.set_per_thread(4096);
+        context.heap.store(64 * MIB, Ordering::Relaxed);
+        context.fifo.store(2 * MIB, Ordering::Relaxed);
+        assert_eq!(memory.forget(7), 66 * MIB);
+        assert_eq!(memory.forget(7), 0);
+        assert_eq!(memory.context(7).per_thread(), 1024);
+    }
+}

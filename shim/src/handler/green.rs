@@ -1,0 +1,93 @@
+//! Green contexts. Each holds the primary context alive.
+
+use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
+use crate::account::driver_share::RESERVE;
+use crate::account::green::Green;
+use crate::handler::{context, measured};
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// What the first green context of a primary one takes, bytes (measured, H100, 580.159.04); later ones take nothing.
+const FIRST: u64 = 6 << 20;
+
+/// `cuGreenCtxCreate`.
+pub fn create(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Ordinal, u32) -> Status,
+    green: Out<Opaque>,
+    description: Opaque,
+    ordinal: Ordinal,
+    flags: u32,
+) -> Status {
+    let real = || real(green, description, ordinal, flags);
+    let device = match call.process.device(ordinal) {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    // Where there is no primary context yet it is made here, and paid for as any other.
+    let mut primary: Context = 0;
+    let retain = cuda::cuDevicePrimaryCtxRetain;
+    match context::retain_primary(call, retain, Out::of(&mut primary), ordinal) {
+        SUCCESS => {}
+        failed => return failed,
+    }
+    let estimate = if call.process.greens.any(primary) {
+        0
+    } else {
+        FIRST
+    };
+    let undo = || {
+        if let Some(green) = green.read() {
+            cuda::cuGreenCtxDestroy(green);
+        }
+    };
+    let status = measured::run(call, device, estimate, real, Some(&undo));
+    if status == SUCCESS
+        && let Some(handle) = green.read()
+    {
+        let mut context: Context = 0;
+        cuda::cuCtxFromGreenCtx(Out::of(&mut context), handle);
+        let made = Green {
+            device: ordinal,
+            context,
+            primary,
+        };
+        call.process.greens.insert(handle, made);
+    }
+    context::release_primary(call, cuda::cuDevicePrimaryCtxRelease_v2, ordinal);
+    status
+}
+
+/// `cuGreenCtxDestroy`: the primary context may go with the last of them.
+pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> Status {
+    // Before the call: the handle may come back as another's.
+    let Some(known) = call.process.greens.take(green) else {
+        return real(green);
+    };
+    let status = context::release_primary(call, |_| real(green), known.device);
+    if status != SUCCESS {
+        call.process.greens.insert(green, known);
+    }
+    status
+}
+
+/// `cuGreenCtxStreamCreate`: as other streams.
+pub fn stream(
+    call: Call,
+    real: impl Fn(Out<Stream>, Opaque, u32, i32) -> Status,
+    stream: Out<Stream>,
+    green: Opaque,
+    flags: u32,
+    priority: i32,
+) -> Status {
+    let real = || real(stream, green, flags, priority);
+    // No context need be current.
+    let device = match call.process.greens.get(green) {
+        Some(known) => call.process.device(known.device),
+        None => call.process.current_device(),
+    };
+    match device {
+        Ok(device) => measured::run(call, device, RESERVE, real, None),
+        Err(failed) => call.process.unavailable(failed, real),
+    }
+}

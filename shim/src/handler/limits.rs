@@ -1,0 +1,278 @@
+//! What contexts set aside for their kernels: by `cuCtxSetLimit`, and in calls that load and launch them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
+    LIMIT_PRINTF_FIFO_SIZE, LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
+};
+use crate::account::device::Device;
+use crate::account::driver_share::RESERVE;
+use crate::account::kernel_memory::ContextMemory;
+use crate::account::{BLOCK, round_up};
+use crate::capture::relaxed;
+use crate::handler::linear::current_context;
+use crate::handler::measured;
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// What device `malloc` has where no limit is set, bytes (measured).
+const HEAP: u64 = 8 << 20;
+/// The buffer of device `printf` where no limit is set, bytes (measured).
+const FIFO: u64 = 8_650_752;
+
+/// `cuCtxSetLimit`. The stack limit takes its memory at once; the heap and the buffer of `printf` take theirs when a kernel first needs them,
+/// and are charged from here on. The others take nothing (measured).
+pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
+    let wanted = match limit {
+        LIMIT_STACK_SIZE => value as u64,
+        // In full: the heap that there is without a limit comes with the first launch, too.
+        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => round_up(value as u64, BLOCK),
+        LIMIT_PRINTF_FIFO_SIZE => round_up((value as u64).saturating_sub(FIFO), BLOCK),
+        LIMIT_MALLOC_HEAP_SIZE => 0,
+        _ => return real(limit, value),
+    };
+    let device = match call.process.current_device() {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, || real(limit, value)),
+    };
+    let context = match current_context() {
+        0 => return real(limit, value),
+        context => device.kernels.context(context),
+    };
+    let _alone = context.alone.lock();
+    let real = |value| real(limit, value);
+    match limit {
+        LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
+        LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
+        _ => reserve(call, device, &context.fifo, || real(value), wanted),
+    }
+}
+
+fn set_stack(
+    call: Call,
+    device: &'static Device,
+    context: &ContextMemory,
+    real: impl Fn(usize) -> Status,
+    value: usize,
+) -> Status {
+    let (before, wanted) = (context.per_thread(), value as u64);
+    let growth = device.kernels.growth(context, wanted);
+    if device.kernels.backing(wanted) > device.capacity {
+        // More than the GPU has: the driver's own answer.
+        return real(value);
+    }
+    if growth == 0 {
+        return lower_stack(call, device, context, real, value);
+    }
+    if device.driver.prepay(device, call.symbol, growth).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let limit = limit(LIMIT_STACK_SIZE);
+    let used = device.driver.used();
+    let status = real(value);
+    let measured = device.driver.settle(device, growth);
+    if status != SUCCESS {
+        return status;
+    }
+    match measured {
+        None => device.driver.assume(device, growth as i64),
+        Some(measured) if measured.overrun > 0 => {
+            real(limit.unwrap_or(before as usize));
+            context.set_per_thread(before);
+            device.driver.measure(device);
+            device.refuse(call.symbol, measured.used.saturating_sub(used));
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        Some(_) => {}
+    }
+    context.set_per_thread(wanted);
+    status
+}
+
+/// A limit at or below what every thread has: whether what launches have grown goes with it only the driver knows.
+fn lower_stack(
+    call: Call,
+    device: &'static Device,
+    context: &ContextMemory,
+    real: impl Fn(usize) -> Status,
+    value: usize,
+) -> Status {
+    let (before, wanted) = (context.per_thread(), value as u64);
+    let backing = |per_thread| device.kernels.backing(per_thread);
+    let shrinkage = backing(before).saturating_sub(backing(wanted));
+    if shrinkage == 0 {
+        return real(value);
+    }
+    let held = device.driver.measure(device);
+    // What is launched from here on asks anew, and waits for us.
+    context.set_per_thread(wanted);
+    call.process.launched.forget();
+    let status = real(value);
+    let left = device.driver.measure(device);
+    let gone = held.zip(left).is_some_and(|(held, left)| {
+        // Half of it: other threads take and give, too.
+        held.used.saturating_sub(left.used) >= shrinkage / 2
+    });
+    if status != SUCCESS || !gone {
+        context.set_per_thread(before);
+    }
+    status
+}
+
+/// Keeps `wanted` bytes charged for what the context will take later. Nobody is asked: nothing is taken yet.
+fn reserve(
+    call: Call,
+    device: &'static Device,
+    kept: &AtomicU64,
+    real: impl Fn() -> Status,
+    wanted: u64,
+) -> Status {
+    let before = kept.load(Ordering::Acquire);
+    let more = wanted.saturating_sub(before);
+    if more > 0 && device.driver.prepay(device, call.symbol, more).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let status = real();
+    if status != SUCCESS {
+        device.driver.cancel(device, more);
+        return status;
+    }
+    kept.store(wanted, Ordering::Release);
+    device.driver.reserve(device, more);
+    device
+        .driver
+        .unreserve(device, before.saturating_sub(wanted));
+    status
+}
+
+/// What a limit of the current context is.
+fn limit(limit: i32) -> Option<usize> {
+    let mut value = 0;
+    let asked = relaxed(|| cuda::cuCtxGetLimit(Out::of(&mut value), limit));
+    (asked == SUCCESS).then_some(value)
+}
+
+/// Whether a module is loaded in `context` that uses what this limit is for: the driver does not let it be set then (measured).
+fn is_in_use(context: Context, which: i32) -> bool {
+    if cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
+        return false;
+    }
+    let in_use =
+        limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS);
+    let mut popped = 0;
+    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+    in_use
+}
+
+/// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
+///
+/// Two functions of the driver, one for `CUfunction`s and one for `CUkernel`s, which pass for functions in launches.
+pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
+    let mut bytes = 0;
+    let of_function = |bytes: &mut i32| {
+        cuda::cuFuncGetAttribute(Out::of(bytes), FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)
+            == SUCCESS
+    };
+    let of_kernel = |bytes: &mut i32| {
+        let attribute = FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+        let place = Out::of(bytes);
+        let told =
+            cuda::cuKernelGetAttribute(place, attribute, function, device.ordinal) == SUCCESS;
+        if told {
+            call.process.launched.note_kernel(function, 0);
+        }
+        told
+    };
+    let told = relaxed(|| match call.process.launched.is_kernel(function) {
+        true => of_kernel(&mut bytes) || of_function(&mut bytes),
+        false => of_function(&mut bytes) || of_kernel(&mut bytes),
+    });
+    u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
+}
+
+/// What a call lets its context take beside what is measured.
+pub enum Use<F> {
+    /// The code of kernels is loaded.
+    Load,
+    /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
+    Launch(F),
+}
+
+/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, `variables` bytes that come
+/// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
+#[allow(clippy::too_many_arguments)]
+pub fn run<F: FnOnce() -> u64>(
+    call: Call,
+    device: &'static Device,
+    context: Context,
+    usage: Use<F>,
+    variables: u64,
+    more: u64,
+    real: impl Fn() -> Status,
+    undo: Option<&dyn Fn()>,
+) -> Status {
+    let driver = &device.driver;
+    let loaded = RESERVE.saturating_add(round_up(variables, BLOCK));
+    if driver.prepay(device, call.symbol, loaded).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let (launches, per_thread) = match usage {
+        Use::Load => (false, 0),
+        Use::Launch(per_thread) => (true, per_thread()),
+    };
+    let memory = device.kernels.context(context);
+    let growth = || device.kernels.growth(&memory, per_thread);
+    // The heap comes with a launch, the buffer of `printf` may come with the code.
+    let kept = || {
+        let heap = memory.heap.load(Ordering::Acquire);
+        let fifo = memory.fifo.load(Ordering::Acquire);
+        if launches { (heap, fifo) } else { (0, fifo) }
+    };
+    // One at a time: two that need the same growth make it once.
+    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.lock());
+    let (growth, (heap, fifo)) = match alone {
+        Some(_) => (growth(), kept()),
+        None => (0, (0, 0)),
+    };
+    if growth > 0 && driver.prepay(device, call.symbol, growth).is_err() {
+        driver.cancel(device, loaded);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let paid = loaded + growth + driver.prepay_some(device, more);
+    if alone.is_none() {
+        return measured::conclude(call, device, paid, real, undo);
+    }
+    driver.offer(heap + fifo);
+    let before = driver.used();
+    let status = real();
+    let needed = |bytes, limit| bytes > 0 && status == SUCCESS && is_in_use(context, limit);
+    let offers = [
+        (&memory.heap, heap, needed(heap, LIMIT_MALLOC_HEAP_SIZE)),
+        (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
+    ];
+    let taken = |grown: u64| {
+        let (mut left, mut taken) = (grown.saturating_sub(growth + loaded - RESERVE), 0);
+        for (kept, bytes, needed) in offers {
+            if needed && left >= bytes {
+                kept.store(0, Ordering::Release);
+                left -= bytes;
+                taken += bytes;
+            }
+        }
+        taken
+    };
+    let measured = driver.settle_offer(device, paid, heap + fifo, taken);
+    if status == SUCCESS && growth > 0 {
+        memory.set_per_thread(per_thread);
+    }
+    match measured {
+        Some(measured) => measured::judge(call, device, before, measured, status, undo),
+        None => {
+            if status == SUCCESS {
+                driver.assume(device, growth as i64);
+            }
+            status
+        }
+    }
+}

@@ -1,0 +1,690 @@
+//! What contexts set aside for kernels: limits of contexts, kernels with much local memory, heaps, green contexts. It is paid for before the
+//! driver takes it.
+
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
+
+/// What `per_thread` bytes of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+const fn local(per_thread: u64) -> u64 {
+    per_thread * 132 * 2048 / BLOCK * BLOCK - 264 * MIB
+}
+
+const STACK: u64 = 0;
+const PRINTF: u64 = 1;
+const HEAP: u64 = 2;
+
+/// Fills the group but for less than a block beyond the driver's reserve.
+#[track_caller]
+fn fill(program: &mut Session) {
+    let answer = program.say("fill filler 2M");
+    assert!(answer.starts_with("2 "), "{answer}");
+}
+
+#[test]
+fn the_stack_limit_is_served_at_what_it_takes_and_refused_below() {
+    for per_thread in [2048, 4096, 4097, 5000, 16_384] {
+        let cap = CONTEXT + local(u64::next_multiple_of(per_thread, 16));
+        let set = format!("set-limit {STACK} {per_thread}");
+        for (cap, answer) in [(cap, "0"), (cap - BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[(&set, answer)]);
+            let taken = if answer == "0" { cap } else { CONTEXT };
+            assert_eq!(world.machine().used(), taken, "{per_thread} in {cap}");
+            world.judge(cap);
+            if answer == "2" {
+                assert_eq!(
+                    world.machine().gpu(0).peak,
+                    CONTEXT,
+                    "the driver was not asked"
+                );
+                assert_eq!(world.usage(0).refusals, 1);
+                program.expect(&[(&format!("limit {STACK}"), "0 1024")]);
+                let (_, errors) = program.end();
+                assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+            } else {
+                program.end_quietly();
+            }
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
+fn a_lowered_stack_limit_gives_back() {
+    let cap = CONTEXT + local(8192) + 8 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    for (value, beyond) in [(8192, local(8192)), (2048, local(2048)), (1024, 0)] {
+        program.expect(&[(&format!("set-limit {STACK} {value}"), "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + beyond);
+        world.judge(cap);
+    }
+    let room = local(8192) / MIB - 2;
+    program.expect(&[
+        (&format!("alloc a {room}M"), "0"),
+        (&format!("set-limit {STACK} 2048"), "2"),
+        ("free a", "0"),
+        (&format!("set-limit {STACK} 8192"), "0"),
+        (&format!("set-limit {STACK} 16"), "0"),
+    ]);
+    world.judge(cap);
+    assert_eq!(world.machine().used(), CONTEXT - 264 * MIB + 4 * MIB);
+    program.expect(&[("release-primary 0", "0")]);
+    assert_eq!(world.counted(0), 0);
+    program.expect(&[("retain 0", "0"), ("current 0", "0")]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// A GPU of which more is taken than it has said: that can only be undone.
+#[test]
+fn a_stack_that_takes_more_than_is_known_is_undone() {
+    let world = World::with(600 * MIB, &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")]);
+    let mut program = world.on_gpu();
+    world.machine().knob("context-bytes", &CONTEXT.to_string());
+    program.expect(&[
+        ("alloc a 500M", "0"),
+        ("set-limit 0 2048", "2"),
+        ("limit 0", "0 1024"),
+    ]);
+    assert_eq!(world.usage(0).refusals, 1);
+    assert!(world.machine().used().abs_diff(world.counted(0)) <= BLOCK);
+    let (_, errors) = program.end();
+    assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+    world.settle();
+}
+
+#[test]
+fn other_limits_and_wrong_ones_get_the_drivers_answer() {
+    let cap = CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.start();
+    program.expect(&[
+        ("init", "0"),
+        ("set-limit 0 4096", "201"),
+        ("set-limit 2 64M", "201"),
+        ("start", "0 0"),
+        ("set-limit 3 4", "215"),
+        ("set-limit 4 1048576", "0"),
+        ("limit 4", "0 599186"),
+        ("set-limit 5 32", "0"),
+        ("set-limit 6 1048576", "0"),
+        ("set-limit 7 1", "1"),
+        ("set-limit 4294967295 1", "1"),
+        ("set-limit 0 0", "0"),
+        ("set-limit 0 1024", "0"),
+        // More than the GPU has: the driver says so itself.
+        ("set-limit 0 512K", "2"),
+        ("set-limit 0 max", "1"),
+        ("set-limit 0 9223372036854775808", "1"),
+        ("set-limit 1 0", "0"),
+        ("set-limit 2 0", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(cap);
+    assert_eq!(world.usage(0).refusals, 0);
+    program.expect(&[("alloc a 94M", "0")]);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn failures_of_the_driver_leave_no_charge() {
+    let cap = CONTEXT + 2000 * MIB;
+    for (call, command) in [
+        ("cuCtxSetLimit", "set-limit 0 4096"),
+        ("cuCtxSetLimit", "set-limit 1 100M"),
+        ("cuCtxSetLimit", "set-limit 2 100M"),
+        ("cuLaunchKernel", "launch big"),
+        ("cuGreenCtxCreate", "green g 0"),
+    ] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[("kernels big 4096", "0")]);
+        let before = world.usage(0);
+        world.machine().knob("fail", &format!("{call}:719"));
+        let answer = program.say(&format!("repeat 10 {{\n{command}\n}}"));
+        assert_eq!(answer, "719:10");
+        let after = world.usage(0);
+        assert!(
+            after.charged <= before.charged + BLOCK,
+            "{command}: {after:?}"
+        );
+        world.judge(cap);
+        world.machine().knob("fail", "none");
+        program.expect(&[(command, "0")]);
+        world.judge(cap);
+        program.end_quietly();
+        world.judge_end(cap);
+    }
+}
+
+/// Every way to launch.
+const WAYS: [&str; 7] = [
+    "launch big",
+    "cooperative big s",
+    "launch-ex big s",
+    "launch-one big",
+    "launch-grid big",
+    "launch-grid-async big s",
+    "launch-many big s",
+];
+
+#[test]
+fn a_kernel_is_served_at_what_it_takes_and_refused_below() {
+    for (per_thread, way) in [
+        (4096, WAYS[0]),
+        (4096, WAYS[1]),
+        (16_384, WAYS[2]),
+        (1104, WAYS[3]),
+        (65_536, WAYS[4]),
+        (5008, WAYS[5]),
+        (8192, WAYS[6]),
+        (262_144, WAYS[0]),
+        (4096, "launch-kernel big s"),
+    ] {
+        let load = if way.starts_with("launch-kernel") {
+            "kernel-library"
+        } else {
+            "kernels"
+        };
+        let load = format!("{load} big {per_thread}");
+        let cap = CONTEXT + local(per_thread) + RESERVE;
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[("stream s", "0"), (&load, "0"), (way, answer)]);
+            world.judge(cap);
+            if answer == "0" {
+                assert_eq!(world.machine().used(), CONTEXT + local(per_thread), "{way}");
+                program.expect(&[(way, "0"), (way, "0")]);
+                world.judge(cap);
+                program.end_quietly();
+            } else {
+                assert_eq!(
+                    world.machine().gpu(0).peak,
+                    CONTEXT,
+                    "the driver was not asked"
+                );
+                // Again: a refused launch is none.
+                program.expect(&[(way, "2")]);
+                assert_eq!(world.usage(0).refusals, 2);
+                let (_, errors) = program.end();
+                assert!(errors.contains("by cuLaunch"), "{errors}");
+            }
+            world.judge_end(cap);
+        }
+    }
+}
+
+/// What a launch pays ahead besides.
+const RESERVE: u64 = 4 * MIB;
+
+#[test]
+fn a_second_launch_and_smaller_kernels_take_nothing() {
+    let cap = CONTEXT + local(8192) + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("kernels small 100", "0"),
+        ("kernels middle 4096", "0"),
+        ("kernels big 8192", "0"),
+        ("launch small", "0"),
+        ("launch big", "0"),
+        ("launch middle", "0"),
+        ("launch big", "0"),
+        ("unload big", "0"),
+        ("kernels big 8192", "0"),
+        ("launch big", "0"),
+        // Below what a launch has grown: nothing to take.
+        (&format!("set-limit {STACK} 8000"), "0"),
+        ("launch big", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + local(8192));
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+/// Whether a lowered limit takes back what a launch has grown, nobody has measured: we must be right in both cases.
+#[test]
+fn a_limit_that_is_lowered_after_a_launch() {
+    for (trims, left) in [("0", local(4096)), ("1", 0)] {
+        let cap = CONTEXT + local(4096) + RESERVE;
+        let world = World::with(cap, &[("GPULIMIT_SIM_STACK_LIMIT_TRIMS", trims)]);
+        let mut program = world.on_gpu();
+        program.expect(&[("kernels big 4096", "0")]);
+        for _ in 0..3 {
+            program.expect(&[
+                ("launch big", "0"),
+                ("launch big", "0"),
+                (&format!("set-limit {STACK} 1024"), "0"),
+            ]);
+            assert_eq!(world.machine().used(), CONTEXT + left);
+            world.judge(cap);
+        }
+        let room = (local(4096) - left) / MIB;
+        if room > 0 {
+            program.expect(&[
+                (&format!("alloc a {room}M"), "0"),
+                ("launch big", "2"),
+                ("free a", "0"),
+                ("launch big", "0"),
+            ]);
+            world.judge(cap);
+        }
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn every_context_has_local_memory_of_its_own() {
+    let cap = 2 * CONTEXT + 2 * local(4096) + RESERVE;
+    // Whether the driver lets a kernel pass for a function everywhere, nobody has measured.
+    for (cap, answer, lenient) in [
+        (cap, "0", "0"),
+        (cap - 2 * BLOCK, "2", "0"),
+        (cap, "0", "1"),
+        (cap - 2 * BLOCK, "2", "1"),
+    ] {
+        let world = World::with(cap, &[("GPULIMIT_SIM_KERNELS_ARE_FUNCTIONS", lenient)]);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("kernel-library shared 4096", "0"),
+            ("library other 0", "0"),
+            ("unload-library other", "0"),
+            ("launch-kernel shared", "0"),
+            ("launch-kernel shared", "0"),
+            ("stream first", "0"),
+            ("context second 0 v2", "0"),
+            ("stream second", "0"),
+            // The kernel of a library has run in one context, and not in the other.
+            ("launch-kernel shared", answer),
+            ("launch-kernel shared", answer),
+            ("launch-kernel shared first", "0"),
+            ("launch-kernel shared second", answer),
+        ]);
+        let contexts = if answer == "0" { 2 } else { 1 };
+        let taken = 2 * CONTEXT + contexts * local(4096);
+        assert_eq!(world.machine().used(), taken);
+        world.judge(cap);
+        program.expect(&[("destroy second", "0"), ("current 0", "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + local(4096));
+        world.judge(cap);
+        program.expect(&[("launch-kernel shared", "0"), ("context third 0 v4", "0")]);
+        assert_eq!(program.say("launch-kernel shared"), answer);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn a_library_is_loaded_in_every_context() {
+    let cap = 2 * CONTEXT + 120 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("library parts 50M", "0"),
+        ("library-module parts", "0"),
+        ("context second 0 v2", "0"),
+        ("library-module parts", "0"),
+        ("library-module parts", "0"),
+    ]);
+    assert_eq!(world.machine().used(), 2 * CONTEXT + 100 * MIB);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_launch_on_several_gpus_is_paid_on_each() {
+    let cap = CONTEXT + local(4096) + RESERVE;
+    for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+        let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", "2")]);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("kernels zero 4096", "0"),
+            ("stream zero", "0"),
+            ("retain 1", "0"),
+            ("current 1", "0"),
+            ("kernels one 4096", "0"),
+            ("stream one", "0"),
+            ("launch-many zero zero one one", answer),
+            ("launch-many one one zero zero", answer),
+            // More than there are, and none.
+            ("launch-many", "1"),
+        ]);
+        let taken = if answer == "0" { local(4096) } else { 0 };
+        for gpu in 0..2 {
+            assert_eq!(world.machine().gpu(gpu).used, CONTEXT + taken);
+        }
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn threads_that_need_the_same_growth_pay_it_once() {
+    let cap = CONTEXT + local(16_384) + 8 * RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("kernels a 4096", "0"),
+        ("kernels b 8192", "0"),
+        ("kernels c 16384", "0"),
+    ]);
+    let answer = program.say("threads 8 {\nlaunch c\nlaunch a\nlaunch b\nlaunch c\n}");
+    assert_eq!(answer, ["0:4"; 8].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT + local(16_384));
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn threads_at_the_limit_never_pass_it() {
+    let cap = CONTEXT + local(8192) + 40 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("kernels a 4096", "0"),
+        ("kernels b 8192", "0"),
+        ("kernels c 16384", "0"),
+    ]);
+    program.say(
+        "threads 8 {\nrepeat 20 {\nlaunch b\nset-limit 0 12288\nlaunch c\nalloc x 20M\nset-limit 0 2048\nfree x\nlaunch a\n}\n}",
+    );
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// A captured launch takes nothing; the same kernel launched for real does.
+#[test]
+fn a_captured_launch_is_none() {
+    let cap = CONTEXT + local(4096) + RESERVE;
+    for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("kernels big 4096", "0"),
+            ("stream s", "0"),
+            ("capture s", "0"),
+            ("launch big s", "0"),
+            ("launch big s", "0"),
+            ("end-capture s", "0"),
+        ]);
+        assert_eq!(world.machine().used(), CONTEXT);
+        world.judge(cap);
+        program.expect(&[("launch big s", answer), ("launch big", answer)]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn a_heap_is_charged_when_it_is_asked_for() {
+    // 138 MiB come with the module, the heap and 2 MiB with the launch.
+    let cap = CONTEXT + (138 + 256 + 2) * MIB + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[(&format!("set-limit {HEAP} 256M"), "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    assert!(
+        world.usage(0).charged >= CONTEXT + 256 * MIB,
+        "{:?}",
+        world.usage(0)
+    );
+    world.judge(cap);
+    // Nothing else gets it.
+    program.expect(&[
+        ("alloc a 147M", "2"),
+        ("info", &info(cap, CONTEXT + 256 * MIB)),
+    ]);
+    program.expect(&[("kernels user 0 malloc", "0"), ("kernels other 0", "0")]);
+    fill(&mut program);
+    program.expect(&[("launch other", "0")]);
+    assert!(world.machine().used() < CONTEXT + (138 + 2 + 6) * MIB);
+    world.judge(cap);
+    program.expect(&[("launch user", "0"), ("launch user", "0")]);
+    assert!(world.machine().used() >= CONTEXT + (138 + 256 + 2) * MIB);
+    let usage = world.usage(0);
+    assert!(usage.idle <= 2 * RESERVE, "charged once: {usage:?}");
+    world.judge(cap);
+    program.expect(&[
+        (&format!("set-limit {HEAP} 1G"), "2"),
+        ("release-primary 0", "0"),
+    ]);
+    assert_eq!(world.counted(0), 0);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// What `info` answers.
+fn info(cap: u64, charged: u64) -> String {
+    format!("0 {} {cap}", cap - charged - RESERVE)
+}
+
+#[test]
+fn a_heap_that_does_not_fit_is_refused() {
+    let cap = CONTEXT + 256 * MIB;
+    for (limit, value) in [
+        (HEAP, 258 * MIB),
+        (PRINTF, 8_650_752 + 258 * MIB),
+        (HEAP, 1 << 60),
+    ] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        let before = program.say(&format!("limit {limit}"));
+        program.expect(&[
+            (&format!("set-limit {limit} {value}"), "2"),
+            (&format!("limit {limit}"), &before),
+            ("alloc a 250M", "0"),
+        ]);
+        world.judge(cap);
+        let (_, errors) = program.end();
+        assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn a_heap_that_is_never_used_comes_back() {
+    let cap = 2 * CONTEXT + 256 * MIB + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    for limit in [HEAP, PRINTF] {
+        for lower in [8 << 20, 0, 64 << 20] {
+            program.expect(&[
+                (&format!("set-limit {limit} 256M"), "0"),
+                ("kernels other 0", "0"),
+                ("launch other", "0"),
+                ("alloc a 500M", "0"),
+                ("alloc b 200M", "2"),
+                (&format!("set-limit {limit} {lower}"), "0"),
+                ("alloc b 120M", "0"),
+                ("free b", "0"),
+                ("free a", "0"),
+            ]);
+            world.judge(cap);
+        }
+        program.expect(&[(&format!("set-limit {limit} 1M"), "0")]);
+    }
+    // With the context, too.
+    program.expect(&[
+        ("context c 0 v2", "0"),
+        (&format!("set-limit {HEAP} 150M"), "0"),
+        (&format!("set-limit {PRINTF} 80M"), "0"),
+        ("alloc a 50M", "2"),
+        ("destroy c", "0"),
+        ("current 0", "0"),
+        ("alloc a 700M", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// The simulated driver takes a larger buffer where a module that prints is loaded.
+#[test]
+fn a_buffer_of_printf_is_charged_when_it_is_asked_for() {
+    let cap = CONTEXT + 64 * MIB + 2 * RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        (&format!("set-limit {PRINTF} {}", 8_650_752 + 64 * MIB), "0"),
+        ("kernels plain 0", "0"),
+        ("alloc a 40M", "2"),
+        ("kernels user 0 printf", "0"),
+        ("launch user", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 64 * MIB);
+    let usage = world.usage(0);
+    assert!(usage.idle <= 2 * RESERVE, "charged once: {usage:?}");
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn without_the_drivers_figures_the_formula_counts() {
+    let cap = 4096 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_NO_PROC", "1")]);
+    let mut program = world.on_gpu();
+    program.expect(&[("kernels big 4096", "0"), ("launch big", "0")]);
+    assert!(
+        world.usage(0).charged >= 512 * MIB + local(4096),
+        "{:?}",
+        world.usage(0)
+    );
+    program.expect(&[
+        (&format!("set-limit {STACK} 8192"), "0"),
+        ("alloc a 2000M", "2"),
+        (&format!("set-limit {STACK} 16384"), "2"),
+    ]);
+    assert!(world.machine().gpu(0).peak <= cap);
+    program.expect(&[("release-primary 0", "0")]);
+    assert_eq!(world.counted(0), 0, "{:?}", world.usage(0));
+    program.end();
+}
+
+#[test]
+fn green_contexts_count_and_are_the_primary_contexts() {
+    let cap = CONTEXT + 206 * MIB;
+    let world = World::new(cap);
+    let mut program = world.start();
+    program.expect(&[("init", "0"), ("green a 0", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 6 * MIB);
+    world.judge(cap);
+    program.expect(&[
+        ("use-green a", "0"),
+        ("alloc there 100M", "0"),
+        ("many small 100 20000", "0 100"),
+        ("managed m 10M", "0"),
+        ("green-stream s a", "0"),
+        ("stream t", "0"),
+        ("kernels big 1104", "0"),
+        ("launch big s", "0"),
+        ("launch big t", "0"),
+        ("launch big", "0"),
+        ("green b 0", "0"),
+        ("destroy-green b", "0"),
+    ]);
+    // A block for the second stream.
+    assert_eq!(
+        world.machine().used(),
+        CONTEXT + (6 + 100 + 2 + 2 + 20) * MIB
+    );
+    world.judge(cap);
+    program.expect(&[("alloc more 100M", "2"), ("destroy-green a", "0")]);
+    assert_eq!(world.machine().used(), 0, "the primary context was theirs");
+    let usage = world.usage(0);
+    assert_eq!(usage.charged - usage.idle, 0, "{usage:?}");
+    program.expect(&[
+        ("destroy-green a", "709"),
+        ("start", "0 0"),
+        ("alloc all 190M", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn green_contexts_share_the_local_memory_of_the_primary_one() {
+    let cap = CONTEXT + 6 * MIB + local(4096) + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("kernel-library shared 4096", "0"),
+        ("launch-kernel shared", "0"),
+        ("green g 0", "0"),
+        ("use-green g", "0"),
+        ("green-stream s g", "0"),
+        ("launch-kernel shared s", "0"),
+        ("launch-kernel shared", "0"),
+        ("set-limit 0 4000", "0"),
+        ("reset 0", "0"),
+    ]);
+    assert_eq!(world.machine().used(), 0);
+    assert_eq!(world.counted(0), 0);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn green_contexts_stop_at_the_limit() {
+    for cap in [CONTEXT - BLOCK, CONTEXT + 4 * MIB] {
+        let world = World::new(cap);
+        let mut program = world.start();
+        program.expect(&[("init", "0"), ("green a 0", "2")]);
+        assert_eq!(world.machine().used(), 0, "{cap}");
+        let (_, errors) = program.end();
+        assert!(errors.contains("by cuGreenCtxCreate"), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        world.settle();
+    }
+}
+
+#[test]
+fn streams_of_green_contexts_count() {
+    let cap = CONTEXT + 40 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("green g 0", "0")]);
+    let answer = program.say("repeat 100 {\ngreen-stream s g\n}");
+    assert!(
+        answer.starts_with("0:") && answer.contains(" 2:"),
+        "{answer}"
+    );
+    world.judge(cap);
+    program.expect(&[("destroy-green g", "0")]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn contexts_for_graphics_are_contexts() {
+    let cap = 2 * CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    for kind in ["gl-v1", "gl-v2", "vdpau-v1", "vdpau-v2"] {
+        program.expect(&[
+            (&format!("context c 0 {kind}"), "0"),
+            ("alloc a 80M", "0"),
+            (&format!("context d 0 {kind}"), "2"),
+        ]);
+        assert_eq!(world.machine().used(), 2 * CONTEXT + 80 * MIB);
+        world.judge(cap);
+        program.expect(&[("destroy c", "0"), ("current 0", "0")]);
+        world.judge(cap);
+    }
+    program.end();
+    world.judge_end(cap);
+}
