@@ -367,6 +367,36 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether memory can be mapped: there is a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` when there is none.
+pub fn check(handle: u64) -> Outcome<()> {
+    match state().get().physical(handle)?.handles {
+        0 => Err(Status::INVALID_VALUE),
+        _ => Ok(()),
+    }
+}
+
+/// Memory is mapped into a part of an array: it lives as long as that.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle.
+pub fn attach(handle: u64) -> Outcome<()> {
+    state().get().physical(handle)?.mappings += 1;
+    Ok(())
+}
+
+/// Memory is no longer mapped into a part of an array.
+pub fn detach(handle: u64) {
+    let mut guard = state();
+    let state = guard.get();
+    if let Ok(physical) = state.physical(handle) {
+        physical.mappings -= 1;
+    }
+    state.settle(handle);
+}
+
 /// Unmaps a range, which must consist of whole mappings.
 ///
 /// # Errors
