@@ -222,7 +222,9 @@ impl State {
                     driver.give(array.device, BLOCK);
                 }
             }
-            Memory::Mapped(tiles) => tiles.into_values().for_each(vmm::detach),
+            Memory::Mapped(tiles) => tiles
+                .into_values()
+                .for_each(|memory| vmm::detach(memory, 0)),
             Memory::Borrowed => {}
         }
     }
@@ -369,12 +371,13 @@ impl Array {
     }
 }
 
-/// Maps memory into arrays and unmaps it, one after the other; what is mapped where something was takes its place.
+/// Maps memory into arrays and unmaps it, one after the other; what is mapped where something was takes its place. Until
+/// `end`, when the stream has come so far, what is unmapped stays.
 ///
 /// # Errors
 /// `INVALID_HANDLE`, `INVALID_VALUE` for parts that do not consist of tiles of an array without memory of its own, or
 /// for unknown memory: then nothing is done.
-pub fn map(mappings: &[Mapping]) -> Outcome<()> {
+pub fn map(mappings: &[Mapping], end: u64) -> Outcome<()> {
     let mut guard = state();
     let state = guard.get();
     for mapping in mappings {
@@ -401,7 +404,7 @@ pub fn map(mappings: &[Mapping]) -> Outcome<()> {
                 None => tiles.remove(&tile),
             };
             if let Some(before) = before {
-                vmm::detach(before);
+                vmm::detach(before, end);
             }
         }
     }

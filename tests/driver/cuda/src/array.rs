@@ -4,6 +4,7 @@ use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::tiling::{GRAIN, Shape};
+use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
@@ -187,16 +188,17 @@ fn mapping(info: In<u8>) -> Outcome<Mapping> {
     })
 }
 
-/// Done at once, whatever the stream has yet to do.
-pub fn map(list: In<u8>, count: u32, stream: usize, twin: bool) -> Outcome<()> {
-    match Stream::from_handle(stream)? {
+pub fn map(list: In<u8>, count: u32, handle: usize, twin: bool) -> Outcome<()> {
+    match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
         Some(_) => {}
-        None => drop(implicit(here()?, stream, twin)?),
+        None => drop(implicit(here()?, handle, twin)?),
     }
     if list.is_null() || count == 0 {
         return Err(Status::INVALID_VALUE);
     }
     let infos = (0..count as usize).map(|index| mapping(list.field(index * MAP_INFO)));
-    array::map(&infos.collect::<Outcome<Vec<Mapping>>>()?)
+    let mappings = infos.collect::<Outcome<Vec<Mapping>>>()?;
+    let queue = (Name { handle, twin }).queue();
+    array::map(&mappings, queue.map_or(0, |queue| queue.end()))
 }

@@ -3,10 +3,10 @@
 use crate::rig::{CONTEXT, Cuda, MIB, alone, used};
 
 /// Width, height, depth, format, channels, flags.
-type Shape = [u32; 6];
+pub type Shape = [u32; 6];
 
 const DEFERRED: u32 = 0x80;
-const SPARSE: u32 = 0x40;
+pub const SPARSE: u32 = 0x40;
 const GRAIN: u64 = 64 << 10;
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
@@ -21,7 +21,7 @@ fn with(shape: Shape, flag: u32) -> Shape {
     [width, height, depth, format, channels, flags | flag]
 }
 
-fn create(cuda: &Cuda, shape: Shape) -> Result<u64, i32> {
+pub fn create(cuda: &Cuda, shape: Shape) -> Result<u64, i32> {
     let descriptor = descriptor(shape);
     cuda.get("cuArray3DCreate_v2", &[descriptor.as_ptr() as usize])
 }
@@ -327,7 +327,7 @@ fn deferred_mapping_came_with_11_6() {
 }
 
 /// `CUarrayMapInfo`: `[kind, array, level, layer, offset…, extent…]`, and the memory, or none to unmap.
-fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
+pub fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
     let pair = |at: usize| u64::from(part[at]) | u64::from(part[at + 1]) << 32;
     let operation = if memory.is_some() { 1 } else { 2 };
     let mut info = [0; 12];
@@ -351,7 +351,7 @@ fn map(cuda: &Cuda, infos: &[[u64; 12]]) -> i32 {
     cuda.call("cuMemMapArrayAsync", &arguments)
 }
 
-fn memory(cuda: &Cuda, bytes: u64) -> u64 {
+pub fn memory(cuda: &Cuda, bytes: u64) -> u64 {
     let mut properties = [0u8; 32];
     (properties[0], properties[8]) = (1, 1);
     cuda.get(
@@ -361,7 +361,7 @@ fn memory(cuda: &Cuda, bytes: u64) -> u64 {
     .expect("memory")
 }
 
-fn release(cuda: &Cuda, handle: u64) -> i32 {
+pub fn release(cuda: &Cuda, handle: u64) -> i32 {
     cuda.call("cuMemRelease", &[handle as usize])
 }
 
