@@ -57,6 +57,19 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T: Copy> In<T> {
+    /// For a call of our own: `place` must outlive the call that this value is given to.
+    pub fn of(place: &T) -> Self {
+        In(place)
+    }
+
+    /// The n-th element of a list that the caller promises to have so many; null stays null.
+    pub fn at(self, index: usize) -> Self {
+        if self.0.is_null() {
+            return self;
+        }
+        In(self.0.wrapping_add(index))
+    }
+
     /// What stands there; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
         // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).

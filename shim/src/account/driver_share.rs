@@ -3,10 +3,16 @@
 //! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that may let it grow are paid in advance
 //! by an estimate (`prepaid`), and it is measured after them. A small `reserve` stays charged in between, because the driver also takes a
 //! block now and then where nobody would expect it.
+//!
+//! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::device::Device;
+use super::packed::Packed;
+use crate::abi::Context;
 use crate::refusal::Refused;
 
 /// Kept charged beyond the measured part while the process has a context: bytes.
@@ -24,6 +30,12 @@ struct State {
     alive: bool,
     /// Contexts made since the last measurement, with the sizes that were assumed for them.
     assumed: Vec<u64>,
+    /// Of `used`, what small arrays lie in.
+    packed: Packed,
+    /// The number of the latest measurement that was entered.
+    measured: u64,
+    /// Of `used`, there may be memory that is no more when a stream has come so far.
+    lingering: bool,
 }
 
 impl State {
@@ -45,7 +57,11 @@ impl State {
 
 /// The driver's part of a device.
 #[derive(Default)]
-pub struct DriverShare(Mutex<State>);
+pub struct DriverShare {
+    state: Mutex<State>,
+    /// Measurements begun.
+    measurements: AtomicU64,
+}
 
 /// What a measurement brought to light.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,46 +76,120 @@ impl DriverShare {
     /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
     pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         loop {
-            let promised = self.0.lock().promise(bytes);
+            let promised = self.state.lock().promise(bytes);
             let Err(missing) = promised else {
                 return Ok(());
             };
             // Not under the lock: charging may wait.
             device.charge_ahead(symbol, missing)?;
-            self.0.lock().held += missing;
+            self.state.lock().held += missing;
         }
     }
 
     /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
     pub fn borrow(&self, bytes: u64) -> bool {
-        self.0.lock().promise(bytes).is_ok()
+        self.state.lock().promise(bytes).is_ok()
     }
 
     /// Takes back what was lent.
     pub fn give_back(&self, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(bytes);
     }
 
     /// The driver's part as last measured, bytes.
     pub fn used(&self) -> u64 {
-        self.0.lock().used
+        self.state.lock().used
     }
 
     /// The call that paid `bytes` ahead is over (whatever came of it): measure, and settle the charge. `None` when there is nothing to
     /// measure with.
     pub fn settle(&self, device: &Device, bytes: u64) -> Option<Measured> {
-        self.give_back(bytes);
-        let measured = self.measure(device);
+        let measured = self.settle_if_measured(device, bytes);
         if measured.is_none() {
-            self.trim(device, &mut self.0.lock());
+            self.cancel(device, bytes);
         }
         measured
     }
 
+    /// The call that paid `bytes` ahead has taken nothing.
+    pub fn cancel(&self, device: &Device, bytes: u64) {
+        self.give_back(bytes);
+        self.trim(device, &mut self.state.lock());
+    }
+
+    /// The `bytes` that a call paid ahead have become something that is counted apart: they stay charged for that.
+    pub fn hand_over(&self, device: &Device, bytes: u64) {
+        let mut state = self.state.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.held = state.held.saturating_sub(bytes);
+        device.remove_idle(bytes);
+    }
+
+    /// Pays for `bytes` of growth, as far as they have come out of the reserve.
+    pub fn make_whole(
+        &self,
+        device: &Device,
+        symbol: &'static str,
+        bytes: u64,
+    ) -> Result<(), Refused> {
+        let missing = {
+            let state = self.state.lock();
+            (state.used + RESERVE).saturating_sub(state.held).min(bytes)
+        };
+        if missing > 0 {
+            device.charge_ahead(symbol, missing)?;
+            self.state.lock().held += missing;
+        }
+        Ok(())
+    }
+
+    /// Memory of `bytes`, charged, has no name any more, but the driver may have it until a stream has come so far: it is measured from now
+    /// on.
+    pub fn adopt(&self, device: &Device, bytes: u64) {
+        let before = {
+            let mut state = self.state.lock();
+            state.held += bytes;
+            device.add_idle(bytes);
+            state.used
+        };
+        match self.settle(device, 0) {
+            Some(measured) if measured.used > before => self.state.lock().lingering = true,
+            _ => {}
+        }
+    }
+
+    /// Measures where memory may have gone without a call. True when something was given back.
+    pub fn reclaim(&self, device: &Device) -> bool {
+        let before = {
+            let state = self.state.lock();
+            if !state.lingering {
+                return false;
+            }
+            state.held
+        };
+        self.measure(device);
+        let mut state = self.state.lock();
+        let gone = state.held < before;
+        state.lingering = !gone;
+        gone
+    }
+
+    /// Changes what is known of small arrays.
+    pub fn packed<T>(&self, change: impl FnOnce(&mut Packed) -> T) -> T {
+        change(&mut self.state.lock().packed)
+    }
+
+    /// A context is gone, and the blocks of its small arrays with it.
+    pub fn forget_packed(&self, device: &Device, context: Context) {
+        let mut state = self.state.lock();
+        state.packed.forget(context);
+        device.set_packed(state.packed.bytes());
+    }
+
     /// As [`DriverShare::settle`], without a measurement: the call has made a context of `bytes`.
     pub fn settle_assumed(&self, device: &Device, paid: u64, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(paid);
         state.assumed.push(bytes);
         let used = state.used + bytes;
@@ -109,7 +199,7 @@ impl DriverShare {
 
     /// Without a measurement: a context has gone.
     pub fn forget_assumed(&self, device: &Device) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
             let used = state.used.saturating_sub(bytes);
             self.enter(device, &mut state, used);
@@ -119,15 +209,34 @@ impl DriverShare {
 
     /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
     pub fn measure(&self, device: &Device) -> Option<Measured> {
+        self.settle_if_measured(device, 0)
+    }
+
+    /// As [`DriverShare::settle`], but where there is nothing to measure with, `bytes` stay promised.
+    pub fn settle_if_measured(&self, device: &Device, bytes: u64) -> Option<Measured> {
+        let number = self.measurements.fetch_add(1, Ordering::AcqRel) + 1;
         let total = device.measure_total()?;
-        let mut state = self.0.lock();
-        let used = total.figure.saturating_sub(total.named);
-        state.alive = total.figure > 0;
-        state.assumed.clear();
-        let overrun = self.enter(device, &mut state, used);
+        let mut state = self.state.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        // One that was begun later has been entered: it has seen whatever this one was to see, and more.
+        let overrun = if number > state.measured {
+            state.measured = number;
+            let (before, used) = (state.used, total.figure.saturating_sub(total.named));
+            state.alive = total.figure > 0;
+            state.assumed.clear();
+            state.packed.measured(before, used);
+            let overrun = self.enter(device, &mut state, used);
+            device.set_packed(state.packed.bytes());
+            overrun
+        } else {
+            0
+        };
         self.trim(device, &mut state);
         self.refill(device, &mut state);
-        Some(Measured { used, overrun })
+        Some(Measured {
+            used: state.used,
+            overrun,
+        })
     }
 
     /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.

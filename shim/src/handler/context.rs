@@ -14,6 +14,7 @@ use crate::abi::{
 };
 use crate::account::device::{self, Device};
 use crate::account::{BLOCK, round_up};
+use crate::handler::array;
 use crate::hook::Call;
 use crate::table::cuda;
 
@@ -159,6 +160,7 @@ fn empty(call: Call, context: Context) {
     call.process.managed.drain(context, |ordinal, bytes| {
         freed(ordinal, Category::Managed, bytes)
     });
+    array::drain(call, context, freed);
     call.process.pools.refresh(call.process);
 }
 

@@ -49,6 +49,19 @@ int main(int count, char **arguments) {
     CALL(cudaStreamSynchronize, (void *), NULL);
     CALL(cudaFree, (void *), one);
     info();
+    // cudaChannelFormatDesc: four floats. cudaExtent goes by value.
+    struct { int bits[4], kind; } float4 = {{32, 32, 32, 32}, 2};
+    struct extent { size_t width, height, depth; } cube = {100, 100, 100}, square = {4096, 1024, 0}, huge = {5000, 3000, 9};
+    void *flat, *deep, *chain, *more;
+    CALL(cudaMallocArray, (void **, void *, size_t, size_t, unsigned), &flat, &float4, 5000, 3000, 0);
+    CALL(cudaMalloc3DArray, (void **, void *, struct extent, unsigned), &deep, &float4, cube, 0);
+    CALL(cudaMallocMipmappedArray, (void **, void *, struct extent, unsigned, unsigned), &chain, &float4, square, 4, 0);
+    info();
+    CALL(cudaMalloc3DArray, (void **, void *, struct extent, unsigned), &more, &float4, huge, 1);
+    CALL(cudaFreeArray, (void *), flat);
+    CALL(cudaFreeArray, (void *), deep);
+    CALL(cudaFreeMipmappedArray, (void *), chain);
+    info();
     CALL(cudaMalloc, (void **, size_t), &one, 1500 * MIB);
     CALL(cudaDeviceReset, (void));
     return 0;

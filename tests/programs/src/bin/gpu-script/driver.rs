@@ -11,6 +11,7 @@ const TWINS: &[&str] = &[
     "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
+    "cuMemMapArrayAsync",
     "cuStreamSynchronize",
     "cuStreamQuery",
     "cuLaunchKernel",
