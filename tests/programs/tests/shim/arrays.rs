@@ -15,6 +15,11 @@ fn shown(world: &World) -> u64 {
     world.usage(0).by[Category::Arrays as usize] / MIB
 }
 
+/// What the ledger shows as memory of `cuMemCreate`, in MiB.
+fn created(world: &World) -> u64 {
+    world.usage(0).by[Category::Vmm as usize] / MIB
+}
+
 /// Commands that make an array `a`, and the MiB that it takes.
 const EVERY_KIND: &[(&str, u64)] = &[
     ("array a 65536", 8),
@@ -445,6 +450,7 @@ fn mapped(arguments: &[&str]) {
         ("create c 400M 0", "2"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT + 122 * MIB);
+    assert_eq!(created(&world), 122);
     world.judge(CAP);
     program.expect(&[
         ("map-tiles sparse 0 512 none", "0"),
@@ -452,9 +458,11 @@ fn mapped(arguments: &[&str]) {
         ("destroy-array deferred", "0"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    assert_eq!(created(&world), 100);
     world.judge(CAP);
     program.expect(&[("map-tiles sparse 512 512 none", "0")]);
     assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
     world.judge(CAP);
     program.expect(&[
         ("create c 400M 0", "0"),
@@ -483,6 +491,7 @@ fn a_context_takes_along_what_is_mapped_into_its_arrays() {
         ("destroy second", "0"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
     world.judge(4096 * MIB);
     program.end_quietly();
     world.judge_end(4096 * MIB);
@@ -503,6 +512,7 @@ fn a_failed_mapping_changes_nothing() {
         ("release b", "0"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT + 20 * MIB);
+    assert_eq!(created(&world), 20);
     world.judge(CAP);
     program.expect(&[("map-tiles sparse 0 1024 none", "0")]);
     assert_eq!(world.machine().used(), CONTEXT);
@@ -511,34 +521,53 @@ fn a_failed_mapping_changes_nothing() {
     world.judge_end(CAP);
 }
 
+/// The two orders in which a busy stream comes to be the last that has memory.
+const ENDS: [[&str; 2]; 2] = [
+    ["release a", "map-tiles sparse 0 64 none work"],
+    ["map-tiles sparse 0 64 none work", "release a"],
+];
+
+/// A program with a stream that is busy for so many ns, and has then yet to unmap 300 MiB.
+fn unmapping(world: &World, busy: &str, end: [&str; 2]) -> Session {
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("stream work", "0"),
+        ("module code 1000", "0"),
+        ("launch code", "0"),
+        ("array sparse 1024,1024,0,32,4,64", "0"),
+        ("create a 300M 0", "0"),
+        ("map-tiles sparse 0 64 a work", "0"),
+    ]);
+    world.machine().knob("work", busy);
+    program.expect(&[("launch code work", "0"), (end[0], "0"), (end[1], "0")]);
+    world.machine().knob("work", "0");
+    program
+}
+
 #[test]
 fn what_a_stream_has_yet_to_unmap_stays_charged() {
-    let world = World::with(CAP, &[("GPULIMIT_SIM_WORK", "400000000")]);
-    for end in [
-        &["release a", "map-tiles sparse 0 64 none work"],
-        &["map-tiles sparse 0 64 none work", "release a"],
-    ] {
-        let mut program = world.on_gpu();
-        program.expect(&[
-            ("stream work", "0"),
-            ("module code 1000", "0"),
-            ("launch code", "0"),
-            ("sync", "0"),
-            ("array sparse 1024,1024,0,32,4,64", "0"),
-            ("create a 300M 0", "0"),
-            ("map-tiles sparse 0 64 a work", "0"),
-            ("launch code work", "0"),
-            (end[0], "0"),
-            (end[1], "0"),
-            ("create b 300M 0", "2"),
-        ]);
+    const HOUR: &str = "3600000000000";
+    for end in ENDS {
+        let world = World::new(CAP);
+        let mut program = unmapping(&world, HOUR, end);
         world.judge(CAP);
-        // Now it has, and the next one finds out.
+        program.expect(&[("create b 300M 0", "2")]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn what_a_stream_has_unmapped_can_be_had_again() {
+    for end in ENDS {
+        let world = World::new(CAP);
+        let mut program = unmapping(&world, "100000000", end);
         program.expect(&[("sync work", "0"), ("create b 300M 0", "0")]);
         world.judge(CAP);
         program.expect(&[("release b", "0"), ("destroy-array sparse", "0")]);
         world.judge(CAP);
-        program.end();
+        program.end_quietly();
         world.judge_end(CAP);
     }
 }
