@@ -87,7 +87,7 @@ fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
         let size = |argument: &str| match argument.split_once(':').unwrap().1.trim() {
             "i32" | "u32" | "Device" => 4,
             "u64" | "usize" | "DevicePtr" | "Context" | "Stream" | "Event" | "MemPool"
-            | "AllocationHandle" | "NvmlDevice" | "Opaque" => 8,
+            | "AllocationHandle" | "NvmlDevice" | "Opaque" | "Array" => 8,
             other if other.starts_with("Out<") || other.starts_with("In<") => 8,
             other => panic!("{name}: how large is {other}?"),
         };
@@ -204,6 +204,56 @@ fn structures_of_the_driver_are_laid_out_as_we_read_them() {
                 "CUmemPoolProps",
                 88,
                 &[("allocType", 0), ("handleTypes", 4), ("location", 8)],
+            ),
+            (
+                "CUDA_ARRAY_DESCRIPTOR",
+                24,
+                &[
+                    ("Width", 0),
+                    ("Height", 8),
+                    ("Format", 16),
+                    ("NumChannels", 20),
+                ],
+            ),
+            (
+                "CUDA_ARRAY3D_DESCRIPTOR",
+                40,
+                &[
+                    ("Depth", 16),
+                    ("Format", 24),
+                    ("NumChannels", 28),
+                    ("Flags", 32),
+                ],
+            ),
+            (
+                "CUDA_ARRAY_MEMORY_REQUIREMENTS",
+                32,
+                &[("size", 0), ("alignment", 8)],
+            ),
+            (
+                "CUarrayMapInfo",
+                96,
+                &[
+                    ("resource", 8),
+                    ("subresourceType", 16),
+                    ("subresource", 24),
+                    ("memOperationType", 56),
+                    ("memHandleType", 60),
+                    ("memHandle", 64),
+                    ("offset", 72),
+                    ("deviceBitMask", 80),
+                    ("flags", 84),
+                ],
+            ),
+            (
+                "CUDA_LAUNCH_PARAMS",
+                56,
+                &[("function", 0), ("hStream", 40)],
+            ),
+            (
+                "CUlaunchConfig",
+                56,
+                &[("sharedMemBytes", 24), ("hStream", 32)],
             ),
             ("CUuuid", 16, &[]),
             ("CUdeviceptr", 8, &[]),

@@ -3,6 +3,7 @@
 //! Rule of the house: `charged >= what the driver has given us`, at every instant. So bytes are charged before the driver is asked and
 //! uncharged after it has freed; what is charged but not (or not any more) in the driver's hands is `idle`.
 
+pub mod arrays;
 pub mod blocks;
 pub mod device;
 pub mod driver_share;
@@ -11,8 +12,11 @@ pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
 pub mod managed;
+pub mod packed;
 pub mod pools;
 pub mod spare;
+pub mod tiles;
+pub mod tiling;
 pub mod vmm;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -27,6 +31,7 @@ use crate::abi::{
 };
 use crate::membership;
 use crate::table::cuda;
+use arrays::Arrays;
 use blocks::Blocks;
 use device::Device;
 use green::Greens;
@@ -50,6 +55,7 @@ pub struct Account {
     /// Counts measurements, so that a call under way meanwhile knows.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
+    pub arrays: Arrays,
     pub managed: Managed,
     pub vmm: Vmm,
     pub pools: Pools,
@@ -68,6 +74,7 @@ impl Account {
             count: AtomicI32::new(0),
             measurements: AtomicU64::new(0),
             blocks: Blocks::default(),
+            arrays: Arrays::default(),
             managed: Managed::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),

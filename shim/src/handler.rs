@@ -3,6 +3,7 @@
 //! A handler gets the call, the driver's own function and the arguments. It returns what the program gets to see: the driver's status, or
 //! the driver's own out-of-memory.
 
+pub mod array;
 pub mod code;
 pub mod context;
 pub mod green;

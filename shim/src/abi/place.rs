@@ -57,8 +57,16 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// The place of element `index` of an array that starts here.
+    /// For a call of our own: `place` must outlive the call that this value is given to.
+    pub fn of(place: &T) -> Self {
+        In(place)
+    }
+
+    /// The n-th element of a list that the caller promises to have so many; null stays null.
     pub fn at(self, index: usize) -> Self {
+        if self.0.is_null() {
+            return self;
+        }
         In(self.0.wrapping_add(index))
     }
 

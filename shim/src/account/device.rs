@@ -42,6 +42,8 @@ pub struct Device {
     member: &'static Member,
     share: MemberDevice,
     used: [AtomicU64; Category::COUNT],
+    /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
+    packed: AtomicU64,
     idle: AtomicI64,
     /// Of the idle bytes, those that pools keep for their own reuse, and those that contexts have set aside.
     headroom: AtomicI64,
@@ -106,6 +108,7 @@ impl Device {
             member,
             share,
             used: Default::default(),
+            packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
             headroom: AtomicI64::new(0),
             spare: Spare::default(),
@@ -237,10 +240,27 @@ impl Device {
         let _ = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             Some(change(used))
         });
+        self.show(category);
+    }
+
+    fn show(&self, category: Category) {
         self.publish(
-            || used.load(Ordering::Acquire),
+            || self.shown(category),
             |bytes| self.member.publish(&self.share, category, bytes),
         );
+    }
+
+    fn shown(&self, category: Category) -> u64 {
+        let used = |category: Category| match self.used.get(category as usize) {
+            Some(used) => used.load(Ordering::Acquire),
+            None => 0,
+        };
+        let packed = self.packed.load(Ordering::Acquire);
+        match category {
+            Category::Arrays => used(category) + packed,
+            Category::Driver => used(category).saturating_sub(packed),
+            _ => used(category),
+        }
     }
 
     /// Shows a figure in the ledger. Threads may publish in another order than they changed it: the last one to look puts it right.
@@ -298,6 +318,14 @@ impl Device {
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
+        }
+    }
+
+    /// So much of the driver's part is what small arrays lie in.
+    pub fn set_packed(&self, bytes: u64) {
+        if self.packed.swap(bytes, Ordering::AcqRel) != bytes {
+            self.show(Category::Arrays);
+            self.show(Category::Driver);
         }
     }
 
@@ -469,7 +497,8 @@ impl Pressure for Reclaim<'_> {
         let device = self.device;
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
-        spare || pools
+        let driver = device.driver.reclaim(device);
+        spare || pools || driver
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -3,10 +3,16 @@
 //! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that may let it grow are paid in advance
 //! by an estimate (`prepaid`), and it is measured after them. A small `reserve` stays charged in between, because the driver also takes a
 //! block now and then where nobody would expect it.
+//!
+//! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::device::{Device, Total};
+use super::packed::Packed;
+use crate::abi::Context;
 use crate::refusal::Refused;
 
 /// Kept charged beyond the measured part while the process has a context: bytes.
@@ -26,6 +32,12 @@ struct State {
     alive: bool,
     /// Contexts made since the last measurement, with the sizes that were assumed for them.
     assumed: Vec<u64>,
+    /// Of `used`, what small arrays lie in.
+    packed: Packed,
+    /// The number of the latest measurement that was entered.
+    measured: u64,
+    /// Of `used`, there may be memory that is no more when a stream has come so far.
+    lingering: bool,
 }
 
 impl State {
@@ -48,7 +60,11 @@ impl State {
 
 /// The driver's part of a device.
 #[derive(Default)]
-pub struct DriverShare(Mutex<State>);
+pub struct DriverShare {
+    state: Mutex<State>,
+    /// Measurements begun.
+    measurements: AtomicU64,
+}
 
 /// What a measurement brought to light.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,13 +79,13 @@ impl DriverShare {
     /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
     pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         loop {
-            let promised = self.0.lock().promise(bytes);
+            let promised = self.state.lock().promise(bytes);
             let Err(missing) = promised else {
                 return Ok(());
             };
             // Not under the lock: charging may wait.
             device.charge_ahead(symbol, missing)?;
-            self.0.lock().held += missing;
+            self.state.lock().held += missing;
         }
     }
 
@@ -79,7 +95,7 @@ impl DriverShare {
         if bytes == 0 || device.charge_ahead_without_trim(bytes).is_err() {
             return 0;
         }
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.held += bytes;
         state.prepaid += bytes;
         bytes
@@ -87,34 +103,110 @@ impl DriverShare {
 
     /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
     pub fn borrow(&self, bytes: u64) -> bool {
-        self.0.lock().promise(bytes).is_ok()
+        self.state.lock().promise(bytes).is_ok()
     }
 
     /// Takes back what was lent.
     pub fn give_back(&self, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(bytes);
     }
 
     /// The driver's part as last measured, bytes.
     pub fn used(&self) -> u64 {
-        self.0.lock().used
+        self.state.lock().used
     }
 
     /// The call that paid `bytes` ahead is over (whatever came of it): measure, and settle the charge. `None` when there is nothing to
     /// measure with.
     pub fn settle(&self, device: &Device, bytes: u64) -> Option<Measured> {
-        self.give_back(bytes);
-        let measured = self.measure(device);
+        let measured = self.settle_if_measured(device, bytes);
         if measured.is_none() {
-            self.trim(device, &mut self.0.lock());
+            self.cancel(device, bytes);
         }
         measured
     }
 
+    /// The call that paid `bytes` ahead has not been made, or has taken nothing.
+    pub fn cancel(&self, device: &Device, bytes: u64) {
+        self.give_back(bytes);
+        self.trim(device, &mut self.state.lock());
+    }
+
+    /// The `bytes` that a call paid ahead have become something that is counted apart: they stay charged for that.
+    pub fn hand_over(&self, device: &Device, bytes: u64) {
+        let mut state = self.state.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.held = state.held.saturating_sub(bytes);
+        device.remove_idle(bytes);
+    }
+
+    /// Pays for `bytes` of growth, as far as they have come out of the reserve.
+    pub fn make_whole(
+        &self,
+        device: &Device,
+        symbol: &'static str,
+        bytes: u64,
+    ) -> Result<(), Refused> {
+        let missing = {
+            let state = self.state.lock();
+            (state.used + state.reserved + RESERVE)
+                .saturating_sub(state.held)
+                .min(bytes)
+        };
+        if missing > 0 {
+            device.charge_ahead(symbol, missing)?;
+            self.state.lock().held += missing;
+        }
+        Ok(())
+    }
+
+    /// Memory of `bytes`, charged, has no name any more, but the driver may have it until a stream has come so far: it is measured from now
+    /// on.
+    pub fn adopt(&self, device: &Device, bytes: u64) {
+        let before = {
+            let mut state = self.state.lock();
+            state.held += bytes;
+            device.add_idle(bytes);
+            state.used
+        };
+        match self.settle(device, 0) {
+            Some(measured) if measured.used > before => self.state.lock().lingering = true,
+            _ => {}
+        }
+    }
+
+    /// Measures where memory may have gone without a call. True when something was given back.
+    pub fn reclaim(&self, device: &Device) -> bool {
+        let before = {
+            let state = self.state.lock();
+            if !state.lingering {
+                return false;
+            }
+            state.held
+        };
+        self.measure(device);
+        let mut state = self.state.lock();
+        let gone = state.held < before;
+        state.lingering = !gone;
+        gone
+    }
+
+    /// Changes what is known of small arrays.
+    pub fn packed<T>(&self, change: impl FnOnce(&mut Packed) -> T) -> T {
+        change(&mut self.state.lock().packed)
+    }
+
+    /// A context is gone, and the blocks of its small arrays with it.
+    pub fn forget_packed(&self, device: &Device, context: Context) {
+        let mut state = self.state.lock();
+        state.packed.forget(context);
+        device.set_packed(state.packed.bytes());
+    }
+
     /// As [`DriverShare::settle`], without a measurement: the call has made a context of `bytes`.
     pub fn settle_assumed(&self, device: &Device, paid: u64, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(paid);
         state.assumed.push(bytes);
         let used = state.used + bytes;
@@ -124,7 +216,7 @@ impl DriverShare {
 
     /// Without a measurement: a context has gone.
     pub fn forget_assumed(&self, device: &Device) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
             let used = state.used.saturating_sub(bytes);
             self.enter(device, &mut state, used);
@@ -132,16 +224,9 @@ impl DriverShare {
         }
     }
 
-    /// The call that paid `bytes` ahead has not been made, or has taken nothing.
-    pub fn cancel(&self, device: &Device, bytes: u64) {
-        let mut state = self.0.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
-        self.trim(device, &mut state);
-    }
-
     /// Keeps `bytes` of what a call paid ahead for what its context will take later.
     pub fn reserve(&self, device: &Device, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(bytes);
         state.reserved += bytes;
         device.adjust_headroom(bytes as i64);
@@ -150,7 +235,7 @@ impl DriverShare {
 
     /// Gives back `bytes` that were kept.
     pub fn unreserve(&self, device: &Device, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.reserved = state.reserved.saturating_sub(bytes);
         device.adjust_headroom((bytes as i64).wrapping_neg());
         self.trim(device, &mut state);
@@ -158,7 +243,7 @@ impl DriverShare {
 
     /// Promises `bytes` that were kept to a call that may take them.
     pub fn offer(&self, bytes: u64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.reserved = state.reserved.saturating_sub(bytes);
         state.prepaid += bytes;
     }
@@ -172,8 +257,8 @@ impl DriverShare {
         offered: u64,
         taken: impl FnOnce(u64) -> u64,
     ) -> Option<Measured> {
-        let total = device.measure_total();
-        let mut state = self.0.lock();
+        let (number, total) = self.look(device);
+        let mut state = self.state.lock();
         state.prepaid = state.prepaid.saturating_sub(bytes + offered);
         let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(state.used));
         let taken = taken(grown).min(offered);
@@ -183,12 +268,12 @@ impl DriverShare {
             self.trim(device, &mut state);
             return None;
         };
-        Some(self.conclude(device, &mut state, total))
+        Some(self.conclude(device, &mut state, number, total))
     }
 
     /// Without a measurement: the driver's part has changed by so many bytes, for as long as its context lives.
     pub fn assume(&self, device: &Device, change: i64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
             *context = context.saturating_add_signed(change);
         }
@@ -199,18 +284,44 @@ impl DriverShare {
 
     /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
     pub fn measure(&self, device: &Device) -> Option<Measured> {
-        let total = device.measure_total()?;
-        Some(self.conclude(device, &mut self.0.lock(), total))
+        self.settle_if_measured(device, 0)
     }
 
-    fn conclude(&self, device: &Device, state: &mut State, total: Total) -> Measured {
-        let used = total.beyond_named();
-        state.alive = total.figure > 0;
-        state.assumed.clear();
-        let overrun = self.enter(device, state, used);
+    /// As [`DriverShare::settle`], but where there is nothing to measure with, `bytes` stay promised.
+    pub fn settle_if_measured(&self, device: &Device, bytes: u64) -> Option<Measured> {
+        let (number, total) = self.look(device);
+        let total = total?;
+        let mut state = self.state.lock();
+        state.prepaid = state.prepaid.saturating_sub(bytes);
+        Some(self.conclude(device, &mut state, number, total))
+    }
+
+    /// A measurement, with its number.
+    fn look(&self, device: &Device) -> (u64, Option<Total>) {
+        let number = self.measurements.fetch_add(1, Ordering::AcqRel) + 1;
+        (number, device.measure_total())
+    }
+
+    fn conclude(&self, device: &Device, state: &mut State, number: u64, total: Total) -> Measured {
+        // One that was begun later has been entered: it has seen whatever this one was to see, and more.
+        let overrun = if number > state.measured {
+            state.measured = number;
+            let (before, used) = (state.used, total.beyond_named());
+            state.alive = total.figure > 0;
+            state.assumed.clear();
+            state.packed.measured(before, used);
+            let overrun = self.enter(device, state, used);
+            device.set_packed(state.packed.bytes());
+            overrun
+        } else {
+            0
+        };
         self.trim(device, state);
         self.refill(device, state);
-        Measured { used, overrun }
+        Measured {
+            used: state.used,
+            overrun,
+        }
     }
 
     /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.

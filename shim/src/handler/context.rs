@@ -13,6 +13,7 @@ use crate::abi::{
 };
 use crate::account::device::{self, Device};
 use crate::account::{BLOCK, round_up};
+use crate::handler::array;
 use crate::hook::Call;
 use crate::table::cuda;
 
@@ -143,6 +144,7 @@ fn empty(call: Call, context: Context) {
         freed(ordinal, Category::Managed, bytes)
     });
     call.process.libraries.forget_context(context);
+    array::drain(call, context, freed);
     call.process.pools.refresh(call.process);
 }
 

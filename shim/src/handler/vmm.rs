@@ -124,7 +124,7 @@ fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Statu
 }
 
 /// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
-fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
+pub fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(Category::Vmm, bytes);
@@ -133,7 +133,7 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// Memory that was to go and did not.
-fn staying(call: Call) -> impl Fn(Ordinal, u64) {
+pub fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.add(Category::Vmm, bytes);
@@ -142,20 +142,29 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// A call that may end allocations.
-fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
+pub fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
     let mark = call.process.mark();
-    let vmm = &call.process.vmm;
     let announced = announce();
     let status = real();
     if status == SUCCESS {
-        for (ordinal, bytes) in vmm.done(announced) {
-            if let Ok(device) = call.process.device(ordinal) {
-                device.uncharge(bytes);
-                device.renew(mark);
-            }
-        }
+        ended(call, announced, mark);
     } else {
-        vmm.undone(announced, staying(call));
+        call.process.vmm.undone(announced, staying(call));
     }
     status
+}
+
+/// The driver did what was announced, after the account's `mark`.
+pub fn ended(call: Call, announced: Announced, mark: u64) {
+    for gone in call.process.vmm.done(announced) {
+        let Ok(device) = call.process.device(gone.device) else {
+            continue;
+        };
+        if gone.lingers {
+            device.driver.adopt(device, gone.bytes);
+        } else {
+            device.uncharge(gone.bytes);
+            device.renew(mark);
+        }
+    }
 }

@@ -240,7 +240,7 @@ pub fn attribute(machine: &Machine, index: usize, attribute: i32) -> Option<i32>
         109 => 1,
         110 => 1,
         111 => 1024,
-        112 => 0,
+        112 => 1,
         113 => 1,
         114 => 1,
         115 => 1,

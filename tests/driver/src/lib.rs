@@ -5,6 +5,7 @@
 //! packages beside this one; nothing here knows a C signature.
 
 pub mod abi;
+pub mod array;
 pub mod blocks;
 pub mod capture;
 pub mod context;
@@ -20,6 +21,7 @@ pub mod process;
 pub mod space;
 pub mod status;
 pub mod stream;
+pub mod tiling;
 pub mod vmm;
 pub mod work;
 

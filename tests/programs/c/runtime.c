@@ -10,9 +10,9 @@ static void *runtime;
 
 #ifdef LINKED
 #define NAMES                                                                                                          \
-    NAME(cudaGetDeviceProperties)                                                                                      \
-    NAME(cudaMemGetInfo) NAME(cudaMalloc) NAME(cudaMallocAsync) NAME(cudaFree) NAME(cudaFreeAsync)                     \
-    NAME(cudaStreamSynchronize) NAME(cudaDeviceReset)
+    NAME(cudaDeviceReset) NAME(cudaFree) NAME(cudaFreeArray) NAME(cudaFreeAsync) NAME(cudaFreeMipmappedArray)          \
+    NAME(cudaGetDeviceProperties) NAME(cudaMalloc) NAME(cudaMalloc3DArray) NAME(cudaMallocArray)                       \
+    NAME(cudaMallocAsync) NAME(cudaMallocMipmappedArray) NAME(cudaMemGetInfo) NAME(cudaStreamSynchronize)
 #define NAME(name) extern int name();
 NAMES
 #undef NAME
@@ -67,6 +67,19 @@ int main(int count, char **arguments) {
     CALL(cudaFreeAsync, (void *, void *), two, NULL);
     CALL(cudaStreamSynchronize, (void *), NULL);
     CALL(cudaFree, (void *), one);
+    info();
+    // cudaChannelFormatDesc: four floats. cudaExtent goes by value.
+    struct { int bits[4], kind; } float4 = {{32, 32, 32, 32}, 2};
+    struct extent { size_t width, height, depth; } cube = {100, 100, 100}, square = {4096, 1024, 0}, huge = {5000, 3000, 9};
+    void *flat, *deep, *chain, *more;
+    CALL(cudaMallocArray, (void **, void *, size_t, size_t, unsigned), &flat, &float4, 5000, 3000, 0);
+    CALL(cudaMalloc3DArray, (void **, void *, struct extent, unsigned), &deep, &float4, cube, 0);
+    CALL(cudaMallocMipmappedArray, (void **, void *, struct extent, unsigned, unsigned), &chain, &float4, square, 4, 0);
+    info();
+    CALL(cudaMalloc3DArray, (void **, void *, struct extent, unsigned), &more, &float4, huge, 1);
+    CALL(cudaFreeArray, (void *), flat);
+    CALL(cudaFreeArray, (void *), deep);
+    CALL(cudaFreeMipmappedArray, (void *), chain);
     info();
     CALL(cudaMalloc, (void **, size_t), &one, 1500 * MIB);
     CALL(cudaDeviceReset, (void));

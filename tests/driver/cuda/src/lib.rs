@@ -4,6 +4,7 @@
 //! model in `gpulimit-sim`.
 #![allow(unsafe_code)]
 
+mod array;
 mod context;
 mod copy;
 mod device;

@@ -7,7 +7,8 @@
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
-    context, copy, device, graph, green, host, lookup, memory, module, pool, stream, tables, vmm,
+    array, context, copy, device, graph, green, host, lookup, memory, module, pool, stream, tables,
+    vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 
@@ -229,6 +230,20 @@ symbols! {
     cuMemExportToShareableHandle(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) "cuMemExportToShareableHandle" 10020 => vmm::export;
     cuMemImportFromShareableHandle(handle: Out<u64>, shareable: usize, kind: i32) "cuMemImportFromShareableHandle" 10020 => vmm::import;
     cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) "cuMemRetainAllocationHandle" 11000 => vmm::retain;
+
+    cuArrayCreate(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 2000 => array::create_v1;
+    cuArrayCreate_v2(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 3020 => array::create;
+    cuArray3DCreate(array: Out<u64>, descriptor: In<u8>) "cuArray3DCreate" 2000 => array::create_3d_v1;
+    cuArray3DCreate_v2(array: Out<u64>, descriptor: In<u8>) "cuArray3DCreate" 3020 => array::create_3d;
+    cuArrayDestroy(array: u64) "cuArrayDestroy" 2000 => array::destroy;
+    cuArrayGetDescriptor_v2(descriptor: Out<u8>, array: u64) "cuArrayGetDescriptor" 3020 => array::descriptor;
+    cuArray3DGetDescriptor_v2(descriptor: Out<u8>, array: u64) "cuArray3DGetDescriptor" 3020 => array::descriptor_3d;
+    cuArrayGetMemoryRequirements(requirements: Out<[u64; 4]>, array: u64, device: i32) "cuArrayGetMemoryRequirements" 11060 => array::requirements;
+    cuMipmappedArrayCreate(array: Out<u64>, descriptor: In<u8>, levels: u32) "cuMipmappedArrayCreate" 5000 => array::create_mipmapped;
+    cuMipmappedArrayDestroy(array: u64) "cuMipmappedArrayDestroy" 5000 => array::destroy_mipmapped;
+    cuMipmappedArrayGetLevel(level: Out<u64>, array: u64, number: u32) "cuMipmappedArrayGetLevel" 5000 => array::level;
+    cuMipmappedArrayGetMemoryRequirements(requirements: Out<[u64; 4]>, array: u64, device: i32) "cuMipmappedArrayGetMemoryRequirements" 11060 => array::requirements_mipmapped;
+    cuMemMapArrayAsync(list: In<u8>, count: u32, stream: usize) "cuMemMapArrayAsync" 11010 | cuMemMapArrayAsync_ptsz 11010 => array::map;
 
     cuStreamCreate(stream: Out<usize>, flags: u32) "cuStreamCreate" 2000 => stream::create;
     cuStreamCreateWithPriority(stream: Out<usize>, flags: u32, priority: i32) "cuStreamCreateWithPriority" 5050 => stream::create_with_priority;

@@ -77,6 +77,14 @@ fn runtime(version: &str) {
     assert_eq!(runtime.call("cudaStreamDestroy", &[stream]), 0);
     assert_eq!(runtime.call("cudaDeviceSynchronize", &[]), 0);
     assert_eq!(used(), crate::rig::CONTEXT);
+    // cudaChannelFormatDesc: four floats.
+    let float4 = [32i32, 32, 32, 32, 2];
+    let array = runtime
+        .get("cudaMallocArray", &[float4.as_ptr() as usize, 1000, 1000])
+        .expect("cudaMallocArray") as usize;
+    assert_eq!(used(), crate::rig::CONTEXT + 16 * MIB);
+    assert_eq!(runtime.call("cudaFreeArray", &[array]), 0);
+    assert_eq!(used(), crate::rig::CONTEXT);
     assert!(matches!(runtime.get("cudaMalloc", &[1 << 40]), Err(2)));
     assert_eq!(runtime.call("cudaDeviceReset", &[]), 0);
     assert_eq!(used(), 0);

@@ -3,6 +3,7 @@
 //! Every test runs in processes of its own (see `rig`), as a driver's state is its process's.
 #![allow(unsafe_code, missing_docs)]
 
+mod arrays;
 mod clients;
 mod graphs;
 mod knobs;

@@ -29,6 +29,7 @@ fn run(program: &Path, runtime: Option<&Path>) {
     );
     let free = cap - CONTEXT - 4 * MIB;
     let left = free - 1000 * MIB;
+    let beside_arrays = free - (236 + 18 + 86) * MIB;
     let expected = format!(
         "cudaGetDeviceProperties 0 {cap}\n\
          cudaMemGetInfo 0 {free} {cap}\n\
@@ -41,11 +42,20 @@ fn run(program: &Path, runtime: Option<&Path>) {
          cudaStreamSynchronize 0\n\
          cudaFree 0\n\
          cudaMemGetInfo 0 {free} {cap}\n\
+         cudaMallocArray 0\n\
+         cudaMalloc3DArray 0\n\
+         cudaMallocMipmappedArray 0\n\
+         cudaMemGetInfo 0 {beside_arrays} {cap}\n\
+         cudaMalloc3DArray 2\n\
+         cudaFreeArray 0\n\
+         cudaFreeArray 0\n\
+         cudaFreeMipmappedArray 0\n\
+         cudaMemGetInfo 0 {free} {cap}\n\
          cudaMalloc 0\n\
          cudaDeviceReset 0\n"
     );
     assert_eq!(said, expected, "{errors}");
-    assert_eq!(errors.matches("refused").count(), 2, "{errors}");
+    assert_eq!(errors.matches("refused").count(), 3, "{errors}");
     world.judge_end(cap);
 }
 

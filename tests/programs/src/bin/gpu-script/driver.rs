@@ -14,6 +14,7 @@ const TWINS: &[&str] = &[
     "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
+    "cuMemMapArrayAsync",
     "cuStreamSynchronize",
     "cuStreamQuery",
     "cuLaunchKernel",

@@ -1,0 +1,101 @@
+//! Arrays and mipmapped arrays by handle, and what the descriptors require that were asked for.
+//!
+//! An array leaves before the driver is asked to destroy it: its handle may be handed out again as soon as the driver has it.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::abi::{Array, Array3dDescriptor, Context, Device as Ordinal};
+
+/// Which of the two kinds of handles.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Kind {
+    Plain,
+    Mipmapped,
+}
+
+/// An array, whichever it is.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Handle {
+    pub kind: Kind,
+    pub array: Array,
+}
+
+/// Where an array's memory is counted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Memory {
+    /// So many bytes of its own.
+    Own(u64),
+    /// In blocks that it shares, or nobody knows where: in [`Packed`](super::packed::Packed), at least and at most so many bytes.
+    Packed { least: u64, most: u64 },
+    /// In what is mapped into it.
+    Mapped,
+}
+
+/// What is known of an array.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Entry {
+    pub device: Ordinal,
+    pub context: Context,
+    pub memory: Memory,
+}
+
+/// What an array is made from.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Request {
+    pub kind: Kind,
+    pub descriptor: Array3dDescriptor,
+    pub levels: u32,
+}
+
+/// So many requests are remembered; for others the driver is asked each time.
+const REMEMBERED: usize = 256;
+
+/// The arrays of a process.
+#[derive(Default)]
+pub struct Arrays {
+    live: Mutex<HashMap<Handle, Entry>>,
+    required: Mutex<HashMap<(Ordinal, Request), u64>>,
+}
+
+impl Arrays {
+    pub fn insert(&self, handle: Handle, entry: Entry) {
+        self.live.lock().insert(handle, entry);
+    }
+
+    /// Takes an array out; `None` when it is not one of ours.
+    pub fn take(&self, handle: Handle) -> Option<Entry> {
+        self.live.lock().remove(&handle)
+    }
+
+    /// Everything of `context` is gone. Calls `gone` with each.
+    pub fn drain(&self, context: Context, mut gone: impl FnMut(Handle, Entry)) {
+        self.live.lock().retain(|handle, entry| {
+            let stays = entry.context != context;
+            if !stays {
+                gone(*handle, *entry);
+            }
+            stays
+        });
+    }
+
+    /// Bytes that the request requires on the device: as remembered, else as `ask` says.
+    pub fn required(
+        &self,
+        device: Ordinal,
+        request: Request,
+        ask: impl FnOnce() -> Option<u64>,
+    ) -> Option<u64> {
+        let known = self.required.lock().get(&(device, request)).copied();
+        if known.is_some() {
+            return known;
+        }
+        let bytes = ask()?;
+        let mut required = self.required.lock();
+        if required.len() < REMEMBERED {
+            required.insert((device, request), bytes);
+        }
+        Some(bytes)
+    }
+}

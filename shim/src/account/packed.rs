@@ -1,0 +1,169 @@
+//! The blocks that small arrays share, context by context.
+//!
+//! Neither call nor handle tells which block a small array lies in (a linear allocation's address does). So these blocks are measured as
+//! part of the driver's own memory, and here is kept how much of that is theirs: what came and went while a call of theirs was under way,
+//! within the bounds that the live arrays set.
+
+use super::{BLOCK, round_up};
+use crate::abi::Context;
+
+/// The small arrays of a context.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    context: Context,
+    /// Calls that may change it.
+    under_way: u32,
+    /// Bytes that its arrays need at least, and take at most, those of calls under way among these.
+    least: u64,
+    most: u64,
+    /// Bytes of blocks.
+    bytes: u64,
+}
+
+impl Share {
+    fn least_blocks(&self) -> u64 {
+        round_up(self.least, BLOCK).min(self.most)
+    }
+
+    fn bounded(&self, bytes: u64) -> u64 {
+        bytes.clamp(self.least_blocks(), self.most)
+    }
+}
+
+/// The small arrays of a device.
+#[derive(Default)]
+pub struct Packed(Vec<Share>);
+
+impl Packed {
+    fn share(&mut self, context: Context) -> &mut Share {
+        let found = self.0.iter().position(|share| share.context == context);
+        let at = found.unwrap_or_else(|| {
+            self.0.push(Share {
+                context,
+                under_way: 0,
+                least: 0,
+                most: 0,
+                bytes: 0,
+            });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+
+    /// A call is under way that may take up to `most` bytes, or destroys an array. Returns the bytes of blocks before.
+    pub fn begin(&mut self, context: Context, most: u64) -> u64 {
+        let share = self.share(context);
+        share.under_way += 1;
+        share.most += most;
+        share.bytes
+    }
+
+    /// The call has made an array that needs at least so many bytes.
+    pub fn made(&mut self, context: Context, least: u64) {
+        self.share(context).least += least;
+    }
+
+    /// The array is no more, or was never made. True when a block may have gone with it.
+    pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
+        let share = self.share(context);
+        share.least = share.least.saturating_sub(least);
+        share.most = share.most.saturating_sub(most);
+        share.bytes > share.least_blocks()
+    }
+
+    /// The call is over. Returns the bytes of blocks now.
+    pub fn end(&mut self, context: Context) -> u64 {
+        let share = self.share(context);
+        share.under_way = share.under_way.saturating_sub(1);
+        let bytes = share.bytes;
+        self.0.retain(|share| share.under_way > 0 || share.most > 0);
+        bytes
+    }
+
+    /// The driver's memory went from `before` to `after` bytes: what of the change is theirs.
+    pub fn measured(&mut self, before: u64, after: u64) {
+        let mut change = after.wrapping_sub(before) as i64;
+        for share in self.0.iter_mut().filter(|share| share.under_way > 0) {
+            let bytes = share.bounded(share.bytes.saturating_add_signed(change));
+            change -= bytes.wrapping_sub(share.bytes) as i64;
+            share.bytes = bytes;
+        }
+        let mut left = after;
+        for share in &mut self.0 {
+            share.bytes = share.bounded(share.bytes).min(left);
+            left -= share.bytes;
+        }
+    }
+
+    /// The context is gone.
+    pub fn forget(&mut self, context: Context) {
+        self.0.retain(|share| share.context != context);
+    }
+
+    /// Bytes of blocks.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|share| share.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRAIN: u64 = 64 << 10;
+
+    /// An array is made, and the driver's memory then measured.
+    fn make(packed: &mut Packed, context: Context, from: u64, to: u64) -> u64 {
+        let before = packed.begin(context, BLOCK);
+        packed.made(context, GRAIN);
+        packed.measured(from, to);
+        packed.end(context) - before
+    }
+
+    #[test]
+    fn growth_during_a_call_is_theirs_and_other_growth_is_not() {
+        let mut packed = Packed::default();
+        assert_eq!(make(&mut packed, 7, 100 * BLOCK, 101 * BLOCK), BLOCK);
+        assert_eq!(make(&mut packed, 7, 101 * BLOCK, 101 * BLOCK), 0);
+        packed.measured(101 * BLOCK, 110 * BLOCK);
+        assert_eq!(packed.bytes(), BLOCK);
+        // Two arrays cannot be in more than two blocks.
+        packed.begin(7, 0);
+        packed.measured(110 * BLOCK, 120 * BLOCK);
+        packed.end(7);
+        assert_eq!(packed.bytes(), 2 * BLOCK);
+    }
+
+    #[test]
+    fn a_block_goes_when_the_rest_fits_into_fewer() {
+        let mut packed = Packed::default();
+        make(&mut packed, 7, 0, BLOCK);
+        make(&mut packed, 7, BLOCK, BLOCK);
+        packed.begin(7, 0);
+        assert!(!packed.gone(7, GRAIN, BLOCK), "the other one needs it");
+        assert_eq!(packed.end(7), BLOCK);
+        packed.begin(7, 0);
+        assert!(packed.gone(7, GRAIN, BLOCK));
+        packed.measured(BLOCK, 0);
+        packed.end(7);
+        assert_eq!(packed.bytes(), 0);
+    }
+
+    #[test]
+    fn contexts_have_blocks_of_their_own_and_take_them_along() {
+        let mut packed = Packed::default();
+        make(&mut packed, 7, 0, BLOCK);
+        make(&mut packed, 8, BLOCK, 2 * BLOCK);
+        packed.forget(7);
+        assert_eq!(packed.bytes(), BLOCK);
+    }
+
+    #[test]
+    fn a_call_that_made_nothing_leaves_nothing() {
+        let mut packed = Packed::default();
+        packed.begin(7, BLOCK);
+        packed.gone(7, 0, BLOCK);
+        assert_eq!(packed.end(7), 0);
+        assert_eq!(packed.bytes(), 0);
+    }
+}

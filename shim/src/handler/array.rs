@@ -1,0 +1,430 @@
+//! Arrays and mipmapped arrays. No call tells what one takes, but its twin with deferred mapping takes nothing and tells what it requires:
+//! rounded up to 2 MiB that is what the array takes (measured, all kinds). Smaller ones share blocks, which nobody tells of: they are
+//! paid ahead by a block and measured, as are those that the driver tells nothing about (before CUDA 11.6), by an estimate.
+//!
+//! Where two threads make small arrays in a full group, one may be refused for the block that the other took.
+
+use gpulimit_core::ledger::Category;
+
+use super::linear::current_context;
+use super::vmm::{self, leaving, staying};
+use crate::abi::{
+    ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
+    ArrayDescriptor, ArrayDescriptorV1, ArrayMapInfo, ArrayMemoryRequirements,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, OPERATION_MAP, Out, RESOURCE_ARRAY,
+    RESOURCE_MIPMAPPED_ARRAY, SUBRESOURCE_MIPTAIL, SUCCESS, Status, Stream,
+};
+use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
+use crate::account::device::Device;
+use crate::account::tiles::Part;
+use crate::account::vmm::Operation;
+use crate::account::{BLOCK, round_up, tiling};
+use crate::capture::relaxed;
+use crate::hook::Call;
+use crate::table::cuda::{self, has};
+
+/// `cuArrayCreate`: 32-bit sizes.
+pub fn create_v1(
+    call: Call,
+    real: impl Fn(Out<Array>, In<ArrayDescriptorV1>) -> Status,
+    array: Out<Array>,
+    descriptor: In<ArrayDescriptorV1>,
+) -> Status {
+    let flat = descriptor.read().map(|flat| Array3dDescriptor {
+        width: flat.width as usize,
+        height: flat.height as usize,
+        depth: 0,
+        format: flat.format,
+        channels: flat.channels,
+        flags: 0,
+    });
+    plain(call, flat, array, || real(array, descriptor))
+}
+
+/// `cuArrayCreate_v2`.
+pub fn create(
+    call: Call,
+    real: impl Fn(Out<Array>, In<ArrayDescriptor>) -> Status,
+    array: Out<Array>,
+    descriptor: In<ArrayDescriptor>,
+) -> Status {
+    let flat = descriptor.read().map(|flat| Array3dDescriptor {
+        width: flat.width,
+        height: flat.height,
+        depth: 0,
+        format: flat.format,
+        channels: flat.channels,
+        flags: 0,
+    });
+    plain(call, flat, array, || real(array, descriptor))
+}
+
+/// `cuArray3DCreate`: 32-bit sizes.
+pub fn create_3d_v1(
+    call: Call,
+    real: impl Fn(Out<Array>, In<Array3dDescriptorV1>) -> Status,
+    array: Out<Array>,
+    descriptor: In<Array3dDescriptorV1>,
+) -> Status {
+    let deep = descriptor.read().map(|deep| Array3dDescriptor {
+        width: deep.width as usize,
+        height: deep.height as usize,
+        depth: deep.depth as usize,
+        format: deep.format,
+        channels: deep.channels,
+        flags: deep.flags,
+    });
+    plain(call, deep, array, || real(array, descriptor))
+}
+
+/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime.
+pub fn create_3d(
+    call: Call,
+    real: impl Fn(Out<Array>, In<Array3dDescriptor>) -> Status,
+    array: Out<Array>,
+    descriptor: In<Array3dDescriptor>,
+) -> Status {
+    plain(call, descriptor.read(), array, || real(array, descriptor))
+}
+
+/// `cuMipmappedArrayCreate`.
+pub fn create_mipmapped(
+    call: Call,
+    real: impl Fn(Out<Array>, In<Array3dDescriptor>, u32) -> Status,
+    array: Out<Array>,
+    descriptor: In<Array3dDescriptor>,
+    levels: u32,
+) -> Status {
+    let request = descriptor.read().map(|descriptor| Request {
+        kind: Kind::Mipmapped,
+        descriptor,
+        levels,
+    });
+    make(call, request, array, || real(array, descriptor, levels))
+}
+
+fn plain(
+    call: Call,
+    descriptor: Option<Array3dDescriptor>,
+    array: Out<Array>,
+    real: impl Fn() -> Status,
+) -> Status {
+    let request = descriptor.map(|descriptor| Request {
+        kind: Kind::Plain,
+        descriptor,
+        levels: 1,
+    });
+    make(call, request, array, real)
+}
+
+fn make(
+    call: Call,
+    request: Option<Request>,
+    array: Out<Array>,
+    real: impl Fn() -> Status,
+) -> Status {
+    let Some(request) = request else {
+        return real();
+    };
+    let device = match call.process.current_device() {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    let making = Making {
+        call,
+        device,
+        kind: request.kind,
+        array,
+    };
+    let descriptor = &request.descriptor;
+    if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
+        return making.without_memory(real);
+    }
+    match required(call, device, request) {
+        Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
+        Some(bytes) => making.measured(bytes, BLOCK, real),
+        // What no GPU has is the driver's to refuse, in its own words.
+        None if tiling::least(descriptor) > device.capacity => real(),
+        None => match tiling::most(descriptor, request.levels) {
+            0 => real(),
+            most => making.measured(0, most, real),
+        },
+    }
+}
+
+/// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be asked.
+fn required(call: Call, device: &Device, request: Request) -> Option<u64> {
+    if device.max() == u64::MAX
+        || !has::cuArrayGetMemoryRequirements()
+        || !has::cuMipmappedArrayGetMemoryRequirements()
+    {
+        return None;
+    }
+    let ask = || relaxed(|| ask_twin(device.ordinal, request));
+    call.process.arrays.required(device.ordinal, request, ask)
+}
+
+/// Makes the twin with deferred mapping and asks it.
+fn ask_twin(ordinal: Ordinal, request: Request) -> Option<u64> {
+    let twin = Array3dDescriptor {
+        flags: request.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
+        ..request.descriptor
+    };
+    let (mut array, mut told) = (0, ArrayMemoryRequirements::default());
+    let (made, place) = (Out::of(&mut array), Out::of(&mut told));
+    let asked = match request.kind {
+        Kind::Plain => {
+            if cuda::cuArray3DCreate_v2(made, In::of(&twin)) != SUCCESS {
+                return None;
+            }
+            let asked = cuda::cuArrayGetMemoryRequirements(place, array, ordinal);
+            cuda::cuArrayDestroy(array);
+            asked
+        }
+        Kind::Mipmapped => {
+            if cuda::cuMipmappedArrayCreate(made, In::of(&twin), request.levels) != SUCCESS {
+                return None;
+            }
+            let asked = cuda::cuMipmappedArrayGetMemoryRequirements(place, array, ordinal);
+            cuda::cuMipmappedArrayDestroy(array);
+            asked
+        }
+    };
+    (asked == SUCCESS && told.size > 0).then_some(told.size as u64)
+}
+
+/// An array that is being made.
+struct Making {
+    call: Call,
+    device: &'static Device,
+    kind: Kind,
+    array: Out<Array>,
+}
+
+impl Making {
+    /// The handle, when the driver has made it.
+    fn handle(&self, status: Status) -> Option<Handle> {
+        let array = self.array.read().filter(|_| status == SUCCESS)?;
+        Some(Handle {
+            kind: self.kind,
+            array,
+        })
+    }
+
+    fn enter(&self, handle: Handle, context: Context, memory: Memory) {
+        let entry = Entry {
+            device: self.device.ordinal,
+            context,
+            memory,
+        };
+        self.call.process.arrays.insert(handle, entry);
+    }
+
+    /// It takes nothing, and lives by what is mapped into it.
+    fn without_memory(&self, real: impl Fn() -> Status) -> Status {
+        let status = real();
+        if let Some(handle) = self.handle(status) {
+            self.enter(handle, current_context(), Memory::Mapped);
+        }
+        status
+    }
+
+    /// It takes these whole blocks.
+    fn large(&self, bytes: u64, real: impl Fn() -> Status) -> Status {
+        let device = self.device;
+        let mark = self.call.process.mark();
+        if device.charge(self.call.symbol, bytes).is_err() {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        let status = real();
+        match self.handle(status) {
+            Some(handle) => {
+                device.add(Category::Arrays, bytes);
+                self.enter(handle, current_context(), Memory::Own(bytes));
+            }
+            None => device.uncharge(bytes),
+        }
+        device.renew(mark);
+        status
+    }
+
+    /// It needs at least and takes at most so many bytes.
+    fn measured(&self, least: u64, most: u64, real: impl Fn() -> Status) -> Status {
+        let (device, symbol) = (self.device, self.call.symbol);
+        let share = &device.driver;
+        if share.prepay(device, symbol, most).is_err() {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        let context = current_context();
+        let before = share.packed(|packed| packed.begin(context, most));
+        let status = real();
+        let Some(handle) = self.handle(status) else {
+            share.packed(|packed| {
+                packed.gone(context, 0, most);
+                packed.end(context)
+            });
+            share.cancel(device, most);
+            return status;
+        };
+        share.packed(|packed| packed.made(context, least));
+        let Some(measured) = share.settle_if_measured(device, most) else {
+            // Nothing to measure with: it may have taken all of it.
+            share.packed(|packed| {
+                packed.gone(context, least, most);
+                packed.end(context)
+            });
+            share.hand_over(device, most);
+            device.add(Category::Arrays, most);
+            self.enter(handle, context, Memory::Own(most));
+            return status;
+        };
+        let after = share.packed(|packed| packed.end(context));
+        let grown = after.saturating_sub(before);
+        if grown > 0 && measured.overrun > 0 {
+            device.refuse(symbol, grown);
+        } else if share.make_whole(device, symbol, grown).is_ok() {
+            self.enter(handle, context, Memory::Packed { least, most });
+            return status;
+        }
+        discard(handle);
+        share.packed(|packed| {
+            packed.begin(context, 0);
+            packed.gone(context, least, most)
+        });
+        share.measure(device);
+        share.packed(|packed| packed.end(context));
+        CUDA_ERROR_OUT_OF_MEMORY
+    }
+}
+
+fn discard(handle: Handle) {
+    match handle.kind {
+        Kind::Plain => cuda::cuArrayDestroy(handle.array),
+        Kind::Mipmapped => cuda::cuMipmappedArrayDestroy(handle.array),
+    };
+}
+
+/// `cuArrayDestroy`.
+pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
+    end(call, Kind::Plain, array, || real(array))
+}
+
+/// `cuMipmappedArrayDestroy`: also of what external memory was mapped as, which is not ours.
+pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
+    end(call, Kind::Mipmapped, array, || real(array))
+}
+
+fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Status {
+    let arrays = &call.process.arrays;
+    let handle = Handle { kind, array };
+    let mark = call.process.mark();
+    let Some(entry) = arrays.take(handle) else {
+        return real();
+    };
+    let Ok(device) = call.process.device(entry.device) else {
+        return real();
+    };
+    let status = match entry.memory {
+        Memory::Own(bytes) => {
+            device.remove(Category::Arrays, bytes);
+            let status = real();
+            if status == SUCCESS {
+                device.uncharge(bytes);
+            } else {
+                device.add(Category::Arrays, bytes);
+            }
+            device.renew(mark);
+            status
+        }
+        Memory::Packed { least, most } => {
+            let share = &device.driver;
+            share.packed(|packed| packed.begin(entry.context, 0));
+            let status = real();
+            if status == SUCCESS && share.packed(|packed| packed.gone(entry.context, least, most)) {
+                share.measure(device);
+            }
+            share.packed(|packed| packed.end(entry.context));
+            status
+        }
+        Memory::Mapped => {
+            let announce = || call.process.vmm.leaving_array(handle, leaving(call));
+            vmm::end(call, announce, real)
+        }
+    };
+    if status != SUCCESS {
+        arrays.insert(handle, entry);
+    }
+    status
+}
+
+/// The context is gone, with all arrays in it. Calls `freed` with what had a size.
+pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
+    let mark = call.process.mark();
+    let mut mapped = Vec::new();
+    call.process
+        .arrays
+        .drain(context, |handle, entry| match entry.memory {
+            Memory::Own(bytes) => freed(entry.device, Category::Arrays, bytes),
+            Memory::Packed { .. } => {}
+            Memory::Mapped => mapped.push(handle),
+        });
+    for handle in mapped {
+        let announced = call.process.vmm.leaving_array(handle, leaving(call));
+        vmm::ended(call, announced, mark);
+    }
+    for device in call.process.devices() {
+        device.driver.forget_packed(device, context);
+    }
+}
+
+/// `cuMemMapArrayAsync` and its twin: what is mapped into an array lives as long as that shows it.
+pub fn map(
+    call: Call,
+    real: impl Fn(In<ArrayMapInfo>, u32, Stream) -> Status,
+    list: In<ArrayMapInfo>,
+    count: u32,
+    stream: Stream,
+) -> Status {
+    let announce = || {
+        let operations = (0..count as usize).filter_map(|index| operation(&list.at(index).read()?));
+        let vmm = &call.process.vmm;
+        vmm.mapping_arrays(operations, leaving(call), staying(call))
+    };
+    vmm::end(call, announce, || real(list, count, stream))
+}
+
+/// `None` for what the driver will refuse.
+fn operation(info: &ArrayMapInfo) -> Option<Operation> {
+    let kind = match info.resource_type {
+        RESOURCE_ARRAY => Kind::Plain,
+        RESOURCE_MIPMAPPED_ARRAY => Kind::Mipmapped,
+        _ => return None,
+    };
+    let words = info.subresource.0;
+    let part = if info.subresource_type == SUBRESOURCE_MIPTAIL {
+        let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let (offset, size) = (wide(words[2], words[3]), wide(words[4], words[5]));
+        Part {
+            level: None,
+            layer: words[0],
+            from: [offset, 0, 0],
+            to: [offset.saturating_add(size), 1, 1],
+        }
+    } else {
+        let [level, layer, x, y, z, width, height, depth] = words.map(u64::from);
+        Part {
+            level: Some(level as u32),
+            layer: layer as u32,
+            from: [x, y, z],
+            to: [x + width, y + height, z + depth],
+        }
+    };
+    Some(Operation {
+        array: Handle {
+            kind,
+            array: info.resource,
+        },
+        part,
+        memory: (info.operation == OPERATION_MAP).then_some(info.handle),
+    })
+}

@@ -1,0 +1,204 @@
+//! Arrays and mipmapped arrays.
+
+use gpulimit_sim::array::{self, Kind, Mapping, Part};
+use gpulimit_sim::driver::driver;
+use gpulimit_sim::stream::Stream;
+use gpulimit_sim::tiling::{GRAIN, Shape};
+use gpulimit_sim::work::Name;
+use gpulimit_sim::{Outcome, Status, capture};
+
+use crate::context::here;
+use crate::device;
+use crate::stream::implicit;
+use gpulimit_sim::abi::{In, Out};
+
+fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()> {
+    let context = here()?;
+    let shape = shape?;
+    if out.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    capture::unsafe_call()?;
+    out.put(array::create(context, shape, levels)?)
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR_v1`: 32-bit sizes.
+pub fn create_v1(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
+    let shape = || {
+        let [width, height, format, channels] = descriptor.field::<[u32; 4]>(0).get()?;
+        Ok(Shape {
+            width: width.into(),
+            height: height.into(),
+            depth: 0,
+            format,
+            channels,
+            flags: 0,
+        })
+    };
+    make(out, shape(), None)
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`.
+pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
+    let shape = || {
+        let [width, height] = descriptor.field::<[u64; 2]>(0).get()?;
+        let [format, channels] = descriptor.field::<[u32; 2]>(16).get()?;
+        Ok(Shape {
+            width,
+            height,
+            depth: 0,
+            format,
+            channels,
+            flags: 0,
+        })
+    };
+    make(out, shape(), None)
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`: 32-bit sizes.
+pub fn create_3d_v1(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
+    let shape = || {
+        let words = descriptor.field::<[u32; 6]>(0).get()?;
+        let [width, height, depth, format, channels, flags] = words;
+        Ok(Shape {
+            width: width.into(),
+            height: height.into(),
+            depth: depth.into(),
+            format,
+            channels,
+            flags,
+        })
+    };
+    make(out, shape(), None)
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+fn shape(descriptor: In<u8>) -> Outcome<Shape> {
+    let [width, height, depth] = descriptor.field::<[u64; 3]>(0).get()?;
+    let [format, channels, flags] = descriptor.field::<[u32; 3]>(24).get()?;
+    Ok(Shape {
+        width,
+        height,
+        depth,
+        format,
+        channels,
+        flags,
+    })
+}
+
+pub fn create_3d(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
+    make(out, shape(descriptor), None)
+}
+
+pub fn create_mipmapped(out: Out<u64>, descriptor: In<u8>, levels: u32) -> Outcome<()> {
+    make(out, shape(descriptor), Some(levels))
+}
+
+fn end(kind: Kind, handle: u64) -> Outcome<()> {
+    driver()?;
+    capture::unsafe_call()?;
+    array::destroy(kind, handle)
+}
+
+pub fn destroy(handle: u64) -> Outcome<()> {
+    end(Kind::Array, handle)
+}
+
+pub fn destroy_mipmapped(handle: u64) -> Outcome<()> {
+    end(Kind::Mipmapped, handle)
+}
+
+pub fn descriptor(out: Out<u8>, handle: u64) -> Outcome<()> {
+    driver()?;
+    let shape = array::shape(handle)?;
+    out.cast().put([shape.width, shape.height])?;
+    out.at(16).cast().put([shape.format, shape.channels])
+}
+
+pub fn descriptor_3d(out: Out<u8>, handle: u64) -> Outcome<()> {
+    driver()?;
+    let shape = array::shape(handle)?;
+    out.cast().put([shape.width, shape.height, shape.depth])?;
+    let words = [shape.format, shape.channels, shape.flags];
+    out.at(24).cast().put(words)
+}
+
+/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`: size and alignment.
+fn require(out: Out<[u64; 4]>, kind: Kind, handle: u64, ordinal: i32) -> Outcome<()> {
+    driver()?;
+    device::index(ordinal)?;
+    out.put([array::requirement(kind, handle)?, GRAIN, 0, 0])
+}
+
+pub fn requirements(out: Out<[u64; 4]>, handle: u64, ordinal: i32) -> Outcome<()> {
+    require(out, Kind::Array, handle, ordinal)
+}
+
+pub fn requirements_mipmapped(out: Out<[u64; 4]>, handle: u64, ordinal: i32) -> Outcome<()> {
+    require(out, Kind::Mipmapped, handle, ordinal)
+}
+
+pub fn level(out: Out<u64>, handle: u64, number: u32) -> Outcome<()> {
+    driver()?;
+    if out.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    out.put(array::level(handle, number)?)
+}
+
+/// Bytes of a `CUarrayMapInfo`.
+const MAP_INFO: usize = 96;
+
+fn mapping(info: In<u8>) -> Outcome<Mapping> {
+    let kind = match info.field::<u32>(0).get()? {
+        0 => Kind::Array,
+        1 => Kind::Mipmapped,
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    let part = match info.field::<u32>(16).get()? {
+        0 => {
+            let [level, layer, x, y, z, width, height, depth] = info.field::<[u32; 8]>(24).get()?;
+            Part::Level {
+                level,
+                layer,
+                offset: [x, y, z].map(u64::from),
+                extent: [width, height, depth].map(u64::from),
+            }
+        }
+        1 => {
+            let [offset, size] = info.field::<[u64; 2]>(32).get()?;
+            Part::Tail {
+                layer: info.field(24).get()?,
+                offset,
+                size,
+            }
+        }
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    let memory = match info.field::<[u32; 2]>(56).get()? {
+        [1, 0] => Some(info.field(64).get()?),
+        [2, _] => None,
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    Ok(Mapping {
+        kind,
+        array: info.field(8).get()?,
+        part,
+        memory,
+    })
+}
+
+pub fn map(list: In<u8>, count: u32, handle: usize, twin: bool) -> Outcome<()> {
+    match Stream::from_handle(handle)? {
+        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
+        Some(_) => {}
+        None => drop(implicit(here()?, handle, twin)?),
+    }
+    if list.is_null() || count == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let infos = (0..count as usize).map(|index| mapping(list.field(index * MAP_INFO)));
+    let mappings = infos.collect::<Outcome<Vec<Mapping>>>()?;
+    let queue = (Name { handle, twin }).queue();
+    array::map(&mappings, queue.map_or(0, |queue| queue.end()))
+}

@@ -1,0 +1,157 @@
+//! How arrays lie in memory, and so what they need.
+//!
+//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly what [`Shape::bytes`] says. An
+//! array is made of groups of 64 bytes × 8 rows, and these of blocks of up to 16 groups, stacked along the height, or
+//! along the depth where there is one. The levels of a mipmapped array follow each other; every layer has all of them and
+//! begins at a whole block. The sum is rounded up to 64 KiB.
+
+use crate::{Outcome, Status};
+
+/// `CUDA_ARRAY3D_LAYERED`: the depth counts layers.
+const LAYERED: u32 = 0x01;
+/// `CUDA_ARRAY3D_CUBEMAP`: six layers each.
+const CUBEMAP: u32 = 0x04;
+/// `CUDA_ARRAY3D_SPARSE`: no memory of its own; what is mapped into its tiles.
+pub const SPARSE: u32 = 0x40;
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; what is mapped into it as a whole.
+pub const DEFERRED: u32 = 0x80;
+/// The flags that are known: these and for surfaces, texture gather and colour attachments. Depth textures (0x10) of
+/// floats are refused (measured).
+const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
+
+/// What arrays need comes in multiples of this many bytes.
+pub const GRAIN: u64 = 64 << 10;
+/// A group: bytes of a row, rows.
+const GROUP: (u64, u64) = (64, 8);
+/// Groups of a block, at most.
+const STACK: u64 = 16;
+
+/// What an array is: `CUDA_ARRAY3D_DESCRIPTOR`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// In elements.
+    pub width: u64,
+    /// In elements; 0 for one dimension.
+    pub height: u64,
+    /// In elements or layers; 0 for one or two dimensions.
+    pub depth: u64,
+    /// `CUarray_format`.
+    pub format: u32,
+    /// Numbers in an element.
+    pub channels: u32,
+    /// `CUDA_ARRAY3D_…`
+    pub flags: u32,
+}
+
+impl Shape {
+    /// Bytes of an element; only the plain formats are known.
+    fn element(&self) -> Option<u64> {
+        let number = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            _ => return None,
+        };
+        matches!(self.channels, 1 | 2 | 4).then(|| number * u64::from(self.channels))
+    }
+
+    fn is_layered(&self) -> bool {
+        self.flags & (LAYERED | CUBEMAP) != 0
+    }
+
+    /// How many layers there are; 1 where there are none.
+    pub fn layers(&self) -> u64 {
+        if self.is_layered() { self.depth } else { 1 }
+    }
+
+    /// Width, height and depth of one layer at a level, in elements.
+    pub fn extent(&self, level: u32) -> [u64; 3] {
+        let depth = if self.is_layered() { 1 } else { self.depth };
+        [self.width, self.height, depth].map(|length| (length >> level).max(1))
+    }
+
+    /// The most levels that it can have.
+    pub fn levels(&self) -> u32 {
+        self.extent(0).into_iter().max().unwrap_or(1).ilog2() + 1
+    }
+
+    /// Whether there is such an array.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE`. The sizes are those that the GPU's attributes name as the largest of textures.
+    pub fn check(&self) -> Outcome<()> {
+        let within = |most: [u64; 3]| {
+            self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]
+        };
+        let fits = match (self.flags & (LAYERED | CUBEMAP), self.height, self.depth) {
+            (0, 0, depth) => depth == 0 && within([131_072, 0, 0]),
+            (0, _, 0) => within([131_072, 65_536, 0]),
+            (0, ..) => within([16_384; 3]),
+            (LAYERED, 0, depth) => depth > 0 && within([32_768, 0, 2048]),
+            (LAYERED, _, depth) => depth > 0 && within([32_768, 32_768, 2048]),
+            (CUBEMAP, height, depth) => {
+                height == self.width && depth == 6 && within([32_768, 32_768, 6])
+            }
+            (_, height, depth) => {
+                let cubes = depth > 0 && depth.is_multiple_of(6);
+                height == self.width && cubes && within([32_768, 32_768, 2046])
+            }
+        };
+        let both = SPARSE | DEFERRED;
+        if fits
+            && self.width > 0
+            && self.element().is_some()
+            && self.flags & !FLAGS == 0
+            && self.flags & both != both
+        {
+            Ok(())
+        } else {
+            Err(Status::INVALID_VALUE)
+        }
+    }
+
+    /// What it needs with so many levels, in bytes.
+    pub fn bytes(&self, levels: u32) -> u64 {
+        let element = self.element().unwrap_or(0);
+        let layer: u64 = (0..levels)
+            .map(|level| {
+                let [width, height, depth] = self.extent(level);
+                let (high, deep) = self.block(level);
+                (width * element).next_multiple_of(GROUP.0)
+                    * height.next_multiple_of(GROUP.1 * high)
+                    * depth.next_multiple_of(deep)
+            })
+            .sum();
+        let (high, deep) = self.block(0);
+        let layers = match self.layers() {
+            1 => layer,
+            layers => layers * layer.next_multiple_of(GROUP.0 * GROUP.1 * high * deep),
+        };
+        layers.next_multiple_of(GRAIN)
+    }
+
+    /// The groups that a block of a level is high and deep.
+    fn block(&self, level: u32) -> (u64, u64) {
+        let [_, height, depth] = self.extent(level);
+        let deep = depth.next_power_of_two().min(STACK);
+        let high = height.div_ceil(GROUP.1).next_power_of_two();
+        (high.min(STACK / deep), deep)
+    }
+
+    /// Width, height and depth of the tiles of 64 KiB into which memory is mapped, in elements: NVIDIA's standard shapes.
+    pub fn tile(&self) -> [u64; 3] {
+        let flat = self.is_layered() || self.depth == 0;
+        match (flat, self.element().unwrap_or(1)) {
+            (true, 1) => [256, 256, 1],
+            (true, 2) => [256, 128, 1],
+            (true, 4) => [128, 128, 1],
+            (true, 8) => [128, 64, 1],
+            (true, _) => [64, 64, 1],
+            (false, 1) => [64, 32, 32],
+            (false, 2) => [32, 32, 32],
+            (false, 4) => [32, 32, 16],
+            (false, 8) => [32, 16, 16],
+            (false, _) => [16, 16, 16],
+        }
+    }
+}

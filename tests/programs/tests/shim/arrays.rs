@@ -1,0 +1,591 @@
+//! Arrays and mipmapped arrays: what they take, however they are made and end.
+
+use gpulimit::ledger::Category;
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+
+const CAP: u64 = 1024 * MIB;
+
+/// A driver that does not tell what arrays require.
+const OLD: [(&str, &str); 1] = [("GPULIMIT_SIM_DRIVER_VERSION", "11040")];
+/// Nothing to measure with.
+const BLIND: [(&str, &str); 1] = [("GPULIMIT_SIM_NO_PROC", "1")];
+
+/// What the ledger shows as arrays, in MiB.
+fn shown(world: &World) -> u64 {
+    world.usage(0).by[Category::Arrays as usize] / MIB
+}
+
+/// What the ledger shows as memory of `cuMemCreate`, in MiB.
+fn created(world: &World) -> u64 {
+    world.usage(0).by[Category::Vmm as usize] / MIB
+}
+
+/// Commands that make an array `a`, and the MiB that it takes.
+const EVERY_KIND: &[(&str, u64)] = &[
+    ("array a 65536", 8),
+    ("array a 1000,1000", 16),
+    ("array a 1000,1000 2d", 16),
+    ("array a 1000,1000 2d-v1", 16),
+    ("array a 100,100,100", 18),
+    ("array a 100,100,100 3d-v1", 18),
+    ("array a 1000,1000,10,32,4,1", 158),
+    ("array a 1000,1000,6,16,2,4", 24),
+    ("array a 100,100,12,32,4,5", 4),
+    ("array a 3000,2000,0,1,1,2", 6),
+    ("array a 20000,20000,0,1,1", 384),
+    ("array a 1,0,0,1,1", 2),
+    ("array a 300,300", 2),
+];
+
+const EVERY_MIPMAP: &[(&str, u64)] = &[
+    ("mipmap a 4096,1024 4", 86),
+    ("mipmap a 1000,1000 100", 22),
+    ("mipmap a 100,100 7", 2),
+    ("mipmap a 256,256,64,32,1 9", 20),
+    ("mipmap a 512,512,6,32,4,4 10", 34),
+    ("mipmap a 3000,2000,5,16,4,1 12", 314),
+];
+
+fn every_kind(knobs: &[(&str, &str)]) {
+    let world = World::with(CAP, knobs);
+    let mut program = world.on_gpu();
+    let kinds = [
+        (EVERY_KIND, "destroy-array a"),
+        (EVERY_MIPMAP, "destroy-mipmap a"),
+    ];
+    for (makes, end) in kinds {
+        for (make, taken) in makes {
+            program.expect(&[(make, "0")]);
+            assert_eq!(world.machine().used(), CONTEXT + taken * MIB, "{make}");
+            assert_eq!(shown(&world), *taken, "{make}: {:?}", world.usage(0));
+            world.judge(CAP);
+            program.expect(&[(end, "0")]);
+            assert_eq!(world.machine().used(), CONTEXT, "{make}");
+            assert_eq!(shown(&world), 0, "{make}: {:?}", world.usage(0));
+            world.judge(CAP);
+        }
+    }
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn every_kind_counts_what_it_takes() {
+    every_kind(&[]);
+}
+
+#[test]
+fn every_kind_counts_what_it_takes_on_an_old_driver() {
+    every_kind(&OLD);
+}
+
+/// Fills the group with arrays of 16 MiB.
+fn fill(knobs: &[(&str, &str)], slack: u64) {
+    let world = World::with(CAP, knobs);
+    let mut program = world.on_gpu();
+    let answer = program.numbers("fill-arrays a 1000,1000");
+    let room = (CAP - CONTEXT) / (16 * MIB);
+    assert_eq!(answer[0], 2, "refused with out-of-memory");
+    assert!(
+        (room - slack..=room).contains(&answer[1]),
+        "{} of {room}",
+        answer[1]
+    );
+    world.judge(CAP);
+    assert!(world.usage(0).refusals == 1);
+    program.expect(&[("destroy-arrays a", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    let (_, errors) = program.end();
+    assert!(errors.contains("by cuArray3DCreate on GPU 0"), "{errors}");
+    world.judge_end(CAP);
+}
+
+#[test]
+fn arrays_stop_at_the_limit() {
+    fill(&[], 1);
+}
+
+#[test]
+fn arrays_stop_at_the_limit_on_an_old_driver() {
+    fill(&OLD, 1);
+}
+
+#[test]
+fn every_function_is_refused_at_the_limit() {
+    for (command, call) in [
+        ("array a 20000,10000 2d-v1", "cuArrayCreate"),
+        ("array a 20000,10000 2d", "cuArrayCreate"),
+        ("array a 1000,1000,100 3d-v1", "cuArray3DCreate"),
+        ("array a 1000,1000,100", "cuArray3DCreate"),
+        ("mipmap a 10000,10000 5", "cuMipmappedArrayCreate"),
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[(command, "2")]);
+        assert_eq!(world.machine().used(), CONTEXT, "{command}");
+        world.judge(CAP);
+        let (_, errors) = program.end();
+        assert!(
+            errors.contains(&format!(" by {call} on GPU 0")),
+            "{command}: {errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn small_arrays_count_by_the_blocks_they_share() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("many-arrays a 4000 1,0,0,1,1", "0 4000")]);
+    assert_eq!(world.machine().used(), CONTEXT + 250 * MIB);
+    assert_eq!(shown(&world), 250, "{:?}", world.usage(0));
+    world.judge(CAP);
+    program.expect(&[
+        ("many-arrays b 40 200,200", "0 40"),
+        ("alloc beside 1000", "0"),
+        ("array large 1000,1000", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + (250 + 40 + 2 + 16) * MIB);
+    assert_eq!(shown(&world), 250 + 40 + 16, "{:?}", world.usage(0));
+    world.judge(CAP);
+    program.expect(&[("destroy-arrays a", "0")]);
+    assert_eq!(shown(&world), 40 + 16, "{:?}", world.usage(0));
+    world.judge(CAP);
+    program.expect(&[("destroy-arrays b", "0"), ("destroy-array large", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 2 * MIB);
+    assert_eq!(shown(&world), 0, "{:?}", world.usage(0));
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn small_arrays_fill_the_group_to_the_brim() {
+    for (shape, per_block) in [("1,0,0,1,1", 32), ("200,200", 2), ("300,300", 1)] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        let answer = program.numbers(&format!("fill-arrays a {shape}"));
+        // The driver's reserve stays.
+        let room = ((CAP - CONTEXT) / (2 * MIB) - 2) * per_block;
+        assert_eq!(answer, [2, room], "{shape}");
+        world.judge(CAP);
+        // What fits into a held block is served in a full group.
+        program.expect(&[
+            (
+                "many-arrays b 1 1,0,0,1,1",
+                if per_block == 32 { "2 0" } else { "0 1" },
+            ),
+            ("destroy-arrays a", "0"),
+            ("destroy-arrays b", "0"),
+        ]);
+        assert_eq!(world.machine().used(), CONTEXT);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn without_measurements_a_small_array_counts_as_a_block() {
+    let world = World::with(CAP, &BLIND);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("many-arrays a 20 1,0,0,1,1", "0 20"),
+        ("array b 1000,1000", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 18 * MIB);
+    assert_eq!(shown(&world), 20 * 2 + 16);
+    let usage = world.usage(0);
+    assert!(usage.charged >= world.machine().used(), "{usage:?}");
+    program.expect(&[("destroy-arrays a", "0"), ("destroy-array b", "0")]);
+    assert_eq!(shown(&world), 0);
+    let answer = program.numbers("fill-arrays a 1,0,0,1,1");
+    assert_eq!(answer[0], 2);
+    assert!(world.usage(0).charged <= CAP);
+    assert!(world.machine().gpu(0).peak <= CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn threads_make_and_destroy_at_the_limit() {
+    let knobs = [(
+        "GPULIMIT_SIM_LATENCY",
+        "cuArray3DCreate_v2:20000,cuArrayDestroy:20000",
+    )];
+    for knobs in [&knobs[..], &OLD] {
+        // Room for about a third of what the threads would have.
+        let cap = CONTEXT + 60 * MIB;
+        let world = World::with(cap, knobs);
+        let mut program = world.on_gpu();
+        let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\narray d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
+        program.say(&format!("threads 6 {{\n{block}\n}}"));
+        assert_eq!(world.machine().used(), CONTEXT);
+        world.judge(cap);
+        // All of it can be had again.
+        program.expect(&[("array whole 1000,1000,3,32,4,1", "0")]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn threads_with_room_leave_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let block = "repeat 100 {\narray a 1,0,0,1,1\nalloc l 5M\narray b 1000,1000\nmipmap m 100,100 7\nstream s\nasync p 1M\nfree l\ndestroy-array b\ndestroy-array a\nfree-async p\ndestroy-mipmap m\n}";
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:1100"; 4].join(", "));
+    program.expect(&[("sync", "0")]);
+    assert_eq!(shown(&world), 0, "{:?}", world.usage(0));
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn processes_share_the_limit() {
+    let cap = 2 * CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    let mut programs = [world.on_gpu(), world.on_gpu()];
+    for program in &mut programs {
+        program.tell("fill-arrays a 1,0,0,1,1");
+        program.tell("fill-arrays b 700,700");
+    }
+    let mut arrays = 0;
+    for program in &mut programs {
+        let small: Vec<_> = program.answer().split(' ').map(str::to_owned).collect();
+        arrays += small[1].parse::<u64>().expect("a count");
+        program.answer();
+    }
+    // Two reserves of 4 MiB stay.
+    assert!(arrays >= 40 * 32, "{arrays}");
+    world.judge(cap);
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_context_takes_its_arrays_along() {
+    for knobs in [&[][..], &OLD] {
+        let world = World::with(4096 * MIB, knobs);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("many-arrays first 40 1,0,0,1,1", "0 40"),
+            ("context second 0 v2", "0"),
+            ("many-arrays there 100 1,0,0,1,1", "0 100"),
+            ("array large 1000,1000", "0"),
+            ("mipmap chain 1000,1000 10", "0"),
+        ]);
+        assert_eq!(
+            world.machine().used(),
+            2 * CONTEXT + (4 + 8 + 16 + 22) * MIB
+        );
+        assert_eq!(shown(&world), 4 + 8 + 16 + 22, "{:?}", world.usage(0));
+        world.judge(4096 * MIB);
+        program.expect(&[("destroy second", "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + 4 * MIB);
+        assert_eq!(shown(&world), 4, "{:?}", world.usage(0));
+        world.judge(4096 * MIB);
+        program.expect(&[("destroy-array large", "400"), ("reset 0", "0")]);
+        assert_eq!(world.machine().used(), 0);
+        assert_eq!(world.counted(0), 0);
+        program.end_quietly();
+        world.judge_end(4096 * MIB);
+    }
+}
+
+#[test]
+fn levels_and_strangers_are_the_drivers() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("mipmap m 1000,1000 10", "0"),
+        ("level l m 3", "0"),
+        ("destroy-array l", "400"),
+        ("destroy-array m", "400"),
+        ("level none m 10", "1"),
+    ]);
+    assert_eq!(shown(&world), 22);
+    world.judge(CAP);
+    program.expect(&[
+        ("destroy-mipmap m", "0"),
+        ("destroy-mipmap m", "400"),
+        ("array a 1000,1000", "0"),
+        ("destroy-array a", "0"),
+        ("destroy-array a", "400"),
+        ("array s 1,0,0,1,1", "0"),
+        ("destroy-mipmap s", "400"),
+        ("destroy-array s", "0"),
+        ("destroy-array s", "400"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
+    let inputs = [
+        "array-nowhere 1000,1000",
+        "array-nowhere 10,10",
+        "array-of-nothing",
+        "array a 0",
+        "array a 0,10",
+        "array a 10,0,10",
+        "array a 9223372036854775808,9223372036854775808,9223372036854775808",
+        "array a 18446744073709551615",
+        "array a 18446744073709551615,1 2d",
+        "array a 4294967295,4294967295 2d-v1",
+        "array a 4294967295,4294967295,4294967295 3d-v1",
+        "array a 1000,1000,0,7",
+        "array a 1000,1000,0,32,3",
+        "array a 1000,1000,0,32,4,32768",
+        "array a 1000,1000,0,32,1,16",
+        "array a 1000,1000,0,32,4,192",
+        "array a 10,12,6,32,4,4",
+        "mipmap a 0 1",
+        "mipmap a 1000,1000 0",
+        "mipmap a 1000,1000 4294967295",
+        "mipmap a 1000,1000,0,7 4",
+        "mipmap a 9223372036854775808,1 64",
+    ];
+    for knobs in [&[][..], &OLD, &BLIND] {
+        let world = World::with(CAP, knobs);
+        let mut bare = Session::start(world.bare(world::program()));
+        bare.say("start");
+        let expected: Vec<String> = inputs.iter().map(|input| bare.say(input)).collect();
+        bare.end_quietly();
+        world.settle();
+        world.machine().reset_peak();
+        let mut program = world.on_gpu();
+        let before = world.usage(0);
+        for (input, expected) in inputs.iter().zip(&expected) {
+            assert_eq!(program.say(input), *expected, "{input}");
+            if expected == "0" {
+                program.expect(&[("destroy-mipmap a", "0")]);
+            }
+            assert_eq!(shown(&world), 0, "{input}");
+            let after = world.usage(0);
+            assert!(
+                after.charged <= before.charged + 4 * MIB,
+                "{input}: {before:?} {after:?}"
+            );
+            assert_eq!(
+                after.charged - after.idle,
+                before.charged - before.idle,
+                "{input}"
+            );
+        }
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_is_given_back_and_what_it_keeps_stays() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for (shape, taken) in [("1000,1000", 16), ("1,0,0,1,1", 2)] {
+        for code in ["2", "999", "901"] {
+            world
+                .machine()
+                .knob("fail", &format!("cuArray3DCreate_v2:{code}"));
+            let answer = program.say(&format!("repeat 20 {{\narray a {shape}\n}}"));
+            assert_eq!(answer, format!("{code}:20"));
+            assert_eq!(shown(&world), 0);
+            world.judge(CAP);
+        }
+        world.machine().knob("fail", "none");
+        program.expect(&[(&format!("array a {shape}"), "0")]);
+        world.machine().knob("fail", "cuArrayDestroy:700");
+        program.expect(&[("destroy-array a", "700"), ("destroy-array a", "700")]);
+        assert_eq!(shown(&world), taken);
+        world.judge(CAP);
+        world.machine().knob("fail", "none");
+        program.expect(&[("destroy-array a", "0")]);
+        assert_eq!(shown(&world), 0);
+        world.judge(CAP);
+    }
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn sparse_and_deferred_arrays_live_by_what_is_mapped_into_them() {
+    mapped(&[]);
+}
+
+#[test]
+fn so_they_do_by_the_twin_for_the_per_thread_stream() {
+    mapped(&["--ptsz"]);
+}
+
+fn mapped(arguments: &[&str]) {
+    let world = World::new(CAP);
+    let mut program = world.start_with(arguments);
+    program.expect(&[
+        ("start", "0 0"),
+        ("array sparse 16384,16384,0,32,4,64", "0"),
+        ("mipmap chain 1024,1024,0,32,4,128 11", "0"),
+        ("array deferred 16384,16384,0,32,4,128", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(shown(&world), 0);
+    world.judge(CAP);
+    program.expect(&[
+        ("create a 100M 0", "0"),
+        ("create b 22M 0", "0"),
+        ("map-tiles sparse 0 1024 a", "0"),
+        ("map-whole chain 22413312 b", "0"),
+        ("release a", "0"),
+        ("release b", "0"),
+        ("create c 400M 0", "2"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 122 * MIB);
+    assert_eq!(created(&world), 122);
+    world.judge(CAP);
+    program.expect(&[
+        ("map-tiles sparse 0 512 none", "0"),
+        ("destroy-mipmap chain", "0"),
+        ("destroy-array deferred", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    assert_eq!(created(&world), 100);
+    world.judge(CAP);
+    program.expect(&[("map-tiles sparse 512 512 none", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
+    world.judge(CAP);
+    program.expect(&[
+        ("create c 400M 0", "0"),
+        ("map-tiles sparse 64 64 c", "0"),
+        ("release c", "0"),
+        ("destroy-array sparse", "0"),
+        ("create d 400M 0", "0"),
+        ("release d", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_context_takes_along_what_is_mapped_into_its_arrays() {
+    let world = World::new(4096 * MIB);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("context second 0 v2", "0"),
+        ("array sparse 16384,16384,0,32,4,64", "0"),
+        ("create a 100M 0", "0"),
+        ("map-tiles sparse 0 1024 a", "0"),
+        ("release a", "0"),
+        ("destroy second", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
+    world.judge(4096 * MIB);
+    program.end_quietly();
+    world.judge_end(4096 * MIB);
+}
+
+#[test]
+fn a_failed_mapping_changes_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("array sparse 1024,1024,0,32,4,64", "0"),
+        ("create a 20M 0", "0"),
+        ("create b 30M 0", "0"),
+        ("map-tiles sparse 0 1024 a", "0"),
+        ("release a", "0"),
+        ("map-tiles sparse 1 64 none", "1"),
+        ("map-tiles sparse 0 2048 b", "1"),
+        ("release b", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 20 * MIB);
+    assert_eq!(created(&world), 20);
+    world.judge(CAP);
+    program.expect(&[("map-tiles sparse 0 1024 none", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// The two orders in which a busy stream comes to be the last that has memory.
+const ENDS: [[&str; 2]; 2] = [
+    ["release a", "map-tiles sparse 0 64 none work"],
+    ["map-tiles sparse 0 64 none work", "release a"],
+];
+
+/// A program with a stream that is busy for so many ns, and has then yet to unmap 300 MiB.
+fn unmapping(world: &World, busy: &str, end: [&str; 2]) -> Session {
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("stream work", "0"),
+        ("module code 1000", "0"),
+        ("launch code", "0"),
+        ("array sparse 1024,1024,0,32,4,64", "0"),
+        ("create a 300M 0", "0"),
+        ("map-tiles sparse 0 64 a work", "0"),
+    ]);
+    world.machine().knob("work", busy);
+    program.expect(&[("launch code work", "0"), (end[0], "0"), (end[1], "0")]);
+    world.machine().knob("work", "0");
+    program
+}
+
+#[test]
+fn what_a_stream_has_yet_to_unmap_stays_charged() {
+    const HOUR: &str = "3600000000000";
+    for end in ENDS {
+        let world = World::new(CAP);
+        let mut program = unmapping(&world, HOUR, end);
+        world.judge(CAP);
+        program.expect(&[("create b 300M 0", "2")]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn what_a_stream_has_unmapped_can_be_had_again() {
+    for end in ENDS {
+        let world = World::new(CAP);
+        let mut program = unmapping(&world, "100000000", end);
+        program.expect(&[("sync work", "0"), ("create b 300M 0", "0")]);
+        world.judge(CAP);
+        program.expect(&[("release b", "0"), ("destroy-array sparse", "0")]);
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn asking_the_driver_spoils_no_capture() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    // The driver refuses the call itself before it minds the capture; what we ask it before that is what it would mind.
+    program.expect(&[
+        ("stream work", "0"),
+        ("capture work", "0"),
+        ("array-nowhere 1000,1000", "1"),
+        ("array-nowhere 10,10", "1"),
+        ("end-capture work", "0"),
+        ("array a 1000,1000", "0"),
+    ]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
