@@ -6,6 +6,7 @@
 pub mod blocks;
 pub mod device;
 pub mod driver_share;
+pub mod graphs;
 pub mod launched;
 pub mod managed;
 pub mod pools;
@@ -26,6 +27,7 @@ use crate::membership;
 use crate::table::cuda;
 use blocks::Blocks;
 use device::Device;
+use graphs::execs::Execs;
 use launched::Launched;
 use managed::Managed;
 use pools::Pools;
@@ -48,6 +50,7 @@ pub struct Account {
     pub managed: Managed,
     pub vmm: Vmm,
     pub pools: Pools,
+    pub execs: Execs,
     pub launched: Launched,
 }
 
@@ -64,6 +67,7 @@ impl Account {
             managed: Managed::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
+            execs: Execs::default(),
             launched: Launched::default(),
         }
     }

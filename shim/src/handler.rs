@@ -5,12 +5,14 @@
 
 pub mod code;
 pub mod context;
+pub mod graph;
 pub mod launch;
 pub mod linear;
 pub mod lookup;
 pub mod managed;
 pub mod measured;
 pub mod pool;
+pub mod stream;
 pub mod synchronize;
 pub mod view;
 pub mod vmm;

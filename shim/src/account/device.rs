@@ -9,6 +9,7 @@ use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
 use super::driver_share::{DriverShare, RESERVE};
+use super::graphs::GraphMemory;
 use super::pools::Pool;
 use super::spare::Spare;
 use super::{Account, BLOCK};
@@ -41,10 +42,11 @@ pub struct Device {
     share: MemberDevice,
     used: [AtomicU64; Category::COUNT],
     idle: AtomicI64,
-    /// Of the idle bytes, those that pools keep for their own reuse.
+    /// Of the idle bytes, those that pools keep for their own reuse, and those paid ahead for launches of graphs.
     headroom: AtomicI64,
     pub spare: Spare,
     pub driver: DriverShare,
+    pub graphs: GraphMemory,
     /// Held while a context is made.
     pub making: Mutex<()>,
     /// Contexts that this process has here.
@@ -98,6 +100,7 @@ impl Device {
             headroom: AtomicI64::new(0),
             spare: Spare::default(),
             driver: DriverShare::default(),
+            graphs: GraphMemory::default(),
             making: Mutex::new(()),
             contexts: AtomicU32::new(0),
             primary: AtomicUsize::new(0),
@@ -148,10 +151,19 @@ impl Device {
         })
     }
 
-    /// As [`Device::charge_ahead`], but leaves the pools' reserve where it is, and says nothing.
+    /// As [`Device::charge_ahead`], but says nothing.
+    pub fn charge_ahead_quietly(&self, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_with(bytes, true)
+    }
+
+    /// As [`Device::charge_ahead_quietly`], but leaves what pools and graphs hold unused where it is.
     pub fn charge_ahead_without_trim(&self, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_with(bytes, false)
+    }
+
+    fn charge_ahead_with(&self, bytes: u64, trim: bool) -> Result<(), Refused> {
         self.add_idle(bytes);
-        self.charge_with(bytes, false).map_err(|_| {
+        self.charge_with(bytes, trim).map_err(|_| {
             self.remove_idle(bytes);
             Refused
         })
@@ -262,7 +274,7 @@ impl Device {
         );
     }
 
-    /// Changes the bytes that pools keep for their own reuse by a signed amount.
+    /// Changes the idle bytes that nothing else can have by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
@@ -381,11 +393,14 @@ impl Device {
     /// it does not know).
     ///
     /// Named memory is entered after the driver has given it and taken out before it frees it, so a figure that another thread's call falls
-    /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls: they are
-    /// looked at on both sides of the figure.
+    /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls, and graph
+    /// memory grows inside launches: they are looked at on both sides of the figure.
     pub fn measure_total(&self) -> Option<Total> {
         let named = || {
             self.account.pools.refresh_on(self);
+            if self.contexts.load(Ordering::Acquire) > 0 {
+                self.graphs.refresh(self);
+            }
             self.named()
         };
         for attempt in 1..=ATTEMPTS {
@@ -449,7 +464,8 @@ impl Pressure for Reclaim<'_> {
         let device = self.device;
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
-        spare || pools
+        let graphs = device.graphs.reclaim(device, self.trim);
+        spare || pools || graphs
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -145,8 +145,8 @@ fn active(ordinal: Ordinal) -> bool {
         && active != 0
 }
 
-/// Nothing is left of what was in `context`.
-fn empty(call: Call, context: Context) {
+/// Nothing is left of what was in `context`, one of the device's.
+fn empty(call: Call, device: &Device, context: Context) {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(category, bytes);
@@ -160,6 +160,12 @@ fn empty(call: Call, context: Context) {
         freed(ordinal, Category::Managed, bytes)
     });
     call.process.pools.refresh(call.process);
+    call.process.execs.drain(context);
+    if device.contexts.load(Ordering::Acquire) <= 1 {
+        device.graphs.clear(device);
+    } else {
+        device.graphs.refresh(device);
+    }
 }
 
 /// A context of the device is no more.
@@ -217,7 +223,7 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
         |_| {
             ended = was && !active(ordinal);
             if ended {
-                empty(call, device.primary.load(Ordering::Acquire));
+                empty(call, device, device.primary.load(Ordering::Acquire));
             }
         },
     );
@@ -298,7 +304,7 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
         || real(context),
         |status| {
             if status == SUCCESS {
-                empty(call, context);
+                empty(call, device, context);
             }
         },
     );

@@ -1,4 +1,4 @@
-//! Launches: the first one of a kernel may load its code, the first one of a graph may take memory for it.
+//! Launches: the first one of a kernel may load its code, the first one of a graph that of its kernels.
 
 use crate::abi::{Opaque, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
@@ -8,7 +8,8 @@ use crate::hook::Call;
 /// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
+/// Launches a kernel, or a graph without memory nodes.
+pub fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
     if call.process.launched.contains(function) {
         return real();
     }
@@ -27,22 +28,6 @@ fn launch(call: Call, function: Opaque, real: impl Fn() -> Status) -> Status {
         call.process.launched.insert(function);
     }
     status
-}
-
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins: the first one of a graph takes what its memory nodes need.
-pub fn graph(
-    call: Call,
-    real: impl Fn(Opaque, Stream) -> Status,
-    exec: Opaque,
-    stream: Stream,
-) -> Status {
-    launch(call, exec, || real(exec, stream))
-}
-
-/// `cuGraphExecDestroy`: the handle may come back as another graph.
-pub fn destroy_graph(call: Call, real: impl Fn(Opaque) -> Status, exec: Opaque) -> Status {
-    call.process.launched.remove(exec);
-    real(exec)
 }
 
 /// `cuLaunchKernel` and its twin.

@@ -4,6 +4,7 @@ mod contexts;
 mod death;
 mod doors;
 mod fork;
+mod graphs;
 mod linear;
 mod live_set;
 mod mapped;

@@ -10,7 +10,9 @@
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
-//! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM` | streams |
+//! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
+//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD` | graphs |
+//! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
 //! | `module NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
@@ -20,6 +22,7 @@
 
 mod code;
 mod contexts;
+mod graphs;
 mod linear;
 mod mapped;
 mod pools;
@@ -41,6 +44,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         mapped::run,
         pools::run,
         streams::run,
+        graphs::run,
         code::run,
         view::run,
         surroundings::run,

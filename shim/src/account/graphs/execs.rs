@@ -1,0 +1,105 @@
+//! The executable graphs of this process that have memory nodes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+use super::nodes::Nodes;
+use crate::abi::{Context, Device as Ordinal, GraphExec};
+
+/// An executable graph with memory nodes.
+pub struct Exec {
+    context: Context,
+    pub needs: Vec<Need>,
+    /// A launch leaves something allocated.
+    pub keeps: bool,
+}
+
+/// What an executable graph needs on one device.
+pub struct Need {
+    pub device: Ordinal,
+    /// Bytes that it takes at most.
+    bytes: AtomicU64,
+    /// The epoch in which it got them (see [`super::GraphMemory`]); 0 for none.
+    epoch: AtomicU64,
+}
+
+impl Exec {
+    pub fn new(context: Context, nodes: Nodes) -> Exec {
+        let keeps = nodes.keep();
+        let need = |(device, bytes)| Need {
+            device,
+            bytes: AtomicU64::new(bytes),
+            epoch: AtomicU64::new(0),
+        };
+        Exec {
+            context,
+            needs: nodes.needs().map(need).collect(),
+            keeps,
+        }
+    }
+}
+
+impl Need {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// It has turned out to need no more than `bytes`.
+    pub(super) fn learn(&self, bytes: u64) {
+        self.bytes.fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+}
+
+/// Executable graphs by their handles; ordinary ones are not here.
+#[derive(Default)]
+pub struct Execs {
+    live: AtomicUsize,
+    by_handle: RwLock<HashMap<GraphExec, Arc<Exec>>>,
+}
+
+impl Execs {
+    /// What is known of `exec`; `None` for one without memory nodes.
+    #[inline]
+    pub fn get(&self, exec: GraphExec) -> Option<Arc<Exec>> {
+        if self.live.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.by_handle.read().get(&exec).cloned()
+    }
+
+    /// `exec` was made. What was known by its handle before is of one that has gone.
+    pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
+        self.change(|map| map.insert(exec, known));
+    }
+
+    /// Takes out what is known of `exec`, before the driver is asked to destroy it: its handle may come back as another.
+    pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
+        if self.live.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.change(|map| map.remove(&exec))
+    }
+
+    /// Everything of `context` is gone.
+    pub fn drain(&self, context: Context) {
+        self.change(|map| map.retain(|_, exec| exec.context != context));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<GraphExec, Arc<Exec>>) -> T) -> T {
+        let mut map = self.by_handle.write();
+        let changed = change(&mut map);
+        self.live.store(map.len(), Ordering::Release);
+        changed
+    }
+}
