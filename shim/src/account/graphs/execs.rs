@@ -103,3 +103,23 @@ impl Execs {
         changed
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_until_destroyed_or_gone_with_the_context() {
+        let execs = Execs::default();
+        let of = |context| Arc::new(Exec::new(context, Nodes::default()));
+        assert!(execs.get(64).is_none());
+        execs.insert(64, of(7));
+        execs.insert(128, of(8));
+        assert!(execs.get(64).is_some() && execs.get(192).is_none());
+        assert!(execs.take(64).is_some());
+        assert!(execs.get(64).is_none() && execs.take(64).is_none());
+        execs.insert(64, of(7));
+        execs.drain(8);
+        assert!(execs.get(64).is_some() && execs.get(128).is_none());
+    }
+}

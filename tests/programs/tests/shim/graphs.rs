@@ -329,6 +329,26 @@ fn a_launch_that_needs_new_memory_is_paid_for() {
     }
 }
 
+/// A graph that has its memory needs none given back: it may still run.
+#[test]
+fn launches_follow_each_other_in_a_full_group() {
+    let cap = CONTEXT + 150 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_WORK", "4000000000")]);
+    let mut program = world.on_gpu();
+    program.expect(&[("stream s", "0")]);
+    make(&mut program, "e", &[100], true, 0);
+    assert_eq!(program.say("repeat 3 {\nlaunch-graph e s\n}"), "0:3");
+    world.judge(cap);
+    program.kill();
+    let mut program = world.on_gpu();
+    program.expect(&[("stream s", "0")]);
+    make(&mut program, "kept", &[100], false, 1);
+    assert_eq!(program.say("repeat 3 {\nlaunch-graph kept s\n}"), "0:3");
+    world.judge(cap);
+    program.kill();
+    world.judge_end(cap);
+}
+
 /// A refusal waits for the stream's own work, which has the memory.
 #[test]
 fn a_running_graph_is_launched_again_in_a_full_group() {
