@@ -38,6 +38,9 @@ use execs::Need;
 /// Graph memory grows in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
+/// Which stream it is: the driver's number of it, and for threads' own default streams the thread's.
+pub type Identity = (u64, u64);
+
 #[derive(Default)]
 struct State {
     /// Charged for graph memory.
@@ -56,7 +59,7 @@ struct State {
     beginning: u32,
     epoch: u64,
     /// The stream of the present epoch.
-    stream: Option<u64>,
+    stream: Option<Identity>,
     /// Launches begun, and ended, so far.
     begun: u64,
     ended: u64,
@@ -125,7 +128,7 @@ pub struct GraphMemory {
 impl GraphMemory {
     /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated. It is paid for by
     /// [`GraphMemory::pay`] and ends with [`GraphMemory::settle`], whatever comes of it.
-    pub fn begin<'a>(&self, need: &'a Need, keeps: bool, stream: Option<u64>) -> Launch<'a> {
+    pub fn begin<'a>(&self, need: &'a Need, keeps: bool, stream: Option<Identity>) -> Launch<'a> {
         let mut state = self.state.lock();
         let bytes = need.bytes();
         let same = stream.is_some() && stream == state.stream;

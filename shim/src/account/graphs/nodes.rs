@@ -113,11 +113,11 @@ fn list(graph: Graph) -> Vec<Node> {
 /// Most bytes that allocations in these ranges take.
 ///
 /// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps: a further one is begun only when none has
-/// room, so of any two steps the pieces make up more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1, twenty of 2 MiB 2,
+/// room, so of any two steps the pieces make up more than one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1, twenty of 2 MiB 2,
 /// {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the steps of address space that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     ranges.sort_unstable();
-    let (mut large, mut small) = (0u64, 0u64);
+    let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
     let (mut touched, mut next) = (0u64, 0);
     let mut ranges = ranges.into_iter().peekable();
     while let Some((start, mut end)) = ranges.next() {
@@ -128,13 +128,16 @@ fn most(mut ranges: Vec<Range>) -> u64 {
         touched += (last + 1).saturating_sub(first.max(next));
         next = last + 1;
         match end - start {
-            piece @ ..=STEP => small = small.saturating_add(round_up(piece, GRAIN)),
+            piece @ ..=STEP => {
+                small = small.saturating_add(round_up(piece, GRAIN));
+                pieces += 1;
+            }
             piece => large = large.saturating_add(round_up(piece, STEP)),
         }
     }
     let shared = match small {
         0 => 0,
-        _ => (small.div_ceil(STEP / 2) - 1).max(1) * STEP,
+        _ => (small.div_ceil(STEP / 2) - 1).max(1).min(pieces) * STEP,
     };
     large.saturating_add(shared).max(touched * STEP)
 }
@@ -186,6 +189,7 @@ mod tests {
         assert_eq!(most(packed(&[4096; 1000])), 32 * MIB);
         assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
         assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
+        assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
     }
 
     #[test]

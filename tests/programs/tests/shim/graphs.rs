@@ -611,3 +611,18 @@ fn a_launch_in_a_full_group_spoils_no_capture() {
     program.end();
     world.judge_end(cap);
 }
+
+/// Every thread has a default stream of its own, and they go by one handle.
+#[test]
+fn threads_own_streams_are_told_apart() {
+    let cap = CONTEXT + 150 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_WORK", "4000000000")]);
+    let mut program = world.start_with(&["--ptsz"]);
+    program.expect(&[("start", "0 0")]);
+    make(&mut program, "e", &[100], true, 0);
+    program.expect(&[("launch-graph e", "0"), ("launch-graph e", "0")]);
+    assert_eq!(program.say("threads 1 {\nlaunch-graph e\n}"), "2:1");
+    world.judge(cap);
+    program.kill();
+    world.judge_end(cap);
+}
