@@ -87,7 +87,8 @@ fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
         let size = |argument: &str| match argument.split_once(':').unwrap().1.trim() {
             "i32" | "u32" | "Device" => 4,
             "u64" | "usize" | "DevicePtr" | "Context" | "Stream" | "Event" | "MemPool"
-            | "AllocationHandle" | "NvmlDevice" | "Opaque" | "Array" => 8,
+            | "Graph" | "Node" | "GraphExec" | "AllocationHandle" | "NvmlDevice" | "Opaque"
+            | "Array" => 8,
             other if other.starts_with("Out<") || other.starts_with("In<") => 8,
             other => panic!("{name}: how large is {other}?"),
         };
@@ -254,6 +255,16 @@ fn structures_of_the_driver_are_laid_out_as_we_read_them() {
                 "CUlaunchConfig",
                 56,
                 &[("sharedMemBytes", 24), ("hStream", 32)],
+            ),
+            (
+                "CUDA_KERNEL_NODE_PARAMS_v1",
+                56,
+                &[("func", 0), ("gridDimX", 8), ("extra", 48)],
+            ),
+            (
+                "CUDA_MEM_ALLOC_NODE_PARAMS",
+                120,
+                &[("poolProps", 0), ("bytesize", 104), ("dptr", 112)],
             ),
             ("CUuuid", 16, &[]),
             ("CUdeviceptr", 8, &[]),

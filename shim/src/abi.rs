@@ -30,6 +30,10 @@ pub type Context = usize;
 pub type Stream = usize;
 pub type Event = usize;
 pub type MemPool = usize;
+pub type Graph = usize;
+/// `CUgraphNode`.
+pub type Node = usize;
+pub type GraphExec = usize;
 /// `CUmemGenericAllocationHandle`.
 pub type AllocationHandle = u64;
 /// `CUarray` and `CUmipmappedArray`.
@@ -64,6 +68,15 @@ pub const CAPTURE_MODE_RELAXED: i32 = 2;
 pub const MEMPOOL_ATTR_RESERVED_MEM_CURRENT: i32 = 5;
 /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`, a u64 of bytes.
 pub const MEMPOOL_ATTR_USED_MEM_CURRENT: i32 = 7;
+/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`, a u64 of bytes.
+pub const GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: i32 = 2;
+/// `CUgraphNodeType`.
+pub const NODE_TYPE_KERNEL: i32 = 0;
+pub const NODE_TYPE_GRAPH: i32 = 4;
+pub const NODE_TYPE_MEM_ALLOC: i32 = 10;
+pub const NODE_TYPE_MEM_FREE: i32 = 11;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
+pub const GRAPH_INSTANTIATE_UPLOAD: u64 = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const LOCATION_DEVICE: i32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the id packs the ordinal into its lowest byte.
@@ -73,7 +86,7 @@ pub const ALLOCATION_PINNED: i32 = 1;
 
 /// `CUmemLocation`, 8 bytes.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Location {
     pub kind: i32,
     pub id: i32,
@@ -92,7 +105,7 @@ impl Location {
 
 /// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes): the same in both.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct AllocationProp {
     pub allocation_type: i32,
     pub handle_types: i32,
@@ -215,6 +228,41 @@ pub struct ArrayMapInfo {
 #[derive(Clone, Copy, Debug)]
 pub struct Subresource(pub [u32; 8]);
 
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemAllocNodeParams {
+    pub pool: AllocationProp,
+    /// The rest of `CUmemPoolProps`.
+    pub pool_rest: [u64; 9],
+    pub access: Opaque,
+    pub access_count: usize,
+    pub bytesize: usize,
+    pub dptr: DevicePtr,
+}
+
+/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes); the driver writes into the others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GraphInstantiateParams {
+    pub flags: u64,
+    pub upload_stream: Stream,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`, 72 bytes; the first 56 are version 1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelNodeParams {
+    pub function: Opaque,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub params: Opaque,
+    pub extra: Opaque,
+    pub kernel: Opaque,
+    pub context: Context,
+}
+
 /// `CUuuid`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -293,6 +341,12 @@ const _: () = {
     assert!(std::mem::offset_of!(ArrayMapInfo, operation) == 56);
     assert!(std::mem::offset_of!(ArrayMapInfo, handle) == 64);
     assert!(std::mem::offset_of!(ArrayMapInfo, device_bit_mask) == 80);
+    assert!(size_of::<MemAllocNodeParams>() == 120);
+    assert!(std::mem::offset_of!(MemAllocNodeParams, bytesize) == 104);
+    assert!(std::mem::offset_of!(MemAllocNodeParams, dptr) == 112);
+    assert!(size_of::<GraphInstantiateParams>() == 16);
+    assert!(size_of::<KernelNodeParams>() == 72);
+    assert!(std::mem::offset_of!(KernelNodeParams, kernel) == 56);
     assert!(size_of::<Uuid>() == 16);
     assert!(size_of::<NvmlMemory>() == 24);
     assert!(size_of::<NvmlMemoryV2>() == 40);

@@ -7,6 +7,7 @@ pub mod arrays;
 pub mod blocks;
 pub mod device;
 pub mod driver_share;
+pub mod graphs;
 pub mod green;
 pub mod kernel_memory;
 pub mod launched;
@@ -34,6 +35,7 @@ use crate::table::cuda;
 use arrays::Arrays;
 use blocks::Blocks;
 use device::Device;
+use graphs::execs::Execs;
 use green::Greens;
 use launched::Launched;
 use libraries::Libraries;
@@ -59,6 +61,7 @@ pub struct Account {
     pub managed: Managed,
     pub vmm: Vmm,
     pub pools: Pools,
+    pub execs: Execs,
     pub launched: Launched,
     pub libraries: Libraries,
     pub greens: Greens,
@@ -78,6 +81,7 @@ impl Account {
             managed: Managed::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
+            execs: Execs::default(),
             launched: Launched::default(),
             libraries: Libraries::default(),
             greens: Greens::default(),

@@ -6,6 +6,7 @@
 pub mod array;
 pub mod code;
 pub mod context;
+pub mod graph;
 pub mod green;
 pub mod launch;
 pub mod limits;
@@ -14,6 +15,7 @@ pub mod lookup;
 pub mod managed;
 pub mod measured;
 pub mod pool;
+pub mod stream;
 pub mod synchronize;
 pub mod view;
 pub mod vmm;

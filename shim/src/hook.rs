@@ -28,7 +28,7 @@ pub enum Class {
     measured,
     /// Uncharge after the driver's success.
     release,
-    /// Measured at the first launch of a kernel; later ones pass.
+    /// Measured at the first launch of a kernel or a graph; later ones pass. Graphs with memory nodes are paid for ahead.
     launch,
     /// The group's answer in place of the machine's.
     view,

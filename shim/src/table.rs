@@ -9,7 +9,7 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    array, code, context, green, launch, limits, linear, lookup, managed, measured, pool,
+    array, code, context, graph, green, launch, limits, linear, lookup, managed, measured, pool,
     synchronize, view, vmm,
 };
 use crate::hook::table;
@@ -104,18 +104,18 @@ table! {
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
-            measured cuGraphInstantiate(exec: Out<Opaque>, graph: Opaque, error_node: Opaque, log: Opaque, log_size: usize) => measured::graph_with_log;
-            measured cuGraphInstantiate_v2(exec: Out<Opaque>, graph: Opaque, error_node: Opaque, log: Opaque, log_size: usize) => measured::graph_with_log;
-            measured cuGraphInstantiateWithFlags(exec: Out<Opaque>, graph: Opaque, flags: u64) => measured::graph;
-            measured cuGraphInstantiateWithParams(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
-            measured cuGraphInstantiateWithParams_ptsz(exec: Out<Opaque>, graph: Opaque, params: Opaque) => measured::graph_with_params;
+            measured cuGraphInstantiate(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
+            measured cuGraphInstantiate_v2(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
+            measured cuGraphInstantiateWithFlags(exec: Out<GraphExec>, graph: Graph, flags: u64) => graph::instantiate_with_flags;
+            measured cuGraphInstantiateWithParams(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
+            measured cuGraphInstantiateWithParams_ptsz(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
 
-            launch   cuGraphLaunch(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
-            launch   cuGraphLaunch_ptsz(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
-            launch   cuGraphUpload(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
-            launch   cuGraphUpload_ptsz(exec: Opaque, stream: Stream) => launch::graph, unless is_recent: exec;
-            track    cuGraphExecDestroy(exec: Opaque) => launch::destroy_graph;
-            release  cuDeviceGraphMemTrim(device: Device) => measured::trim_graphs;
+            launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
+            launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
+            launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
+            launch   cuGraphUpload_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
+            track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy;
+            release  cuDeviceGraphMemTrim(device: Device) => graph::trim;
 
             view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info;
             view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem;
@@ -142,6 +142,8 @@ table! {
             cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
             cuStreamQuery(stream: Stream);
             cuStreamQuery_ptsz(stream: Stream);
+            cuStreamGetId(stream: Stream, id: Out<u64>);
+            cuStreamGetId_ptsz(stream: Stream, id: Out<u64>);
             cuStreamIsCapturing(stream: Stream, status: Out<i32>);
             cuStreamIsCapturing_ptsz(stream: Stream, status: Out<i32>);
             cuThreadExchangeStreamCaptureMode(mode: Out<i32>);
@@ -150,6 +152,14 @@ table! {
             cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
             cuArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuMipmappedArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
+            cuGraphGetNodes(graph: Graph, nodes: Opaque, count: Out<usize>);
+            cuGraphNodeGetType(node: Node, kind: Out<i32>);
+            cuGraphKernelNodeGetParams(node: Node, params: Out<KernelNodeParams>);
+            cuGraphKernelNodeGetParams_v2(node: Node, params: Out<KernelNodeParams>);
+            cuGraphChildGraphNodeGetGraph(node: Node, graph: Out<Graph>);
+            cuGraphMemAllocNodeGetParams(node: Node, params: Out<MemAllocNodeParams>);
+            cuGraphMemFreeNodeGetParams(node: Node, dptr: Out<DevicePtr>);
+            cuDeviceGetGraphMemAttribute(device: Device, attribute: i32, value: Out<u64>);
         }
     }
 

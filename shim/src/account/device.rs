@@ -9,6 +9,7 @@ use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
 use super::driver_share::{DriverShare, RESERVE};
+use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
 use super::spare::Spare;
@@ -45,11 +46,13 @@ pub struct Device {
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
     packed: AtomicU64,
     idle: AtomicI64,
-    /// Of the idle bytes, those that pools keep for their own reuse, and those that contexts have set aside.
+    /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches of graphs, and those that
+    /// contexts have set aside.
     headroom: AtomicI64,
     pub spare: Spare,
     pub driver: DriverShare,
     pub kernels: KernelMemory,
+    pub graphs: GraphMemory,
     /// Held while a context is made.
     pub making: Mutex<()>,
     /// Contexts that this process has here.
@@ -114,6 +117,7 @@ impl Device {
             spare: Spare::default(),
             driver: DriverShare::default(),
             kernels,
+            graphs: GraphMemory::default(),
             making: Mutex::new(()),
             contexts: AtomicU32::new(0),
             primary: AtomicUsize::new(0),
@@ -171,10 +175,19 @@ impl Device {
         })
     }
 
-    /// As [`Device::charge_ahead`], but leaves the pools' reserve where it is, and says nothing.
+    /// As [`Device::charge_ahead`], but says nothing.
+    pub fn charge_ahead_quietly(&self, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_with(bytes, true)
+    }
+
+    /// As [`Device::charge_ahead_quietly`], but leaves what pools and graphs hold unused where it is.
     pub fn charge_ahead_without_trim(&self, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_with(bytes, false)
+    }
+
+    fn charge_ahead_with(&self, bytes: u64, trim: bool) -> Result<(), Refused> {
         self.add_idle(bytes);
-        self.charge_with(bytes, false).map_err(|_| {
+        self.charge_with(bytes, trim).map_err(|_| {
             self.remove_idle(bytes);
             Refused
         })
@@ -302,7 +315,7 @@ impl Device {
         );
     }
 
-    /// Changes the bytes that are kept for pools and contexts by a signed amount.
+    /// Changes the idle bytes that nothing else can have by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
@@ -429,11 +442,14 @@ impl Device {
     /// it does not know).
     ///
     /// Named memory is entered after the driver has given it and taken out before it frees it, so a figure that another thread's call falls
-    /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls: they are
-    /// looked at on both sides of the figure.
+    /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls, and graph
+    /// memory grows inside launches: they are looked at on both sides of the figure.
     pub fn measure_total(&self) -> Option<Total> {
         let named = || {
             self.account.pools.refresh_on(self);
+            if self.contexts.load(Ordering::Acquire) > 0 {
+                self.graphs.refresh(self);
+            }
             self.named()
         };
         for attempt in 1..=ATTEMPTS {
@@ -497,8 +513,9 @@ impl Pressure for Reclaim<'_> {
         let device = self.device;
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
+        let graphs = device.graphs.reclaim(device, self.trim);
         let driver = device.driver.reclaim(device);
-        spare || pools || driver
+        spare || pools || graphs || driver
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -129,8 +129,8 @@ fn active(ordinal: Ordinal) -> bool {
         && active != 0
 }
 
-/// Nothing is left of what was in `context`.
-fn empty(call: Call, context: Context) {
+/// Nothing is left of what was in `context`, one of the device's.
+fn empty(call: Call, device: &Device, context: Context) {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(category, bytes);
@@ -146,6 +146,12 @@ fn empty(call: Call, context: Context) {
     call.process.libraries.forget_context(context);
     array::drain(call, context, freed);
     call.process.pools.refresh(call.process);
+    call.process.execs.drain(context);
+    if device.contexts.load(Ordering::Acquire) <= 1 {
+        device.graphs.clear(device);
+    } else {
+        device.graphs.refresh(device);
+    }
 }
 
 /// A context of the device is no more.
@@ -207,7 +213,7 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
         |_| {
             ended = was && !active(ordinal);
             if ended {
-                empty(call, device.primary.load(Ordering::Acquire));
+                empty(call, device, device.primary.load(Ordering::Acquire));
             }
         },
     );
@@ -309,7 +315,7 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
         || real(context),
         |status| {
             if status == SUCCESS {
-                empty(call, context);
+                empty(call, device, context);
             }
         },
     );

@@ -1,4 +1,4 @@
-//! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph may take memory for it.
+//! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph that of its kernels.
 
 use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
@@ -6,7 +6,7 @@ use crate::capture::relaxed;
 use crate::handler::code::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
-use crate::handler::pool::capturing;
+use crate::handler::stream::capturing;
 use crate::hook::Call;
 use crate::table::cuda;
 
@@ -15,13 +15,14 @@ const FIRST: u64 = 128 << 20;
 
 /// What is launched.
 #[derive(Clone, Copy)]
-enum What {
+pub enum What {
     /// A `CUfunction`, or a `CUkernel` in its place.
     Function(Opaque),
     Graph(Opaque),
 }
 
-fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status) -> Status {
+/// Launches a kernel, or a graph apart from its memory nodes.
+pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status) -> Status {
     let (What::Function(handle) | What::Graph(handle)) = what;
     let launched = &call.process.launched;
     if launched.contains(handle) {
@@ -52,7 +53,7 @@ fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status) -> 
     };
     let per_thread = || match what {
         What::Function(function) => limits::per_thread(call, device, function),
-        What::Graph(_) => 0,
+        What::Graph(exec) => call.process.execs.per_thread(exec & !1),
     };
     let usage = if loads {
         Use::Load
@@ -83,22 +84,6 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
         call.process.greens.holder(context)
     };
     (context != 0).then_some(context)
-}
-
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins: the first one of a graph takes what its memory nodes need.
-pub fn graph(
-    call: Call,
-    real: impl Fn(Opaque, Stream) -> Status,
-    exec: Opaque,
-    stream: Stream,
-) -> Status {
-    launch(call, What::Graph(exec), stream, || real(exec, stream))
-}
-
-/// `cuGraphExecDestroy`: the handle may come back as another graph.
-pub fn destroy_graph(call: Call, real: impl Fn(Opaque) -> Status, exec: Opaque) -> Status {
-    call.process.launched.remove(exec);
-    real(exec)
 }
 
 /// `cuLaunchKernel` and its twin.

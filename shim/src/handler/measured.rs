@@ -1,8 +1,6 @@
 //! Calls that take memory without saying how much: paid ahead by an estimate, measured after.
 
-use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
-};
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, RESERVE};
 use crate::hook::Call;
@@ -60,7 +58,7 @@ pub fn judge(
 }
 
 /// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
-fn small(call: Call, real: impl Fn() -> Status) -> Status {
+pub fn small(call: Call, real: impl Fn() -> Status) -> Status {
     match call.process.current_device() {
         Ok(device) => run(call, device, RESERVE, real, None),
         Err(failed) => call.process.unavailable(failed, real),
@@ -86,48 +84,4 @@ pub fn stream_with_priority(
     priority: i32,
 ) -> Status {
     small(call, || real(stream, flags, priority))
-}
-
-/// `cuGraphInstantiateWithFlags`: node storage.
-pub fn graph(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, u64) -> Status,
-    exec: Out<Opaque>,
-    graph: Opaque,
-    flags: u64,
-) -> Status {
-    small(call, || real(exec, graph, flags))
-}
-
-/// `cuGraphInstantiateWithParams` and its twin.
-pub fn graph_with_params(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
-    exec: Out<Opaque>,
-    graph: Opaque,
-    params: Opaque,
-) -> Status {
-    small(call, || real(exec, graph, params))
-}
-
-/// `cuGraphInstantiate` and `_v2`.
-pub fn graph_with_log(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, usize) -> Status,
-    exec: Out<Opaque>,
-    graph: Opaque,
-    error_node: Opaque,
-    log: Opaque,
-    log_size: usize,
-) -> Status {
-    small(call, || real(exec, graph, error_node, log, log_size))
-}
-
-/// `cuDeviceGraphMemTrim`: gives back what graphs have held.
-pub fn trim_graphs(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
-    let status = real(ordinal);
-    if let Ok(device) = call.process.device(ordinal) {
-        device.driver.measure(device);
-    }
-    status
 }

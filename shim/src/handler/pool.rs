@@ -1,22 +1,18 @@
 //! Stream-ordered allocation and memory pools.
 
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::abi::{
-    ALLOCATION_PINNED, AllocationProp, CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In, Location, MemPool, Out, SUCCESS,
-    Status, Stream,
+    ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
+    Location, MemPool, Out, SUCCESS, Status, Stream,
 };
 use crate::account::device::Device;
 use crate::account::pools::{PATIENCE, Pool, growth};
 use crate::capture::relaxed;
+use crate::handler::stream::{await_work, capturing, own_stream};
 use crate::hook::Call;
 use crate::refusal::Refused;
 use crate::table::cuda;
-
-/// How often a stream is looked at that a refusal waits for.
-const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
 pub fn alloc(
@@ -207,35 +203,6 @@ fn take_back(
         });
     }
     pool.trim(device, growth);
-}
-
-/// Whether stream 0 means the thread's own stream to this function.
-fn own_stream(symbol: &str) -> bool {
-    symbol.ends_with("_ptsz")
-}
-
-/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do.
-fn await_work(symbol: &str, stream: Stream, until: Instant) {
-    let busy = || {
-        let state = relaxed(|| match own_stream(symbol) {
-            true => cuda::cuStreamQuery_ptsz(stream),
-            false => cuda::cuStreamQuery(stream),
-        });
-        state == CUDA_ERROR_NOT_READY
-    };
-    while busy() && Instant::now() < until {
-        sleep(LOOK_AGAIN);
-    }
-}
-
-/// Whether `stream` is being captured into a graph.
-pub fn capturing(symbol: &str, stream: Stream) -> bool {
-    let mut state = CAPTURE_STATUS_NONE;
-    let asked = match own_stream(symbol) {
-        true => cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state)),
-        false => cuda::cuStreamIsCapturing(stream, Out::of(&mut state)),
-    };
-    asked == SUCCESS && state != CAPTURE_STATUS_NONE
 }
 
 /// `cuMemFreeAsync` and its twin: the pool keeps the memory until a synchronise call, at least.

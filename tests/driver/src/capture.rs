@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
-use crate::graph::{Graph, Nodes};
+use crate::graph::{Graph, Kind, Node};
 use crate::stream::Stream;
 use crate::{Outcome, Status};
 
@@ -35,7 +35,9 @@ struct Capture {
     mode: i32,
     id: u64,
     graph: &'static Graph,
-    nodes: Nodes,
+    last: Option<&'static Node>,
+    /// A call was captured whose node is not yet made: only some calls say what it is.
+    pending: bool,
 }
 
 /// Captures under way: the only word that an ordinary call reads.
@@ -154,7 +156,19 @@ fn any_holds_legacy(context: &Context) -> bool {
     captures.iter().any(|capture| capture.holds_legacy(context))
 }
 
+/// `CUgraphNodeType` of a captured call that does not allocate: all of them count as kernels.
+const KERNEL: i32 = 0;
+
 impl Capture {
+    /// Makes the node of a call that did not say what it is.
+    fn conclude(&mut self) -> Outcome<()> {
+        if std::mem::take(&mut self.pending) {
+            let after = self.last.into_iter().collect();
+            self.last = Some(self.graph.add(Kind::Other(KERNEL), after)?);
+        }
+        Ok(())
+    }
+
     fn holds_legacy(&self, context: &Context) -> bool {
         std::ptr::eq(self.stream.context, context) && self.stream.flags & 1 == 0
     }
@@ -178,7 +192,8 @@ pub fn begin(stream: &'static Stream, mode: i32) -> Outcome<()> {
         mode,
         id: NEXT_ID.fetch_add(1, Relaxed),
         graph: Graph::make(),
-        nodes: Nodes::default(),
+        last: None,
+        pending: false,
     });
     COUNT.fetch_add(1, Release);
     stream.capture.store(ACTIVE, Release);
@@ -208,19 +223,22 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
         return Err(Status::STREAM_CAPTURE_WRONG_THREAD);
     }
     let spoilt = stream.capture.load(Acquire) == INVALIDATED;
-    let capture = remove(&mut captures, index);
+    let mut capture = remove(&mut captures, index);
     drop(captures);
     if spoilt {
         capture.graph.destroy();
         return Err(Status::STREAM_CAPTURE_INVALIDATED);
     }
-    capture.graph.fill(capture.nodes);
+    capture.conclude()?;
     Ok(capture.graph)
 }
 
 /// What is known of the capture under way on a stream: its number and its graph.
 pub fn info(stream: &Stream) -> Option<(u64, &'static Graph)> {
-    with(stream, |capture| (capture.id, capture.graph))
+    with(stream, |capture| {
+        let _ = capture.conclude();
+        (capture.id, capture.graph)
+    })
 }
 
 fn with<T>(stream: &Stream, work: impl FnOnce(&mut Capture) -> T) -> Option<T> {
@@ -236,8 +254,12 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     if status != ACTIVE {
         return Err(Status::STREAM_CAPTURE_INVALIDATED);
     }
-    with(stream, |capture| capture.nodes.count += 1);
-    Ok(true)
+    let begun = with(stream, |capture| {
+        capture.conclude()?;
+        capture.pending = true;
+        Ok(true)
+    });
+    begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
 /// Allocates in the captured graph: an address, no memory before the graph is launched.
@@ -246,7 +268,12 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
 /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
 pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     with(stream, |capture| {
-        capture.nodes.allocate(stream.context, bytes)
+        capture.pending = false;
+        let (context, after) = (stream.context, capture.last.into_iter().collect());
+        let device = context.device();
+        let (node, address) = capture.graph.allocate(context, device, bytes, after)?;
+        capture.last = Some(node);
+        Ok(address)
     })
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
@@ -256,7 +283,13 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
 /// # Errors
 /// `INVALID_VALUE` when no graph has allocated it.
 pub fn free(stream: &Stream, address: u64) -> Outcome<()> {
-    with(stream, |capture| capture.nodes.free(address)).ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
+    with(stream, |capture| {
+        capture.pending = false;
+        let after = capture.last.into_iter().collect();
+        capture.last = Some(capture.graph.free(address, after)?);
+        Ok(())
+    })
+    .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
 /// Forgets the capture on a stream that goes.

@@ -1,163 +1,174 @@
-//! Graphs, as far as they take memory: the nodes that captured `cuMemAllocAsync` and `cuMemFreeAsync` become.
+//! Graphs, as far as they take memory: their nodes, and what launching them takes.
 //!
-//! Measured (H100, 580.159.04) with one node of 64 MiB that is allocated and freed: capturing takes nothing, the first
-//! instantiation of a context 2 MiB, the upload or first launch 64 MiB, more launches nothing; destroying gives nothing
-//! back, `cuDeviceGraphMemTrim` the 64 MiB.
+//! Measured (H100, 580.159.04): adding nodes and instantiating take nothing of what the nodes allocate (with one node of
+//! 64 MiB the first instantiation of a context took 2 MiB); the upload or first launch takes it, more launches nothing;
+//! neither freeing nor destroying gives it back, `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on
+//! one stream share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim.
 #![allow(unsafe_code)]
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+mod layout;
+mod memory;
 
-use crate::context::{self, Context};
-use crate::driver::driver;
-use crate::machine::BLOCK;
-use crate::space::{Entry, Use, space};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::context::Context;
+use crate::work::{self, Name};
 use crate::{Outcome, Status};
+use layout::{Layout, Range};
+pub use memory::{attribute, clear_all, find, free, set_attribute, trim};
 
 const GRAPH_MAGIC: u64 = 0x6772_6170_685f_5f5f;
+const NODE_MAGIC: u64 = 0x6e6f_6465_5f5f_5f5f;
 const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
-const UPLOAD: u64 = 2;
 
-/// The nodes of a graph.
-#[derive(Default)]
-pub struct Nodes {
-    /// Nodes of every kind.
-    pub count: usize,
-    /// Addresses allocated, with their bytes in whole blocks.
-    allocated: Vec<(u64, u64)>,
-    /// Addresses freed, of this and of other graphs.
-    freed: Vec<u64>,
-    /// Bytes live at the present end of the graph, and the most at any place in it.
-    live: u64,
-    most: u64,
+/// What a node does.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// Something that takes no memory, in the numbers of `CUgraphNodeType`.
+    Other(i32),
+    /// Runs another graph.
+    Child(&'static Graph),
+    /// Allocates so many bytes on a GPU.
+    Alloc {
+        /// The address.
+        address: u64,
+        /// Bytes.
+        bytes: u64,
+        /// PCI index of the GPU.
+        device: usize,
+    },
+    /// Frees an address, of this or of another graph.
+    Free(u64),
 }
 
-impl Nodes {
-    pub(crate) fn allocate(&mut self, context: &Context, bytes: u64) -> Outcome<u64> {
-        if bytes == 0 {
+/// A node. Never freed, as a stream.
+pub struct Node {
+    magic: u64,
+    /// What it does.
+    pub kind: Kind,
+    after: Vec<&'static Node>,
+}
+
+impl Node {
+    /// The `CUgraphNode`.
+    pub fn handle(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// The node of a `CUgraphNode`.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is none.
+    pub fn from_handle(handle: usize) -> Outcome<&'static Node> {
+        if handle == 0 || !handle.is_multiple_of(align_of::<Node>()) {
             return Err(Status::INVALID_VALUE);
         }
-        let span = bytes
-            .checked_next_multiple_of(BLOCK)
-            .ok_or(Status::OUT_OF_MEMORY)?;
-        let address = space().take(span, BLOCK)?;
-        space().mark(address, span / BLOCK, Entry::new(Use::Graph, 0, 0, 0));
-        let known = Known {
-            bytes,
-            context: context.index,
-            device: context.device(),
-            live: false,
+        // SAFETY: the interface's caller promises a node handle; nodes are never freed.
+        let node = unsafe { &*(handle as *const Node) };
+        match node.magic {
+            NODE_MAGIC => Ok(node),
+            _ => Err(Status::INVALID_VALUE),
+        }
+    }
+
+    /// Its number in `CUgraphNodeType`.
+    pub fn number(&self) -> i32 {
+        match self.kind {
+            Kind::Other(number) => number,
+            Kind::Child(_) => 4,
+            Kind::Alloc { .. } => 10,
+            Kind::Free(_) => 11,
+        }
+    }
+}
+
+/// Everything that runs before a node with these dependencies.
+fn before(after: &[&'static Node]) -> HashSet<usize> {
+    let (mut seen, mut next) = (HashSet::new(), after.to_vec());
+    while let Some(node) = next.pop() {
+        if seen.insert(node.handle()) {
+            next.extend(&node.after);
+        }
+    }
+    seen
+}
+
+#[derive(Default)]
+struct Parts {
+    nodes: Vec<&'static Node>,
+    layouts: HashMap<usize, Arc<Mutex<Layout>>>,
+}
+
+impl Parts {
+    /// Whether the graph has more nodes that allocate the address than nodes among these that free it.
+    fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
+        let balance = |node: &&Node| match node.kind {
+            Kind::Alloc { address: at, .. } if at == address => 1,
+            Kind::Free(at) if at == address && among(node) => -1,
+            _ => 0i64,
         };
-        memory().known.insert(address, known);
-        self.allocated.push((address, span));
-        self.live += span;
-        self.most = self.most.max(self.live);
-        Ok(address)
-    }
-
-    pub(crate) fn free(&mut self, address: u64) -> Outcome<()> {
-        let own = self.allocated.iter().find(|node| node.0 == address);
-        if self.freed.contains(&address) || own.is_none() && !memory().known.contains_key(&address)
-        {
-            return Err(Status::INVALID_VALUE);
-        }
-        self.live -= own.map_or(0, |node| node.1);
-        self.freed.push(address);
-        Ok(())
-    }
-
-    /// What a launch leaves allocated.
-    fn kept(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.allocated
+        self.nodes
             .iter()
             .copied()
-            .filter(|node| !self.freed.contains(&node.0))
-    }
-}
-
-impl Drop for Nodes {
-    fn drop(&mut self) {
-        for (address, span) in &self.allocated {
-            let mut memory = memory();
-            if memory.known.get(address).is_some_and(|known| known.live) {
-                continue;
-            }
-            memory.known.remove(address);
-            drop(memory);
-            space().mark(*address, span / BLOCK, Entry::NONE);
-            space().give(*address, *span);
-        }
-    }
-}
-
-/// An address that a graph allocates.
-struct Known {
-    bytes: u64,
-    context: usize,
-    device: usize,
-    /// Allocated by a launch and not freed since.
-    live: bool,
-}
-
-/// One GPU's memory for graphs.
-#[derive(Default)]
-struct Share {
-    reserved: u64,
-    reserved_high: u64,
-    used: u64,
-    used_high: u64,
-}
-
-#[derive(Default)]
-struct Memory {
-    shares: HashMap<usize, Share>,
-    known: BTreeMap<u64, Known>,
-}
-
-static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
-
-fn memory() -> MutexGuard<'static, Memory> {
-    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Memory {
-    fn share(&mut self, device: usize) -> &mut Share {
-        self.shares.entry(device).or_default()
+            .map(|node| balance(&node))
+            .sum::<i64>()
+            > 0
     }
 
-    /// Makes room for so many bytes beside those in use.
-    fn reserve(&mut self, device: usize, bytes: u64) -> Outcome<()> {
-        let share = self.share(device);
-        let wanted = share.used + bytes;
-        if wanted > share.reserved {
-            driver()?.take(device, wanted - share.reserved)?;
-            share.reserved = wanted;
-            share.reserved_high = share.reserved_high.max(wanted);
-        }
-        Ok(())
+    /// Whether one of its nodes allocates the address.
+    fn allocates(&self, address: u64) -> bool {
+        let at =
+            |node: &Node| matches!(node.kind, Kind::Alloc { address: at, .. } if at == address);
+        self.nodes.iter().any(|node| at(node))
     }
 
-    /// Marks an address as freed; false when it was not allocated.
-    fn free(&mut self, address: u64) -> bool {
-        let Some(known) = self.known.get_mut(&address).filter(|known| known.live) else {
-            return false;
-        };
-        known.live = false;
-        let (device, span) = (known.device, known.bytes.next_multiple_of(BLOCK));
-        self.share(device).used -= span;
-        true
+    fn frees(&self, address: u64) -> bool {
+        let at = |node: &Node| matches!(node.kind, Kind::Free(at) if at == address);
+        self.nodes.iter().any(|node| at(node))
+    }
+
+    /// Addresses on a GPU that a node with these dependencies must not get.
+    fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
+        let before = before(after);
+        let allocated = self.nodes.iter().filter_map(|node| match node.kind {
+            Kind::Alloc {
+                address,
+                bytes,
+                device: on,
+            } if on == device => Some(Range {
+                start: address,
+                bytes,
+            }),
+            _ => None,
+        });
+        let before = |node: &Node| before.contains(&node.handle());
+        allocated
+            .filter(|range| self.holds(range.start, before))
+            .collect()
+    }
+
+    fn add(&mut self, kind: Kind, after: Vec<&'static Node>) -> &'static Node {
+        let node: &'static Node = Box::leak(Box::new(Node {
+            magic: NODE_MAGIC,
+            kind,
+            after,
+        }));
+        self.nodes.push(node);
+        node
     }
 }
 
 /// A graph. Never freed, as a stream.
 pub struct Graph {
     magic: AtomicU64,
-    nodes: Mutex<Option<Arc<Nodes>>>,
+    parts: Mutex<Option<Parts>>,
+    /// An executable graph with its memory nodes exists.
+    instantiated: AtomicBool,
 }
 
 impl Graph {
@@ -165,7 +176,8 @@ impl Graph {
     pub fn make() -> &'static Graph {
         Box::leak(Box::new(Graph {
             magic: AtomicU64::new(GRAPH_MAGIC),
-            nodes: Mutex::new(Some(Arc::default())),
+            parts: Mutex::new(Some(Parts::default())),
+            instantiated: AtomicBool::new(false),
         }))
     }
 
@@ -190,32 +202,168 @@ impl Graph {
         }
     }
 
-    fn slot(&self) -> MutexGuard<'_, Option<Arc<Nodes>>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<T>(&self, work: impl FnOnce(&mut Parts) -> Outcome<T>) -> Outcome<T> {
+        let mut parts: MutexGuard<'_, _> =
+            self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        work(parts.as_mut().ok_or(Status::INVALID_VALUE)?)
     }
 
-    /// The nodes that a capture collected.
-    pub(crate) fn fill(&self, nodes: Nodes) {
-        *self.slot() = Some(Arc::new(nodes));
-    }
-
-    fn nodes(&self) -> Outcome<Arc<Nodes>> {
-        self.slot().clone().ok_or(Status::INVALID_VALUE)
-    }
-
-    /// How many nodes it has.
+    /// Its nodes, in the order of their making.
     ///
     /// # Errors
     /// `INVALID_VALUE` when it is destroyed.
-    pub fn count(&self) -> Outcome<usize> {
-        Ok(self.nodes()?.count)
+    pub fn nodes(&self) -> Outcome<Vec<&'static Node>> {
+        self.with(|parts| Ok(parts.nodes.clone()))
+    }
+
+    /// Adds a node that takes no memory.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the graph is destroyed.
+    pub fn add(&self, kind: Kind, after: Vec<&'static Node>) -> Outcome<&'static Node> {
+        self.with(|parts| Ok(parts.add(kind, after)))
+    }
+
+    /// Adds a node that allocates on a GPU; its address.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
+    pub fn allocate(
+        &self,
+        context: &Context,
+        device: usize,
+        bytes: u64,
+        after: Vec<&'static Node>,
+    ) -> Outcome<(&'static Node, u64)> {
+        self.with(|parts| {
+            let taken = parts.taken(device, &after);
+            let layout = parts.layouts.entry(device).or_default();
+            let range = layout
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .place(bytes, &taken)?;
+            memory::learn(range, context, device);
+            let kind = Kind::Alloc {
+                address: range.start,
+                bytes,
+                device,
+            };
+            Ok((parts.add(kind, after), range.start))
+        })
+    }
+
+    /// Adds a node that frees what this or another graph allocates.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when none does, or when this one frees it already.
+    pub fn free(&self, address: u64, after: Vec<&'static Node>) -> Outcome<&'static Node> {
+        self.with(|parts| {
+            let may = match parts.allocates(address) {
+                true => parts.holds(address, |_| true),
+                false => memory::is_known(address) && !parts.frees(address),
+            };
+            if !may {
+                return Err(Status::INVALID_VALUE);
+            }
+            Ok(parts.add(Kind::Free(address), after))
+        })
+    }
+
+    /// Whether it has nodes that allocate or free, in its child graphs too.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is destroyed.
+    pub fn has_memory(&self) -> Outcome<bool> {
+        let plan = Plan::of(self)?;
+        Ok(!plan.allocated.is_empty() || !plan.freed.is_empty())
     }
 
     /// Destroys the graph. What was made of it stays.
     pub fn destroy(&self) {
         self.magic.store(0, Release);
-        let nodes = self.slot().take();
-        drop(nodes);
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = parts.take();
+        drop(parts);
+        drop(gone);
+    }
+}
+
+/// What a launch does to memory.
+#[derive(Default)]
+pub struct Plan {
+    allocated: Vec<(Range, usize)>,
+    freed: Vec<u64>,
+    /// Keeps the addresses.
+    layouts: Vec<Arc<Mutex<Layout>>>,
+}
+
+impl Plan {
+    fn of(graph: &Graph) -> Outcome<Plan> {
+        let mut plan = Plan::default();
+        plan.include(graph)?;
+        Ok(plan)
+    }
+
+    fn include(&mut self, graph: &Graph) -> Outcome<()> {
+        let layouts =
+            graph.with(|parts| Ok(parts.layouts.values().cloned().collect::<Vec<_>>()))?;
+        self.layouts.extend(layouts);
+        for node in graph.nodes()? {
+            match node.kind {
+                Kind::Other(_) => {}
+                Kind::Child(child) => self.include(child)?,
+                Kind::Free(address) => self.freed.push(address),
+                Kind::Alloc {
+                    address,
+                    bytes,
+                    device,
+                } => {
+                    let range = Range {
+                        start: address,
+                        bytes,
+                    };
+                    self.allocated.push((range, device));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a launch leaves allocated.
+    fn kept(&self) -> impl Iterator<Item = Range> {
+        let mut freed = self.freed.clone();
+        let allocated = self.allocated.iter().map(|(range, _)| *range);
+        // Of several at one address those before the last are freed.
+        allocated.filter(move |range| {
+            let at = freed.iter().position(|freed| *freed == range.start);
+            at.map(|at| freed.swap_remove(at)).is_none()
+        })
+    }
+
+    fn devices(&self) -> BTreeSet<usize> {
+        self.allocated.iter().map(|(_, device)| *device).collect()
+    }
+
+    fn on(&self, device: usize) -> impl Iterator<Item = Range> {
+        let on = self.allocated.iter().filter(move |(_, on)| *on == device);
+        on.map(|(range, _)| *range)
+    }
+
+    /// The steps of address space that need memory on a GPU.
+    fn steps(&self, device: usize) -> BTreeSet<u64> {
+        self.on(device).flat_map(Range::steps).collect()
+    }
+
+    /// Bytes allocated on a GPU, those at the same addresses once.
+    fn bytes(&self, device: usize) -> u64 {
+        let ranges: BTreeSet<Range> = self.on(device).collect();
+        let (mut sum, mut end) = (0, 0);
+        for range in ranges {
+            let until = range.start + range.bytes;
+            sum += until.saturating_sub(end.max(range.start));
+            end = end.max(until);
+        }
+        sum
     }
 }
 
@@ -223,26 +371,32 @@ impl Graph {
 pub struct Exec {
     magic: AtomicU64,
     context: &'static Context,
+    graph: &'static Graph,
     flags: u64,
-    nodes: Mutex<Option<Arc<Nodes>>>,
+    plan: Mutex<Option<Arc<Plan>>>,
 }
 
 impl Exec {
     /// Makes a graph executable.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`.
-    pub fn make(context: &'static Context, graph: &Graph, flags: u64) -> Outcome<&'static Exec> {
-        let nodes = graph.nodes()?;
-        context.add_exec()?;
-        if flags & UPLOAD != 0 {
-            memory().reserve(context.device(), nodes.most)?;
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` while there is another one of a graph with memory nodes.
+    pub fn make(
+        context: &'static Context,
+        graph: &'static Graph,
+        flags: u64,
+    ) -> Outcome<&'static Exec> {
+        let plan = Plan::of(graph)?;
+        if graph.has_memory()? && graph.instantiated.swap(true, AcqRel) {
+            return Err(Status::INVALID_VALUE);
         }
+        context.add_exec()?;
         Ok(Box::leak(Box::new(Exec {
             magic: AtomicU64::new(EXEC_MAGIC),
             context,
+            graph,
             flags,
-            nodes: Mutex::new(Some(nodes)),
+            plan: Mutex::new(Some(Arc::new(plan))),
         })))
     }
 
@@ -267,8 +421,8 @@ impl Exec {
         }
     }
 
-    fn nodes(&self) -> Outcome<Arc<Nodes>> {
-        let slot = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+    fn plan(&self) -> Outcome<Arc<Plan>> {
+        let slot = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or(Status::INVALID_VALUE)
     }
 
@@ -276,119 +430,29 @@ impl Exec {
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
-    pub fn upload(&self) -> Outcome<()> {
-        let nodes = self.nodes()?;
-        memory().reserve(self.context.device(), nodes.most)
+    pub fn upload(&self, stream: Name) -> Outcome<()> {
+        memory::upload(&*self.plan()?, stream.identity()?)
     }
 
     /// Launches the graph.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed.
-    pub fn launch(&self) -> Outcome<()> {
-        let nodes = self.nodes()?;
-        let device = self.context.device();
-        let mut memory = memory();
-        for (address, _) in nodes.kept() {
-            let live = memory.known.get(&address).is_some_and(|known| known.live);
-            if live && self.flags & AUTO_FREE == 0 {
-                return Err(Status::INVALID_VALUE);
-            }
-            memory.free(address);
-        }
-        memory.reserve(device, nodes.most)?;
-        for address in &nodes.freed {
-            memory.free(*address);
-        }
-        let share = memory.share(device);
-        share.used_high = share.used_high.max(share.used + nodes.most);
-        for (address, span) in nodes.kept() {
-            if let Some(known) = memory.known.get_mut(&address) {
-                known.live = true;
-                memory.share(device).used += span;
-            }
-        }
-        Ok(())
+    pub fn launch(&self, stream: Name) -> Outcome<()> {
+        let auto_free = self.flags & AUTO_FREE != 0;
+        let run = || work::launch(stream);
+        memory::launch(&*self.plan()?, stream.identity()?, auto_free, run)
     }
 
     /// Destroys it. The memory stays for other graphs.
     pub fn destroy(&self) {
         self.magic.store(0, Release);
-        let nodes = self
-            .nodes
+        let gone = self
+            .plan
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        drop(nodes);
+        self.graph.instantiated.store(false, Release);
+        drop(gone);
     }
-}
-
-/// Frees an address that a launch left allocated. The memory stays for other graphs.
-///
-/// # Errors
-/// `INVALID_VALUE` when it is none.
-pub fn free(address: u64) -> Outcome<()> {
-    if memory().free(address) {
-        Ok(())
-    } else {
-        Err(Status::INVALID_VALUE)
-    }
-}
-
-/// The allocation in which an address lies: its start, bytes and context.
-pub fn find(address: u64) -> Option<(u64, u64, Option<&'static Context>)> {
-    let memory = memory();
-    let (start, known) = memory.known.range(..=address).next_back()?;
-    (address < start + known.bytes).then(|| (*start, known.bytes, context::by_index(known.context)))
-}
-
-/// `cuDeviceGraphMemTrim`: gives back what no allocation uses.
-pub fn trim(device: usize) {
-    let Ok(driver) = driver() else { return };
-    let mut memory = memory();
-    let share = memory.share(device);
-    driver.give(device, share.reserved - share.used);
-    share.reserved = share.used;
-}
-
-/// A `CUgraphMem_attribute` by its number.
-///
-/// # Errors
-/// `INVALID_VALUE` for an unknown one.
-pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
-    let mut memory = memory();
-    let share = memory.share(device);
-    Ok(match attribute {
-        0 => share.used,
-        1 => share.used_high,
-        2 => share.reserved,
-        3 => share.reserved_high,
-        _ => return Err(Status::INVALID_VALUE),
-    })
-}
-
-/// Starts a high-water mark anew.
-///
-/// # Errors
-/// `INVALID_VALUE` for another attribute or value.
-pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
-    let mut memory = memory();
-    let share = memory.share(device);
-    match (attribute, value) {
-        (1, 0) => share.used_high = share.used,
-        (3, 0) => share.reserved_high = share.reserved,
-        _ => return Err(Status::INVALID_VALUE),
-    }
-    Ok(())
-}
-
-/// Drops all graph memory of a GPU: its last context went.
-pub fn clear_all(device: usize) {
-    let Ok(driver) = driver() else { return };
-    let mut memory = memory();
-    for known in memory.known.values_mut() {
-        known.live &= known.device != device;
-    }
-    let share = std::mem::take(memory.share(device));
-    driver.give(device, share.reserved);
 }

@@ -80,27 +80,27 @@ pub fn wait_for_current() {
     }
 }
 
-/// Says that a kernel was launched on a stream.
+/// Says that a kernel or a graph was launched on a stream; when it ends.
 ///
 /// # Errors
 /// As [`Stream::context_of`].
 #[inline(always)]
-pub fn launch(stream: Name) -> Outcome<()> {
+pub fn launch(stream: Name) -> Outcome<u64> {
     if driver()?.machine.knobs.active.load(Relaxed) == 0 {
-        Ok(())
+        Ok(0)
     } else {
         launch_at_length(stream)
     }
 }
 
 #[cold]
-fn launch_at_length(stream: Name) -> Outcome<()> {
+fn launch_at_length(stream: Name) -> Outcome<u64> {
     let work = driver()?.machine.knobs.work.load(Relaxed);
-    if work > 0 {
-        EVER.store(true, Relaxed);
-        stream.find()?.add(0, work);
+    if work == 0 {
+        return Ok(0);
     }
-    Ok(())
+    EVER.store(true, Relaxed);
+    Ok(stream.find()?.add(0, work))
 }
 
 /// What a context's streams have yet to do.
@@ -159,6 +159,14 @@ impl Name {
         } else {
             None
         }
+    }
+
+    /// A number that no other stream of the process has.
+    ///
+    /// # Errors
+    /// As [`Stream::from_handle`].
+    pub fn identity(self) -> Outcome<u64> {
+        Ok(std::ptr::from_ref(self.find()?.end) as u64)
     }
 
     #[cold]

@@ -1,21 +1,187 @@
-//! Graphs, as far as they take memory. They come from captures only.
+//! Graphs, as far as they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
-use gpulimit_sim::graph::{Exec, Graph};
+use gpulimit_sim::graph::{Exec, Graph, Kind, Node};
 use gpulimit_sim::stream::Stream;
-use gpulimit_sim::{Outcome, Status, graph};
+use gpulimit_sim::work::Name;
+use gpulimit_sim::{Outcome, Status, capture, graph};
 
 use crate::context::here;
 use crate::device;
 use crate::stream::implicit;
 
-fn make(out: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
+/// `CUgraphNodeType`.
+const CHILD: i32 = 4;
+const EMPTY: i32 = 5;
+const ALLOC: i32 = 10;
+const FREE: i32 = 11;
+/// `CUgraphChildGraphNodeOwnership`: the child graph becomes the node's.
+const MOVE: i32 = 1;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
+const UPLOAD: u64 = 2;
+
+pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
+    here()?;
+    if flags != 0 || out.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    out.put(Graph::make().handle())
+}
+
+fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
+    (0..count)
+        .map(|index| Node::from_handle(list.at(index).get()?))
+        .collect()
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their number, bytes, address.
+fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
+    let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
+    if (pinned, kind) != (1, 1) {
+        return Err(Status::INVALID_VALUE);
+    }
+    let device = device::index(ordinal)?;
+    let bytes = params.at(104).cast::<u64>().read()?;
+    let (node, address) = graph.allocate(here()?, device, bytes, after)?;
+    params.at(112).cast::<u64>().put(address)?;
+    Ok(node)
+}
+
+/// A child graph is copied, which one with memory nodes cannot be, or moved.
+fn child(
+    graph: &Graph,
+    after: Vec<&'static Node>,
+    child: usize,
+    moved: bool,
+) -> Outcome<&'static Node> {
+    let child = Graph::from_handle(child)?;
+    if !moved && child.has_memory()? {
+        return Err(Status::NOT_SUPPORTED);
+    }
+    graph.add(Kind::Child(child), after)
+}
+
+pub fn add_alloc_node(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    params: Out<u8>,
+) -> Outcome<()> {
+    let after = dependencies(list, count)?;
+    node.put(allocate(Graph::from_handle(graph)?, after, params)?.handle())
+}
+
+pub fn add_free_node(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    address: u64,
+) -> Outcome<()> {
+    let after = dependencies(list, count)?;
+    node.put(Graph::from_handle(graph)?.free(address, after)?.handle())
+}
+
+pub fn add_child_node(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    inner: usize,
+) -> Outcome<()> {
+    let after = dependencies(list, count)?;
+    node.put(child(Graph::from_handle(graph)?, after, inner, false)?.handle())
+}
+
+pub fn add_empty_node(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+) -> Outcome<()> {
+    let after = dependencies(list, count)?;
+    let kind = Kind::Other(EMPTY);
+    node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
+}
+
+/// `CUgraphNodeParams`: the type, and from 16 on what it takes.
+pub fn add_node(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    params: Out<u8>,
+) -> Outcome<()> {
+    let graph = Graph::from_handle(graph)?;
+    let after = dependencies(list, count)?;
+    let inner = params.at(16);
+    let added = match params.cast::<i32>().read()? {
+        ALLOC => allocate(graph, after, inner),
+        FREE => graph.free(inner.cast().read()?, after),
+        CHILD => {
+            let moved = inner.at(8).cast::<i32>().read()? == MOVE;
+            child(graph, after, inner.cast().read()?, moved)
+        }
+        EMPTY => graph.add(Kind::Other(EMPTY), after),
+        _ => Err(Status::NOT_SUPPORTED),
+    };
+    node.put(added?.handle())
+}
+
+pub fn add_node_v2(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    _edges: In<u8>,
+    count: usize,
+    params: Out<u8>,
+) -> Outcome<()> {
+    add_node(node, graph, list, count, params)
+}
+
+pub fn node_type(node: usize, number: Out<i32>) -> Outcome<()> {
+    number.put(Node::from_handle(node)?.number())
+}
+
+pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
+    let Kind::Alloc {
+        address,
+        bytes,
+        device,
+    } = Node::from_handle(node)?.kind
+    else {
+        return Err(Status::INVALID_VALUE);
+    };
+    params.cast::<[u64; 15]>().put([0; 15])?;
+    let placed = [1, 0, 1, device::ordinal(device)?];
+    params.cast::<[i32; 4]>().put(placed)?;
+    params.at(104).cast::<[u64; 2]>().put([bytes, address])
+}
+
+pub fn free_params(node: usize, address: Out<u64>) -> Outcome<()> {
+    match Node::from_handle(node)?.kind {
+        Kind::Free(freed) => address.put(freed),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+pub fn child_graph(node: usize, graph: Out<usize>) -> Outcome<()> {
+    match Node::from_handle(node)?.kind {
+        Kind::Child(child) => graph.put(child.handle()),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+fn make(out: Out<usize>, graph: usize, flags: u64) -> Outcome<&'static Exec> {
     let context = here()?;
     if out.is_null() {
         return Err(Status::INVALID_VALUE);
     }
-    out.put(Exec::make(context, Graph::from_handle(graph)?, flags)?.handle())
+    let exec = Exec::make(context, Graph::from_handle(graph)?, flags)?;
+    out.put(exec.handle())?;
+    Ok(exec)
 }
 
 pub fn instantiate(
@@ -32,8 +198,12 @@ pub fn instantiate(
     Ok(())
 }
 
+/// Measured: the flag for an upload is none of this function's.
 pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
-    make(exec, graph, flags)
+    if flags & UPLOAD != 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    make(exec, graph, flags).map(drop)
 }
 
 /// `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, node in error, result.
@@ -41,31 +211,40 @@ pub fn instantiate_with_params(
     exec: Out<usize>,
     graph: usize,
     params: Out<[u64; 4]>,
-    _twin: bool,
+    twin: bool,
 ) -> Outcome<()> {
     let [flags, stream, _, rest] = params.read()?;
-    make(exec, graph, flags)?;
+    let made = make(exec, graph, flags)?;
+    if flags & UPLOAD != 0
+        && let Err(failed) = upload(made.handle(), stream as usize, twin)
+    {
+        made.destroy();
+        exec.put(0)?;
+        return Err(failed);
+    }
     params.put([flags, stream, 0, rest >> 32 << 32])
 }
 
-pub fn upload(exec: usize, stream: usize, twin: bool) -> Outcome<()> {
+pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => exec.upload(),
-        None => implicit(here()?, stream, twin).and_then(|_| exec.upload()),
+    match Stream::from_handle(handle)? {
+        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
+        Some(_) => {}
+        None => drop(implicit(here()?, handle, twin)?),
     }
+    exec.upload(Name { handle, twin })
 }
 
-pub fn launch(exec: usize, stream: usize, twin: bool) -> Outcome<()> {
+pub fn launch(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        Some(_) => exec.launch(),
-        None => implicit(here()?, stream, twin).and_then(|_| exec.launch()),
+    match Stream::from_handle(handle)? {
+        Some(stream) if stream.captures()? => return Ok(()),
+        Some(_) => {}
+        None => drop(implicit(here()?, handle, twin)?),
     }
+    exec.launch(Name { handle, twin })
 }
 
 pub fn destroy_exec(exec: usize) -> Outcome<()> {
@@ -80,22 +259,28 @@ pub fn destroy(graph: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// How many nodes there are; the nodes themselves are no objects here.
 pub fn nodes(graph: usize, nodes: Out<usize>, count: Out<usize>) -> Outcome<()> {
     driver()?;
-    let found = Graph::from_handle(graph)?.count()?;
-    if !nodes.is_null() {
-        return Err(Status::NOT_SUPPORTED);
+    let found = Graph::from_handle(graph)?.nodes()?;
+    if nodes.is_null() {
+        return count.put(found.len());
     }
-    count.put(found)
+    let room = count.read()?;
+    for index in 0..room {
+        let node = found.get(index).map_or(0, |node| node.handle());
+        nodes.at(index).put(node)?;
+    }
+    count.put(room.min(found.len()))
 }
 
 pub fn trim(ordinal: i32) -> Outcome<()> {
+    capture::unsafe_call()?;
     graph::trim(device::index(ordinal)?);
     Ok(())
 }
 
 pub fn attribute(ordinal: i32, attribute: i32, value: Out<u64>) -> Outcome<()> {
+    capture::unsafe_call()?;
     value.put(graph::attribute(device::index(ordinal)?, attribute)?)
 }
 

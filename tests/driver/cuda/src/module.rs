@@ -528,7 +528,8 @@ fn start(function: usize, handle: usize, twin: bool) -> Outcome<()> {
         None => implicit(context::current()?, handle, twin)?,
     };
     context.launch(function.local, function.needs)?;
-    work::launch(Name { handle, twin })
+    work::launch(Name { handle, twin })?;
+    Ok(())
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C signature")]

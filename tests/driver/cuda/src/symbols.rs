@@ -278,6 +278,17 @@ symbols! {
     cuEventElapsedTime(ms: Out<f32>, start: usize, end: usize) "cuEventElapsedTime" 2000 => stream::elapsed;
     cuEventElapsedTime_v2(ms: Out<f32>, start: usize, end: usize) "cuEventElapsedTime" 12080 => stream::elapsed;
 
+    cuGraphCreate(graph: Out<usize>, flags: u32) "cuGraphCreate" 10000 => graph::create;
+    cuGraphAddMemAllocNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: Out<u8>) "cuGraphAddMemAllocNode" 11040 => graph::add_alloc_node;
+    cuGraphAddMemFreeNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, address: u64) "cuGraphAddMemFreeNode" 11040 => graph::add_free_node;
+    cuGraphAddChildGraphNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, child: usize) "cuGraphAddChildGraphNode" 10000 => graph::add_child_node;
+    cuGraphAddEmptyNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize) "cuGraphAddEmptyNode" 10000 => graph::add_empty_node;
+    cuGraphAddNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: Out<u8>) "cuGraphAddNode" 12020 => graph::add_node;
+    cuGraphAddNode_v2(node: Out<usize>, graph: usize, dependencies: In<usize>, edges: In<u8>, count: usize, params: Out<u8>) "cuGraphAddNode" 12030 => graph::add_node_v2;
+    cuGraphNodeGetType(node: usize, number: Out<i32>) "cuGraphNodeGetType" 10000 => graph::node_type;
+    cuGraphMemAllocNodeGetParams(node: usize, params: Out<u8>) "cuGraphMemAllocNodeGetParams" 11040 => graph::alloc_params;
+    cuGraphMemFreeNodeGetParams(node: usize, address: Out<u64>) "cuGraphMemFreeNodeGetParams" 11040 => graph::free_params;
+    cuGraphChildGraphNodeGetGraph(node: usize, graph: Out<usize>) "cuGraphChildGraphNodeGetGraph" 10000 => graph::child_graph;
     cuGraphInstantiate(exec: Out<usize>, graph: usize, error_node: Out<usize>, log: Out<u8>, log_size: usize) "cuGraphInstantiate" 10000 => graph::instantiate;
     cuGraphInstantiate_v2(exec: Out<usize>, graph: usize, error_node: Out<usize>, log: Out<u8>, log_size: usize) "cuGraphInstantiate" 11000 => graph::instantiate;
     cuGraphInstantiateWithFlags(exec: Out<usize>, graph: usize, flags: u64) "cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;

@@ -315,7 +315,7 @@ fn what_a_launch_leaves_allocated() {
             )
             .expect("an executable graph") as usize;
         assert_eq!(params, [2, stream as u64, 0, 0]);
-        assert_eq!(cuda.beyond(), 6 * MIB);
+        assert_eq!(cuda.beyond(), 34 * MIB);
         assert_eq!(
             cuda.call("cuMemFreeAsync", &[address, stream]),
             1,
@@ -327,14 +327,282 @@ fn what_a_launch_leaves_allocated() {
             1,
             "the first's memory is not freed"
         );
-        assert_eq!((memory(cuda, 0), memory(cuda, 2)), (4 * MIB, 4 * MIB));
+        assert_eq!((memory(cuda, 0), memory(cuda, 2)), (32 * MIB, 32 * MIB));
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(cuda.beyond(), 6 * MIB, "in use");
+        assert_eq!(cuda.beyond(), 34 * MIB, "in use");
         assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
-        assert_eq!(cuda.beyond(), 6 * MIB);
+        assert_eq!(cuda.beyond(), 34 * MIB);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.free(address as u64), 0);
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
         assert_eq!(cuda.beyond(), 2 * MIB);
+    });
+}
+
+/// A graph with nodes that allocate, one after the other: its handle, the addresses, and the last node.
+fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
+    let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+    let (mut addresses, mut last) = (Vec::new(), 0usize);
+    for bytes in sizes {
+        let mut params = [0u64; 15];
+        (params[0], params[1], params[13]) = (1, 1, *bytes);
+        let place = params.as_mut_ptr() as usize;
+        let after = &raw const last as usize;
+        last = cuda
+            .get(
+                "cuGraphAddMemAllocNode",
+                &[graph, after, usize::from(last != 0), place],
+            )
+            .expect("a node") as usize;
+        addresses.push(params[14]);
+    }
+    (graph, addresses, last)
+}
+
+/// The same with nodes that free them all at the end.
+fn freed_graph(cuda: &Cuda, sizes: &[u64]) -> usize {
+    let (graph, addresses, mut last) = graph_of(cuda, sizes);
+    for address in addresses {
+        let after = &raw const last as usize;
+        last = cuda
+            .get(
+                "cuGraphAddMemFreeNode",
+                &[graph, after, 1, address as usize],
+            )
+            .expect("a node") as usize;
+    }
+    graph
+}
+
+fn executable(cuda: &Cuda, graph: usize, flags: usize) -> usize {
+    cuda.get("cuGraphInstantiateWithFlags", &[graph, flags])
+        .expect("an executable graph") as usize
+}
+
+#[test]
+fn memory_comes_in_steps() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        executable(cuda, freed_graph(cuda, &[]), 0);
+        let before = cuda.beyond();
+        // Sizes, what an upload takes, and what of it counts as used: MiB.
+        let twenty = [2 * MIB; 20];
+        for (sizes, reserved, used) in [
+            (&[100 * MIB][..], 128, 128),
+            (&[1], 32, 32),
+            (&[33 * MIB], 64, 64),
+            (&[100 * MIB, 50 * MIB, 7 * MIB], 192, 160),
+            (&twenty, 64, 64),
+        ] {
+            let exec = executable(cuda, freed_graph(cuda, sizes), 0);
+            assert_eq!(cuda.beyond(), before, "instantiated");
+            assert_eq!(cuda.call("cuGraphUpload", &[exec, stream]), 0);
+            assert_eq!(cuda.beyond() - before, reserved * MIB, "{sizes:?}");
+            for _ in 0..2 {
+                assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+            }
+            assert_eq!(memory(cuda, 0), used * MIB, "{sizes:?}");
+            assert_eq!(memory(cuda, 2), reserved * MIB);
+            assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
+            assert_eq!(cuda.beyond() - before, reserved * MIB, "destroyed");
+            assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+            assert_eq!((memory(cuda, 0), memory(cuda, 2)), (0, 0));
+            assert_eq!(cuda.beyond(), before);
+        }
+        assert_eq!((memory(cuda, 1), memory(cuda, 3)), (160 * MIB, 192 * MIB));
+    });
+}
+
+#[test]
+fn what_is_kept_must_be_freed_before_the_next_launch() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        let (graph, addresses, _) = graph_of(cuda, &[100 * MIB]);
+        let address = addresses[0] as usize;
+        assert_eq!(
+            cuda.get("cuGraphInstantiateWithFlags", &[graph, 2]),
+            Err(1),
+            "no flag of this function"
+        );
+        let exec = executable(cuda, graph, 0);
+        assert_eq!(
+            cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]),
+            Err(1),
+            "one at a time"
+        );
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
+        // Another graph's launch cannot have it.
+        let other = executable(cuda, freed_graph(cuda, &[80 * MIB]), 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[other, stream]), 0);
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
+        assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "freeing gives no memory");
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(memory(cuda, 2), 0);
+        assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
+        let exec = executable(cuda, graph, 1);
+        for _ in 0..3 {
+            assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0, "auto-free");
+        }
+        assert_eq!(memory(cuda, 2), 128 * MIB);
+        // A graph that frees it.
+        let freeing = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        let node = cuda.get("cuGraphAddMemFreeNode", &[freeing, 0, 0, address]);
+        assert!(node.is_ok());
+        let again = cuda.get("cuGraphAddMemFreeNode", &[freeing, 0, 0, address]);
+        assert_eq!(again, Err(1));
+        let freeing = executable(cuda, freeing, 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[freeing, stream]), 0);
+        assert_eq!(cuda.free(address as u64), 1, "it is freed");
+    });
+}
+
+#[test]
+fn graphs_share_memory_where_they_cannot_run_at_once() {
+    alone(&[("GPULIMIT_SIM_WORK", "1000000000")], |cuda| {
+        cuda.start();
+        let (one, two) = (stream(cuda, 1), stream(cuda, 1));
+        let graphs = [100, 80].map(|size| executable(cuda, freed_graph(cuda, &[size * MIB]), 0));
+        for graph in graphs {
+            assert_eq!(cuda.call("cuGraphLaunch", &[graph, one]), 0);
+            assert_eq!(memory(cuda, 2), 128 * MIB, "on one stream");
+        }
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(memory(cuda, 2), 128 * MIB, "they run");
+        assert_eq!(cuda.call("cuGraphLaunch", &[graphs[1], two]), 0);
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "beside each other");
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[graphs[0], two]), 0);
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
+        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(memory(cuda, 2), 0);
+    });
+}
+
+#[test]
+fn a_launch_that_is_too_large_keeps_what_it_took() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        let (graph, _, _) = graph_of(cuda, &[60 << 30, 60 << 30]);
+        let exec = executable(cuda, graph, 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 2);
+        assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
+        let kept = memory(cuda, 2);
+        assert!(kept >= 80_000 * MIB && kept.is_multiple_of(32 * MIB));
+        assert_eq!(memory(cuda, 0), 0);
+        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        assert_eq!(memory(cuda, 2), 0);
+    });
+}
+
+/// NVIDIA's documentation: an allocation may get the address of one that is freed before it.
+#[test]
+fn addresses_of_what_is_freed_before() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = stream(cuda, 1);
+        begin(cuda, stream, RELAXED);
+        let size = 100 * MIB as usize;
+        let mut seen = Vec::new();
+        for _ in 0..10 {
+            let address = cuda
+                .get("cuMemAllocAsync", &[size, stream])
+                .expect("a node");
+            assert_eq!(cuda.call("cuMemFreeAsync", &[address as usize, stream]), 0);
+            seen.push(address);
+        }
+        seen.dedup();
+        assert_eq!(seen.len(), 1);
+        let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+        assert_eq!(memory(cuda, 2), 128 * MIB);
+        // Not where nothing says which comes first.
+        let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
+        let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
+        assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());
+        let mut params = [0u64; 15];
+        (params[0], params[1], params[13]) = (1, 1, 100 * MIB);
+        let arguments = [graph, 0, 0, params.as_mut_ptr() as usize];
+        assert!(cuda.get("cuGraphAddMemAllocNode", &arguments).is_ok());
+        assert_ne!(params[14], addresses[0]);
+    });
+}
+
+#[test]
+fn nodes_tell_what_they_are() {
+    alone(&[("GPULIMIT_SIM_GPUS", "2")], |cuda| {
+        cuda.start();
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        // CUgraphNodeParams: 3 MiB on the second GPU.
+        let mut params = [0u64; 32];
+        (params[0], params[2], params[3], params[15]) = (10, 1, 1 | 1 << 32, 3 * MIB);
+        let place = params.as_mut_ptr() as usize;
+        let alloc = cuda
+            .get("cuGraphAddNode", &[graph, 0, 0, place])
+            .expect("a node") as usize;
+        let address = params[16];
+        let mut freeing = [0u64; 32];
+        (freeing[0], freeing[2]) = (11, address);
+        let place = freeing.as_mut_ptr() as usize;
+        let after = &raw const alloc as usize;
+        let free = cuda
+            .get("cuGraphAddNode_v2", &[graph, after, 0, 1, place])
+            .expect("a node") as usize;
+        let outer = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        assert_eq!(
+            cuda.get("cuGraphAddChildGraphNode", &[outer, 0, 0, graph]),
+            Err(801),
+            "memory nodes are not copied"
+        );
+        let moved = [4u64, 0, graph as u64, 1];
+        let mut params = [0u64; 32];
+        params[..4].copy_from_slice(&moved);
+        let place = params.as_mut_ptr() as usize;
+        let child = cuda
+            .get("cuGraphAddNode", &[outer, 0, 0, place])
+            .expect("a node") as usize;
+        assert!(cuda.get("cuGraphAddEmptyNode", &[outer, 0, 0]).is_ok());
+
+        let mut nodes = [7usize; 4];
+        let mut count = 4usize;
+        let places = [nodes.as_mut_ptr() as usize, &raw mut count as usize];
+        assert_eq!(
+            cuda.call("cuGraphGetNodes", &[graph, places[0], places[1]]),
+            0
+        );
+        assert_eq!((nodes, count), ([alloc, free, 0, 0], 2));
+        let number = |node: usize| {
+            let mut number = -1i32;
+            let place = &raw mut number as usize;
+            assert_eq!(cuda.call("cuGraphNodeGetType", &[node, place]), 0);
+            number
+        };
+        assert_eq!([alloc, free, child].map(number), [10, 11, 4]);
+        let mut told = [9u64; 15];
+        let place = told.as_mut_ptr() as usize;
+        assert_eq!(
+            cuda.call("cuGraphMemAllocNodeGetParams", &[alloc, place]),
+            0
+        );
+        assert_eq!((told[0], told[1]), (1, 1 | 1 << 32));
+        assert_eq!((told[13], told[14]), (3 * MIB, address));
+        let mut freed = 0u64;
+        let place = &raw mut freed as usize;
+        assert_eq!(cuda.call("cuGraphMemFreeNodeGetParams", &[free, place]), 0);
+        assert_eq!(freed, address);
+        assert_eq!(cuda.call("cuGraphMemFreeNodeGetParams", &[child, place]), 1);
+        assert_eq!(cuda.get("cuGraphAddNode", &[outer, 0, 0, 0]), Err(1));
+        let mut inner = 0usize;
+        let place = &raw mut inner as usize;
+        assert_eq!(
+            cuda.call("cuGraphChildGraphNodeGetGraph", &[child, place]),
+            0
+        );
+        assert_eq!(inner, graph);
     });
 }

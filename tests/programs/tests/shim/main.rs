@@ -7,6 +7,7 @@ mod death;
 mod doors;
 mod drivers;
 mod fork;
+mod graphs;
 mod limits;
 mod linear;
 mod live_set;

@@ -75,6 +75,11 @@ fn captured_streams() {
 }
 
 #[test]
+fn graphs() {
+    same("graphs.gpu", true);
+}
+
+#[test]
 fn processes() {
     same("processes.gpu", true);
 }

@@ -15,7 +15,9 @@
 //! | `map-tiles NAME X WIDTH HANDLE [STREAM]`, `map-whole NAME SIZE HANDLE` | memory of arrays that have none, `none` to unmap: the top row of tiles of an array, all of a mipmapped array |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
-//! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM` | streams |
+//! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
+//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD` | graphs |
+//! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
 //! | `module NAME BYTES`, `module-file NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `kernels NAME LOCAL [malloc] [printf]`, `kernel-library NAME LOCAL [malloc] [printf]`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to launch it |
 //! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
@@ -27,6 +29,7 @@
 mod arrays;
 mod code;
 mod contexts;
+mod graphs;
 mod green;
 mod kernels;
 mod linear;
@@ -51,6 +54,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         arrays::run,
         pools::run,
         streams::run,
+        graphs::run,
         code::run,
         kernels::run,
         green::run,

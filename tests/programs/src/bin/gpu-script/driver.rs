@@ -20,6 +20,9 @@ const TWINS: &[&str] = &[
     "cuLaunchKernel",
     "cuLaunchKernelEx",
     "cuLaunchCooperativeKernel",
+    "cuGraphInstantiateWithParams",
+    "cuGraphUpload",
+    "cuGraphLaunch",
 ];
 
 /// What a call comes to when there is no such function.

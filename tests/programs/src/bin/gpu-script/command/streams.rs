@@ -26,10 +26,12 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "end-capture" => {
             let mut graph = 0usize;
             let place = &raw mut graph as usize;
-            plain(driver.call(
-                "cuStreamEndCapture",
-                &[scope.stream(Some(words.at(1)?))?, place],
-            ))
+            let stream = scope.stream(Some(words.at(1)?))?;
+            let status = driver.call("cuStreamEndCapture", &[stream, place]);
+            match words.get(2) {
+                Some(name) => scope.keep(name, (status, graph as u64)),
+                None => plain(status),
+            }
         }
         _ => return Ok(None),
     }))

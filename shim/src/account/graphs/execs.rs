@@ -1,0 +1,139 @@
+//! The executable graphs of this process that have memory nodes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+use super::nodes::Nodes;
+use crate::abi::{Context, Device as Ordinal, GraphExec};
+
+/// An executable graph with memory nodes.
+pub struct Exec {
+    context: Context,
+    pub needs: Vec<Need>,
+    /// A launch leaves something allocated.
+    pub keeps: bool,
+}
+
+/// What an executable graph needs on one device.
+pub struct Need {
+    pub device: Ordinal,
+    /// Bytes that it takes at most.
+    bytes: AtomicU64,
+    /// The epoch in which it got them (see [`super::GraphMemory`]); 0 for none.
+    epoch: AtomicU64,
+}
+
+impl Exec {
+    pub fn new(context: Context, nodes: &Nodes) -> Exec {
+        let keeps = nodes.keep();
+        let need = |(device, bytes)| Need {
+            device,
+            bytes: AtomicU64::new(bytes),
+            epoch: AtomicU64::new(0),
+        };
+        Exec {
+            context,
+            needs: nodes.needs().map(need).collect(),
+            keeps,
+        }
+    }
+}
+
+impl Need {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// It has turned out to need no more than `bytes`.
+    pub(super) fn learn(&self, bytes: u64) {
+        self.bytes.fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+}
+
+/// Executable graphs by their handles; ordinary ones are not here.
+#[derive(Default)]
+pub struct Execs {
+    live: AtomicUsize,
+    by_handle: RwLock<HashMap<GraphExec, Arc<Exec>>>,
+    /// Of graphs whose kernels need local memory: bytes of every thread.
+    per_thread: RwLock<HashMap<GraphExec, u64>>,
+}
+
+impl Execs {
+    /// What is known of `exec`; `None` for one without memory nodes.
+    #[inline]
+    pub fn get(&self, exec: GraphExec) -> Option<Arc<Exec>> {
+        if self.live.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.by_handle.read().get(&exec).cloned()
+    }
+
+    /// `exec` was made. What was known by its handle before is of one that has gone.
+    pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
+        self.change(|map| map.insert(exec, known));
+    }
+
+    /// Takes out what is known of `exec`, before the driver is asked to destroy it: its handle may come back as another.
+    pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
+        if self.live.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.change(|map| map.remove(&exec))
+    }
+
+    /// Bytes of local memory that every thread of a kernel in `exec` needs at most.
+    pub fn per_thread(&self, exec: GraphExec) -> u64 {
+        self.per_thread.read().get(&exec).copied().unwrap_or(0)
+    }
+
+    pub fn set_per_thread(&self, exec: GraphExec, bytes: u64) {
+        match bytes {
+            0 => self.per_thread.write().remove(&exec),
+            bytes => self.per_thread.write().insert(exec, bytes),
+        };
+    }
+
+    /// Everything of `context` is gone.
+    pub fn drain(&self, context: Context) {
+        self.change(|map| map.retain(|_, exec| exec.context != context));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<GraphExec, Arc<Exec>>) -> T) -> T {
+        let mut map = self.by_handle.write();
+        let changed = change(&mut map);
+        self.live.store(map.len(), Ordering::Release);
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_until_destroyed_or_gone_with_the_context() {
+        let execs = Execs::default();
+        let of = |context| Arc::new(Exec::new(context, &Nodes::default()));
+        assert!(execs.get(64).is_none());
+        execs.insert(64, of(7));
+        execs.insert(128, of(8));
+        assert!(execs.get(64).is_some() && execs.get(192).is_none());
+        assert!(execs.take(64).is_some());
+        assert!(execs.get(64).is_none() && execs.take(64).is_none());
+        execs.insert(64, of(7));
+        execs.drain(8);
+        assert!(execs.get(64).is_some() && execs.get(128).is_none());
+    }
+}

@@ -1,0 +1,225 @@
+//! What a graph's memory nodes need, found by walking its nodes.
+//!
+//! The driver fixes an allocation's address when its node is added, and gives one address twice within a graph only where one allocation is
+//! freed before the other begins (NVIDIA's programming guide, graph memory nodes). What lies at one address is one piece of memory, so
+//! addresses tell what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred times needs it once.
+
+use std::collections::{HashMap, HashSet};
+
+use super::STEP;
+use crate::abi::{
+    ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams, MemAllocNodeParams,
+    NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC, NODE_TYPE_MEM_FREE, Node, Opaque, Out,
+    SUCCESS,
+};
+use crate::account::round_up;
+use crate::table::cuda;
+
+/// Sizes of small allocations are counted in multiples of this.
+const GRAIN: u64 = 512;
+
+/// The memory nodes of a graph and of its child graphs.
+#[derive(Default)]
+pub struct Nodes {
+    allocated: HashMap<Ordinal, Vec<Range>>,
+    freed: Vec<DevicePtr>,
+    kernels: HashSet<Opaque>,
+}
+
+/// First address, and the one behind the last.
+type Range = (DevicePtr, DevicePtr);
+
+impl Nodes {
+    /// Those of `graph`. A handle that is none has none: the call that it was given to has the driver's own answer.
+    pub fn of(graph: Graph) -> Nodes {
+        let mut nodes = Nodes::default();
+        let mut graphs = vec![graph];
+        while let Some(graph) = graphs.pop() {
+            for node in list(graph) {
+                let mut kind = 0;
+                cuda::cuGraphNodeGetType(node, Out::of(&mut kind));
+                match kind {
+                    NODE_TYPE_GRAPH => {
+                        let mut child = 0;
+                        if cuda::cuGraphChildGraphNodeGetGraph(node, Out::of(&mut child)) == SUCCESS
+                        {
+                            graphs.push(child);
+                        }
+                    }
+                    NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
+                    NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
+                    NODE_TYPE_MEM_FREE => {
+                        let mut address = 0;
+                        if cuda::cuGraphMemFreeNodeGetParams(node, Out::of(&mut address)) == SUCCESS
+                        {
+                            nodes.freed.push(address);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        nodes
+    }
+
+    fn allocates(&mut self, node: Node) {
+        let mut params = MemAllocNodeParams::default();
+        if cuda::cuGraphMemAllocNodeGetParams(node, Out::of(&mut params)) != SUCCESS {
+            return;
+        }
+        if params.pool.allocation_type == ALLOCATION_PINNED
+            && let Some(device) = params.pool.location.device()
+        {
+            let end = params.dptr.saturating_add(params.bytesize as u64);
+            let ranges = self.allocated.entry(device).or_default();
+            ranges.push((params.dptr, end));
+        }
+    }
+
+    /// The kernels, each once.
+    pub fn kernels(&self) -> impl Iterator<Item = Opaque> {
+        self.kernels.iter().copied()
+    }
+
+    /// Whether it has no memory nodes.
+    pub fn is_empty(&self) -> bool {
+        self.allocated.is_empty()
+    }
+
+    /// Whether a launch leaves something allocated.
+    pub fn keep(&self) -> bool {
+        let mut balance = HashMap::<DevicePtr, i64>::new();
+        for (start, _) in self.allocated.values().flatten() {
+            *balance.entry(*start).or_default() += 1;
+        }
+        for address in &self.freed {
+            *balance.entry(*address).or_default() -= 1;
+        }
+        balance.values().any(|left| *left > 0)
+    }
+
+    /// Devices, with the bytes that the graph takes there at most.
+    pub fn needs(&self) -> impl Iterator<Item = (Ordinal, u64)> {
+        self.allocated
+            .iter()
+            .map(|(device, ranges)| (*device, most(ranges.clone())))
+    }
+}
+
+/// The `CUfunction` or `CUkernel` of a kernel node.
+fn kernel(node: Node) -> Option<Opaque> {
+    let mut params = KernelNodeParams::default();
+    let told = cuda::cuGraphKernelNodeGetParams_v2(node, Out::of(&mut params)) == SUCCESS
+        // Before CUDA 12 there are no kernels beside functions.
+        || cuda::cuGraphKernelNodeGetParams(node, Out::of(&mut params)) == SUCCESS;
+    [params.function, params.kernel]
+        .into_iter()
+        .find(|handle| told && *handle != 0)
+}
+
+/// The nodes of one graph.
+fn list(graph: Graph) -> Vec<Node> {
+    let mut count = 0usize;
+    if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
+        return Vec::new();
+    }
+    let mut nodes: Vec<Node> = vec![0; count];
+    let listed = cuda::cuGraphGetNodes(graph, nodes.as_mut_ptr() as usize, Out::of(&mut count));
+    nodes.truncate(if listed == SUCCESS { count } else { 0 });
+    nodes
+}
+
+/// Most bytes that allocations in these ranges take.
+///
+/// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps: a further one is begun only when none has
+/// room, so of any two steps the pieces make up more than one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1, twenty of 2 MiB 2,
+/// {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the steps of address space that they touch.
+fn most(mut ranges: Vec<Range>) -> u64 {
+    ranges.sort_unstable();
+    let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
+    let (mut touched, mut next) = (0u64, 0);
+    let mut ranges = ranges.into_iter().peekable();
+    while let Some((start, mut end)) = ranges.next() {
+        while let Some((_, further)) = ranges.next_if(|(start, _)| *start < end) {
+            end = end.max(further);
+        }
+        let (first, last) = (start / STEP, end.saturating_sub(1) / STEP);
+        touched += (last + 1).saturating_sub(first.max(next));
+        next = last + 1;
+        match end - start {
+            piece @ ..=STEP => {
+                small = small.saturating_add(round_up(piece, GRAIN));
+                pieces += 1;
+            }
+            piece => large = large.saturating_add(round_up(piece, STEP)),
+        }
+    }
+    let shared = match small {
+        0 => 0,
+        _ => (small.div_ceil(STEP / 2) - 1).max(1).min(pieces) * STEP,
+    };
+    large.saturating_add(shared).max(touched * STEP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const BASE: DevicePtr = 0x7f00_0000_0000;
+
+    /// Ranges one behind the other, each at a multiple of 512 bytes.
+    fn packed(sizes: &[u64]) -> Vec<Range> {
+        let mut end = BASE;
+        let mut range = |bytes: &u64| {
+            let start = round_up(end, GRAIN);
+            end = start + bytes;
+            (start, end)
+        };
+        sizes.iter().map(&mut range).collect()
+    }
+
+    #[test]
+    fn never_less_than_measured() {
+        for (sizes, measured) in [
+            (&[100 * MIB][..], 128),
+            (&[1], 32),
+            (&[33 * MIB], 64),
+            (&[2 * MIB; 20], 64),
+        ] {
+            assert_eq!(most(packed(sizes)), measured * MIB, "{sizes:?}");
+        }
+        let three = most(packed(&[100 * MIB, 50 * MIB, 7 * MIB]));
+        assert!((192 * MIB..=224 * MIB).contains(&three), "{three}");
+    }
+
+    #[test]
+    fn one_address_is_one_piece_of_memory() {
+        let hundred = vec![(BASE, BASE + 100 * MIB); 100];
+        assert_eq!(most(hundred), 128 * MIB);
+        // A part of what another had.
+        let mut parts = vec![(BASE, BASE + 100 * MIB)];
+        parts.extend((0..10).map(|at| (BASE + at * 10 * MIB, BASE + (at + 1) * 10 * MIB)));
+        assert_eq!(most(parts), 128 * MIB);
+    }
+
+    #[test]
+    fn a_thousand_small_ones_share_steps() {
+        assert_eq!(most(packed(&[4096; 1000])), 32 * MIB);
+        assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
+        assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
+        assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
+    }
+
+    #[test]
+    fn what_lies_apart_takes_the_steps_it_touches() {
+        let apart = (0..10).map(|at| (BASE + at * STEP, BASE + at * STEP + 1));
+        assert_eq!(most(apart.collect()), 10 * STEP);
+    }
+
+    #[test]
+    fn absurd_sizes_do_not_wrap() {
+        let absurd = most(vec![(BASE, u64::MAX), (0, 1 << 46)]);
+        assert!(absurd >= u64::MAX - BASE);
+    }
+}

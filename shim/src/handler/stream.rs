@@ -1,0 +1,68 @@
+//! What we ask of the streams that calls are given.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Out, SUCCESS, Stream};
+use crate::account::graphs::Identity;
+use crate::capture::relaxed;
+use crate::table::cuda;
+
+/// How often a stream is looked at that a refusal waits for.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+
+/// Whether stream 0 means the thread's own stream to this function.
+pub fn own_stream(symbol: &str) -> bool {
+    symbol.ends_with("_ptsz")
+}
+
+/// The handle that means the thread's own stream to every function.
+const PER_THREAD: Stream = 2;
+
+thread_local! {
+    /// A number that no other thread of the process ever has; not 0.
+    static THREAD: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+}
+
+/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12.
+pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
+    let mut id = 0;
+    let own = own_stream(symbol);
+    let asked = match own {
+        true => cuda::cuStreamGetId_ptsz(stream, Out::of(&mut id)),
+        false => cuda::cuStreamGetId(stream, Out::of(&mut id)),
+    };
+    let thread = match stream == PER_THREAD || own && stream == 0 {
+        true => THREAD.with(|thread| *thread),
+        false => 0,
+    };
+    (asked == SUCCESS).then_some((id, thread))
+}
+
+/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do.
+pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
+    let busy = || {
+        let state = relaxed(|| match own_stream(symbol) {
+            true => cuda::cuStreamQuery_ptsz(stream),
+            false => cuda::cuStreamQuery(stream),
+        });
+        state == CUDA_ERROR_NOT_READY
+    };
+    while busy() && Instant::now() < until {
+        sleep(LOOK_AGAIN);
+    }
+}
+
+/// Whether `stream` is being captured into a graph.
+pub fn capturing(symbol: &str, stream: Stream) -> bool {
+    let mut state = CAPTURE_STATUS_NONE;
+    let asked = match own_stream(symbol) {
+        true => cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state)),
+        false => cuda::cuStreamIsCapturing(stream, Out::of(&mut state)),
+    };
+    asked == SUCCESS && state != CAPTURE_STATUS_NONE
+}

@@ -1,0 +1,94 @@
+//! Where a graph's allocations lie: addresses are given out when nodes are added.
+//!
+//! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations share them: one byte
+//! takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB together 192. NVIDIA's documentation:
+//! addresses are fixed when nodes are added; an allocation may get the address of one that is freed before it.
+
+use std::collections::BTreeSet;
+
+use crate::space::{Entry, Use, space};
+use crate::{Outcome, Status};
+
+use super::memory;
+
+/// Graphs take memory in multiples of this many bytes.
+pub const STEP: u64 = 32 << 20;
+/// Sizes are rounded up to a multiple of this.
+const GRAIN: u64 = 512;
+
+/// Addresses from `start` on, so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Range {
+    /// The first address.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Range {
+    fn end(self) -> u64 {
+        self.start + self.bytes
+    }
+
+    /// The steps of address space that it touches.
+    pub fn steps(self) -> impl Iterator<Item = u64> {
+        self.start / STEP..=(self.end() - 1) / STEP
+    }
+}
+
+/// The addresses of one graph's allocations on one GPU. They go back with it.
+#[derive(Default)]
+pub struct Layout {
+    regions: Vec<Range>,
+}
+
+impl Layout {
+    /// An address for so many bytes beside those that are `taken`: the lowest gap in what the graph has, else more of it.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
+    pub fn place(&mut self, bytes: u64, taken: &BTreeSet<Range>) -> Outcome<Range> {
+        if bytes == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let too_much = Status::OUT_OF_MEMORY;
+        let wanted = bytes.checked_next_multiple_of(GRAIN).ok_or(too_much)?;
+        for region in &self.regions {
+            let mut start = region.start;
+            let inside = taken
+                .iter()
+                .filter(|range| (region.start..region.end()).contains(&range.start));
+            for range in inside {
+                if range.start >= start + wanted {
+                    break;
+                }
+                start = start.max(range.end().next_multiple_of(GRAIN));
+            }
+            if start + wanted <= region.end() {
+                return Ok(Range { start, bytes });
+            }
+        }
+        let whole = bytes.checked_next_multiple_of(STEP).ok_or(too_much)?;
+        let start = space().take(whole, STEP)?;
+        let entry = Entry::new(Use::Graph, 0, 0, 0);
+        space().mark(start, whole / crate::machine::BLOCK, entry);
+        self.regions.push(Range {
+            start,
+            bytes: whole,
+        });
+        Ok(Range { start, bytes })
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        for region in &self.regions {
+            // What a launch left allocated stays where it is, for good.
+            if memory::forget(*region) {
+                let blocks = region.bytes / crate::machine::BLOCK;
+                space().mark(region.start, blocks, Entry::NONE);
+                space().give(region.start, region.bytes);
+            }
+        }
+    }
+}

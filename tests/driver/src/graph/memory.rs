@@ -1,0 +1,261 @@
+//! The GPUs' memory for graphs: taken at an upload or a launch, shared by all graphs, given back by a trim.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use super::Plan;
+use super::layout::{Range, STEP};
+use crate::context::{self, Context};
+use crate::driver::driver;
+use crate::work;
+use crate::{Outcome, Status};
+
+/// An address that a graph allocates.
+struct Known {
+    bytes: u64,
+    context: usize,
+    device: usize,
+    /// Allocated by a launch and not freed since.
+    live: bool,
+}
+
+/// A launched graph's memory, in use until the graph has run.
+struct Running {
+    end: u64,
+    stream: u64,
+    steps: u64,
+}
+
+/// One GPU's memory for graphs.
+#[derive(Default)]
+struct Share {
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    running: Vec<Running>,
+}
+
+impl Share {
+    /// Bytes that running graphs use, other streams' than this one: graphs of one stream follow each other.
+    fn running(&mut self, except: Option<u64>) -> u64 {
+        self.running.retain(|running| !work::is_over(running.end));
+        let mut streams = HashMap::<u64, u64>::new();
+        for running in &self.running {
+            let most = streams.entry(running.stream).or_default();
+            *most = running.steps.max(*most);
+        }
+        let others = streams
+            .iter()
+            .filter(|(stream, _)| Some(**stream) != except);
+        others.map(|(_, steps)| steps * STEP).sum()
+    }
+}
+
+#[derive(Default)]
+struct Memory {
+    shares: HashMap<usize, Share>,
+    known: BTreeMap<u64, Known>,
+}
+
+static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
+
+fn memory() -> MutexGuard<'static, Memory> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    fn share(&mut self, device: usize) -> &mut Share {
+        self.shares.entry(device).or_default()
+    }
+
+    /// Steps and bytes that launches have left allocated.
+    fn live(&self, device: usize) -> (BTreeSet<u64>, u64) {
+        let live = || {
+            let known = self.known.iter();
+            known.filter(|(_, known)| known.live && known.device == device)
+        };
+        let range = |(start, known): (&u64, &Known)| Range {
+            start: *start,
+            bytes: known.bytes,
+        };
+        let steps = live().flat_map(|known| range(known).steps()).collect();
+        (steps, live().map(|(_, known)| known.bytes).sum())
+    }
+
+    /// Makes room for a graph's memory on a GPU beside what is in use.
+    fn reserve(&mut self, device: usize, plan: &Plan, stream: u64) -> Outcome<()> {
+        let (mut steps, live) = self.live(device);
+        steps.extend(plan.steps(device));
+        let share = self.share(device);
+        let wanted = steps.len() as u64 * STEP + share.running(Some(stream));
+        // Measured: what was taken before there was no more stays reserved when the launch fails.
+        while share.reserved < wanted {
+            driver()?.take(device, STEP)?;
+            share.reserved += STEP;
+            share.reserved_high = share.reserved_high.max(share.reserved);
+        }
+        // Measured: 100, 50 and 7 MiB together use 160 of 192; what is used stays so until it is trimmed.
+        let used = (live + plan.bytes(device)).next_multiple_of(STEP);
+        share.used = share.used.max(used);
+        share.used_high = share.used_high.max(share.used);
+        Ok(())
+    }
+
+    /// Marks an address as freed; false when it was not allocated.
+    fn free(&mut self, address: u64) -> bool {
+        let known = self.known.get_mut(&address).filter(|known| known.live);
+        known.is_some_and(|known| std::mem::replace(&mut known.live, false))
+    }
+}
+
+/// Takes the memory that a graph's next launch needs.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`.
+pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
+    let mut memory = memory();
+    plan.devices()
+        .into_iter()
+        .try_for_each(|device| memory.reserve(device, plan, stream))
+}
+
+/// Launches a graph; `run` tells when it ends.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed, unless it is to be freed.
+pub fn launch(
+    plan: &Plan,
+    stream: u64,
+    auto_free: bool,
+    run: impl FnOnce() -> Outcome<u64>,
+) -> Outcome<()> {
+    let mut memory = memory();
+    for node in plan.kept() {
+        let live = memory.known.get(&node.start);
+        if live.is_some_and(|known| known.live) && !auto_free {
+            return Err(Status::INVALID_VALUE);
+        }
+        memory.free(node.start);
+    }
+    for device in plan.devices() {
+        memory.reserve(device, plan, stream)?;
+    }
+    let end = run()?;
+    for device in plan.devices() {
+        let steps = plan.steps(device).len() as u64;
+        memory
+            .share(device)
+            .running
+            .push(Running { end, stream, steps });
+    }
+    for address in &plan.freed {
+        memory.free(*address);
+    }
+    for node in plan.kept() {
+        if let Some(known) = memory.known.get_mut(&node.start) {
+            known.live = true;
+        }
+    }
+    Ok(())
+}
+
+/// A node was added that allocates there.
+pub fn learn(range: Range, context: &Context, device: usize) {
+    let known = Known {
+        bytes: range.bytes,
+        context: context.index,
+        device,
+        live: false,
+    };
+    memory().known.insert(range.start, known);
+}
+
+/// Whether any graph allocates this address.
+pub fn is_known(address: u64) -> bool {
+    memory().known.contains_key(&address)
+}
+
+/// The graph with these addresses goes; false when a launch left something allocated there.
+pub fn forget(region: Range) -> bool {
+    let mut memory = memory();
+    let inside = region.start..region.start + region.bytes;
+    if memory.known.range(inside.clone()).any(|known| known.1.live) {
+        return false;
+    }
+    memory.known.retain(|start, _| !inside.contains(start));
+    true
+}
+
+/// Frees an address that a launch left allocated. The memory stays for other graphs.
+///
+/// # Errors
+/// `INVALID_VALUE` when it is none.
+pub fn free(address: u64) -> Outcome<()> {
+    if memory().free(address) {
+        Ok(())
+    } else {
+        Err(Status::INVALID_VALUE)
+    }
+}
+
+/// The allocation in which an address lies: its start, bytes and context.
+pub fn find(address: u64) -> Option<(u64, u64, Option<&'static Context>)> {
+    let memory = memory();
+    let (start, known) = memory.known.range(..=address).next_back()?;
+    (address < start + known.bytes).then(|| (*start, known.bytes, context::by_index(known.context)))
+}
+
+/// `cuDeviceGraphMemTrim`: gives back what no allocation and no running graph uses.
+pub fn trim(device: usize) {
+    let Ok(driver) = driver() else { return };
+    let mut memory = memory();
+    let (steps, live) = memory.live(device);
+    let share = memory.share(device);
+    let kept = (steps.len() as u64 * STEP + share.running(None)).min(share.reserved);
+    driver.give(device, share.reserved - kept);
+    share.reserved = kept;
+    share.used = live.next_multiple_of(STEP).min(kept);
+}
+
+/// A `CUgraphMem_attribute` by its number.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown one.
+pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
+    let mut memory = memory();
+    let share = memory.share(device);
+    Ok(match attribute {
+        0 => share.used,
+        1 => share.used_high,
+        2 => share.reserved,
+        3 => share.reserved_high,
+        _ => return Err(Status::INVALID_VALUE),
+    })
+}
+
+/// Starts a high-water mark anew.
+///
+/// # Errors
+/// `INVALID_VALUE` for another attribute or value.
+pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
+    let mut memory = memory();
+    let share = memory.share(device);
+    match (attribute, value) {
+        (1, 0) => share.used_high = share.used,
+        (3, 0) => share.reserved_high = share.reserved,
+        _ => return Err(Status::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+/// Drops all graph memory of a GPU: its last context went.
+pub fn clear_all(device: usize) {
+    let Ok(driver) = driver() else { return };
+    let mut memory = memory();
+    for known in memory.known.values_mut() {
+        known.live &= known.device != device;
+    }
+    let share = std::mem::take(memory.share(device));
+    driver.give(device, share.reserved);
+}
