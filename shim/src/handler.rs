@@ -11,6 +11,7 @@ pub mod lookup;
 pub mod managed;
 pub mod measured;
 pub mod pool;
+pub mod process_list;
 pub mod synchronize;
 pub mod view;
 pub mod vmm;

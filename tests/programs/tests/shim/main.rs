@@ -9,6 +9,7 @@ mod linear;
 mod live_set;
 mod mapped;
 mod pools;
+mod process_lists;
 mod refusal;
 mod runtime;
 mod sharing;

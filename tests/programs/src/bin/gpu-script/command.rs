@@ -6,13 +6,15 @@
 //! | `init`, `retain D`, `release-primary D`, `reset D`, `current D` | the primary context of GPU D |
 //! | `context NAME D v1..v4`, `destroy NAME`, `detach NAME`, `use NAME`, `push NAME`, `pop` | other contexts |
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
+//! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM` | streams |
 //! | `module NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
-//! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
+//! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
+//! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
@@ -22,6 +24,7 @@ mod code;
 mod contexts;
 mod linear;
 mod mapped;
+mod narrow;
 mod pools;
 mod streams;
 mod surroundings;
