@@ -9,8 +9,8 @@ use gpulimit_core::device::DeviceId;
 use gpulimit_core::ledger::{Identity, Witness};
 
 use crate::abi::{
-    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessDetail,
-    NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessDetail, NvmlProcessV1,
+    NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
 use crate::table::nvml;
 

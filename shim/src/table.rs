@@ -9,8 +9,8 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    code, context, launch, linear, lookup, managed, measured, pool, process_list, synchronize, view,
-    vmm,
+    code, context, launch, linear, lookup, managed, measured, pool, process_list, synchronize,
+    view, vmm,
 };
 use crate::hook::table;
 

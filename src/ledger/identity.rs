@@ -315,7 +315,10 @@ mod tests {
             other
         };
         assert!(!seen.is(&other(|other| other.pid += 1)));
-        assert!(!seen.is(&other(|other| other.start_time += 1)), "its pid again");
+        assert!(
+            !seen.is(&other(|other| other.start_time += 1)),
+            "its pid again"
+        );
         assert!(!seen.is(&other(|other| other.pid_ns += 1)), "elsewhere");
         // Above the largest pid that Linux gives: gone.
         let gone = other(|other| other.pid = 1 << 23);

@@ -2,9 +2,7 @@
 
 use gpulimit_core::ledger::Category;
 
-use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status,
-};
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large};
 use crate::account::device::Device;
 use crate::account::{BLOCK, round_up};

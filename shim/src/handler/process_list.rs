@@ -39,9 +39,8 @@ fn filter<T: Listed>(
         let seen = SeenProcess::by_pid(process.pid());
         members.iter().any(|member| seen.is(member))
     };
-    let kept: Vec<T> = nvml::whole_list(fetch, |all| {
-        all.iter().filter(is_member).copied().collect()
-    })?;
+    let kept: Vec<T> =
+        nvml::whole_list(fetch, |all| all.iter().filter(is_member).copied().collect())?;
     if kept.len() <= room as usize {
         for (at, process) in kept.iter().enumerate() {
             infos.at(at).write(*process);

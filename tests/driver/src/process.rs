@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::{device, grant};
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, now_ms};
+use crate::{device, grant};
 
 /// The lock bytes lie far beyond the file's data.
 const LOCKS: i64 = 1 << 40;

@@ -242,8 +242,9 @@ impl Space {
     /// `OUT_OF_MEMORY` when there is no such gap.
     pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
         let alignment = alignment.max(BLOCK);
-        let align =
-            |start: u64| ((self.base + start * BLOCK).next_multiple_of(alignment) - self.base) / BLOCK;
+        let align = |start: u64| {
+            ((self.base + start * BLOCK).next_multiple_of(alignment) - self.base) / BLOCK
+        };
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let block = free.take(bytes.div_ceil(BLOCK), align);
         Ok(self.base + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)

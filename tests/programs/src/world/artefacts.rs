@@ -55,6 +55,22 @@ pub fn shim() -> PathBuf {
     built_once().join("release/libgpulimit.so")
 }
 
+/// `gpulimit`, the controller.
+pub fn controller() -> PathBuf {
+    static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "-p", "gpulimit", "--bin", "gpulimit"])
+            .current_dir(repository())
+            .env("CARGO_TARGET_DIR", target())
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "gpulimit");
+        target().join("debug/gpulimit")
+    };
+    CONTROLLER.get_or_init(build).clone()
+}
+
 /// `gpu-script`.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

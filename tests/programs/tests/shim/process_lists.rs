@@ -120,7 +120,10 @@ fn the_first_535_drivers_have_longer_entries() {
     let mut program = Session::start(command);
     program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
     let mut second = world.on_gpu();
-    let ours = listing(&[(program.pid(), CONTEXT + 100 * MIB), (second.pid(), CONTEXT)]);
+    let ours = listing(&[
+        (program.pid(), CONTEXT + 100 * MIB),
+        (second.pid(), CONTEXT),
+    ]);
     for list in ["Compute", "Graphics", "MPSCompute"] {
         let room = |room| format!("processes 0 {list} v3-535 {room}");
         program.expect(&[(&room(2), &ours), (&room(1), "7 2")]);

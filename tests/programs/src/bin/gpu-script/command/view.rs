@@ -80,9 +80,7 @@ fn memory(driver: &Driver, (init, device): (i32, usize)) -> String {
     );
     let [total, free, used] = one;
     let [_, total2, reserved2, free2, used2] = two;
-    format!(
-        "{init} {first} {total} {free} {used} {second} {total2} {reserved2} {free2} {used2}"
-    )
+    format!("{init} {first} {total} {free} {used} {second} {total2} {reserved2} {free2} {used2}")
 }
 
 /// What NVML says that this process uses of a device.
