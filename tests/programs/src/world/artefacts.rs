@@ -133,16 +133,21 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
 
 /// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot be had.
 pub fn runtime(major: u32) -> Option<PathBuf> {
-    fetched(major, "libcudart.so.")
+    fetched(&format!("cudart-{major}"), "libcudart.so.")
 }
 
 /// The runtime as a static library; none where it cannot be had.
 pub fn static_runtime() -> Option<PathBuf> {
-    fetched(13, "libcudart_static.a")
+    fetched("cudart-13", "libcudart_static.a")
 }
 
-fn fetched(major: u32, prefix: &str) -> Option<PathBuf> {
-    let folder = repository().join(format!(".cache/cudart-{major}"));
+/// NVIDIA's Python bindings of NVML, a module; none where they cannot be had.
+pub fn nvml_bindings() -> Option<PathBuf> {
+    fetched("nvidia-ml-py", "pynvml.py")
+}
+
+fn fetched(folder: &str, prefix: &str) -> Option<PathBuf> {
+    let folder = repository().join(".cache").join(folder);
     let look = || {
         let files = std::fs::read_dir(&folder).ok()?.filter_map(Result::ok);
         let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with(prefix));

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 4096 * MIB;
 /// Programs are in the lists of graphics processes and clients of MPS as well.
@@ -181,6 +181,61 @@ fn mistakes_get_the_drivers_answer() {
     for line in ["processes 7 Compute v3 4", "processes 0 Nonsense details 4"] {
         assert_eq!(program.say(line), other.say(line), "{line}");
     }
+    program.end_quietly();
+}
+
+/// What gpustat, nvitop and their like ask, in their way.
+const TOOL: &str = "
+import pynvml as nvml
+nvml.nvmlInit()
+gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+for memory in nvml.nvmlDeviceGetMemoryInfo(gpu), nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2):
+    print('memory', memory.total, memory.used, memory.free)
+for kind in 'Compute', 'Graphics', 'MPSCompute':
+    for version in '', '_v2', '_v3':
+        listed = getattr(nvml, f'nvmlDeviceGet{kind}RunningProcesses{version}')(gpu)
+        print(kind, *sorted((process.pid, process.usedGpuMemory) for process in listed))
+for mode in range(3):
+    listed = nvml.nvmlDeviceGetRunningProcessDetailList(gpu, nvml.nvmlProcessDetailList_v1, mode)
+    print('details', *sorted((process.pid, process.usedGpuMemory) for process in listed))
+";
+
+#[test]
+fn python_tools_show_the_group() {
+    let Some(module) = world::nvml_bindings() else {
+        eprintln!("SKIPPED: nvidia-ml-py is not there and scripts/wheels cannot fetch it");
+        return;
+    };
+    let world = World::with(CAP, &[ALL_LISTS]);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 500M", "0")]);
+    let other = stranger(&world);
+    let tool = |mut command: Command| {
+        let folder = module.parent().expect("a folder");
+        command.args(["-c", TOOL]).env("PYTHONPATH", folder);
+        let output = world::finish(command);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = tool(world.limited(Path::new("python3")));
+    let used = CONTEXT + 500 * MIB;
+    let charged = world.usage(0).charged;
+    let memory = format!("memory {CAP} {charged} {}\n", CAP - charged);
+    let own = format!("({}, {used})", program.pid());
+    let mut expected = memory.repeat(2);
+    for list in ["Compute", "Graphics", "MPSCompute", "details"] {
+        expected += &format!("{list} {own}\n").repeat(3);
+    }
+    assert_eq!(said, expected);
+    let machine = tool(world.bare(Path::new("python3")));
+    assert_eq!(
+        machine
+            .matches(&format!("({}, {CONTEXT})", other.pid()))
+            .count(),
+        12
+    );
+    assert_eq!(machine.matches(&own).count(), 12, "{machine}");
+    drop(other);
     program.end_quietly();
 }
 
