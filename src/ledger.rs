@@ -24,7 +24,7 @@ mod slot;
 mod usage;
 
 pub use error::LedgerError;
-pub use identity::Identity;
+pub use identity::{Identity, SeenProcess};
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };

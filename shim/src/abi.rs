@@ -24,6 +24,8 @@ pub const NVML_ERROR_UNKNOWN: Status = 999;
 
 /// A device address.
 pub type DevicePtr = u64;
+/// A device address of the 32-bit interface of before CUDA 3.2, whose functions have no suffix.
+pub type DevicePtrV1 = u32;
 /// A CUDA ordinal: an index after `CUDA_VISIBLE_DEVICES`.
 pub type Device = i32;
 pub type Context = usize;
@@ -309,13 +311,27 @@ pub struct NvmlProcessV2 {
     pub compute_instance: u32,
 }
 
-/// The element of `_v3` calls in the first R535 drivers.
+/// `nvmlProcessDetail_v1_t`, also the element of `_v3` calls in the first R535 drivers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NvmlProcessEarly535 {
+pub struct NvmlProcessDetail {
     pub base: NvmlProcessV2,
     pub protected: u64,
 }
+
+/// `nvmlProcessDetailList_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NvmlProcessDetailList {
+    pub version: u32,
+    pub mode: u32,
+    /// In: elements that there is room for. Out: elements that there are.
+    pub count: u32,
+    pub processes: Out<NvmlProcessDetail>,
+}
+
+/// `NVML_STRUCT_VERSION(ProcessDetailList, 1)`.
+pub const NVML_PROCESS_DETAIL_LIST_V1: u32 = 0x0100_0018;
 
 /// `NVML_VALUE_NOT_AVAILABLE` as a 64-bit figure.
 pub const NVML_NOT_AVAILABLE: u64 = u64::MAX;
@@ -353,7 +369,9 @@ const _: () = {
     assert!(std::mem::offset_of!(NvmlMemoryV2, total) == 8);
     assert!(size_of::<NvmlProcessV1>() == 16);
     assert!(size_of::<NvmlProcessV2>() == 24);
-    assert!(size_of::<NvmlProcessEarly535>() == 32);
+    assert!(size_of::<NvmlProcessDetail>() == 32);
+    assert!(size_of::<NvmlProcessDetailList>() == 24);
+    assert!(std::mem::offset_of!(NvmlProcessDetailList, processes) == 16);
 };
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod lookup;
 pub mod managed;
 pub mod measured;
 pub mod pool;
+pub mod process_list;
 pub mod stream;
 pub mod synchronize;
 pub mod view;

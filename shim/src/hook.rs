@@ -144,6 +144,7 @@ macro_rules! table {
             #[allow(dead_code)]
             pub mod has {
                 use super::*;
+                $( pub fn $name() -> bool { !$library.address(Index::$name as usize).is_null() } )*
                 $( pub fn $call() -> bool { !$library.address(Index::$call as usize).is_null() } )*
             }
 

@@ -9,8 +9,8 @@ use gpulimit_core::device::DeviceId;
 use gpulimit_core::ledger::{Identity, Witness};
 
 use crate::abi::{
-    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessEarly535,
-    NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessDetail, NvmlProcessV1,
+    NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
 use crate::table::nvml;
 
@@ -90,9 +90,18 @@ pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
         .ok()
 }
 
+/// Whether a whole GPU is cut into MIG instances: its memory is then theirs.
+pub fn is_cut(device: NvmlDevice) -> bool {
+    const ENABLED: u32 = 1;
+    let (mut current, mut pending) = (0, 0);
+    nvml::nvmlDeviceGetMigMode(device, Out::of(&mut current), Out::of(&mut pending)) == SUCCESS
+        && current == ENABLED
+}
+
 /// An element of a process list.
-trait Listed: Copy + Default {
+pub trait Listed: Copy + Default {
     fn pid(&self) -> u32;
+    /// Bytes, or [`NVML_NOT_AVAILABLE`].
     fn used(&self) -> u64;
 }
 impl Listed for NvmlProcessV1 {
@@ -111,7 +120,7 @@ impl Listed for NvmlProcessV2 {
         self.used
     }
 }
-impl Listed for NvmlProcessEarly535 {
+impl Listed for NvmlProcessDetail {
     fn pid(&self) -> u32 {
         self.base.pid
     }
@@ -120,66 +129,78 @@ impl Listed for NvmlProcessEarly535 {
     }
 }
 
+/// Whether the elements of `_v3` lists are larger than the header of today says: in the first R535 drivers, which are those with the one
+/// function but not the other.
+pub fn is_early_535() -> bool {
+    use nvml::has;
+    has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
+}
+
 /// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.
 fn each_process(device: NvmlDevice, seen: impl FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
     if has::nvmlDeviceGetComputeRunningProcesses_v3() {
-        // The first R535 drivers have larger elements behind the same name; they are the ones with the one function but not the other.
-        if has::nvmlDeviceGetConfComputeMemSizeInfo()
-            && !has::nvmlDeviceGetRunningProcessDetailList()
-        {
-            return list::<NvmlProcessEarly535>(
-                |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
+        if is_early_535() {
+            return each::<NvmlProcessDetail>(
+                |count, infos| {
+                    nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
+                },
                 seen,
             );
         }
-        return list::<NvmlProcessV2>(
+        return each::<NvmlProcessV2>(
             |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
             seen,
         );
     }
     if has::nvmlDeviceGetComputeRunningProcesses_v2() {
-        return list::<NvmlProcessV2>(
+        return each::<NvmlProcessV2>(
             |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
             seen,
         );
     }
-    list::<NvmlProcessV1>(
+    each::<NvmlProcessV1>(
         |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
         seen,
     )
 }
 
-fn list<T: Listed>(
-    call: impl Fn(Out<u32>, Opaque) -> Status,
+fn each<T: Listed>(
+    call: impl Fn(Out<u32>, Out<T>) -> Status,
     mut seen: impl FnMut(u32, u64),
 ) -> Option<()> {
+    let see = |all: &[T]| {
+        all.iter()
+            .filter(|process| process.used() != NVML_NOT_AVAILABLE)
+            .for_each(|process| seen(process.pid(), process.used()));
+    };
+    whole_list(call, see).ok()
+}
+
+/// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's status, or when the list grows faster than we
+/// can ask.
+pub fn whole_list<T: Listed, R>(
+    call: impl Fn(Out<u32>, Out<T>) -> Status,
+    seen: impl FnOnce(&[T]) -> R,
+) -> Result<R, Status> {
     const AT_ONCE: usize = 64;
+    const ATTEMPTS: u32 = 8;
     let mut few = [T::default(); AT_ONCE];
     let mut many;
     let mut room: &mut [T] = &mut few;
-    for _ in 0..8 {
+    for _ in 0..ATTEMPTS {
         let mut count = room.len() as u32;
-        match call(Out::of(&mut count), room.as_mut_ptr() as Opaque) {
-            SUCCESS => {
-                for process in room
-                    .iter()
-                    .take(count as usize)
-                    .filter(|process| process.used() != NVML_NOT_AVAILABLE)
-                {
-                    seen(process.pid(), process.used());
-                }
-                return Some(());
-            }
+        match call(Out::of(&mut count), Out::of_all(room)) {
+            SUCCESS => return Ok(seen(room.get(..count as usize).unwrap_or(room))),
             NVML_ERROR_INSUFFICIENT_SIZE => {
                 // More may come before the next call.
                 many = vec![T::default(); count as usize + AT_ONCE];
                 room = &mut many;
             }
-            _ => return None,
+            failed => return Err(failed),
         }
     }
-    None
+    Err(NVML_ERROR_INSUFFICIENT_SIZE)
 }
 
 /// Tells from the driver's process list whether a dead process's memory is still held.

@@ -10,7 +10,7 @@ use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
     array, code, context, graph, green, launch, limits, linear, lookup, managed, measured, pool,
-    synchronize, view, vmm,
+    process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 
@@ -18,9 +18,12 @@ table! {
     /// libcuda.so.1
     library cuda(CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN) {
         hooks {
+            sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1;
             sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc;
+            sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1;
             sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch;
             sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc;
+            release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1;
             release  cuMemFree_v2(dptr: DevicePtr) => linear::free;
 
             sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create;
@@ -117,7 +120,9 @@ table! {
             track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy;
             release  cuDeviceGraphMemTrim(device: Device) => graph::trim;
 
+            view     cuMemGetInfo(free: Out<u32>, total: Out<u32>) => view::mem_get_info_v1;
             view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info;
+            view     cuDeviceTotalMem(bytes: Out<u32>, device: Device) => view::device_total_mem_v1;
             view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem;
 
             lookup   cuGetProcAddress(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64) => lookup::proc_address;
@@ -168,16 +173,24 @@ table! {
         hooks {
             view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info;
             view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2;
+
+            view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
+            view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+            view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
+            view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+            view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
+            view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+            view nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Out<NvmlProcessDetailList>) => process_list::details;
         }
         calls {
             nvmlInit_v2();
             nvmlDeviceGetHandleByUUID(uuid: Opaque, device: Out<NvmlDevice>);
             nvmlDeviceGetUUID(device: NvmlDevice, uuid: Opaque, length: u32);
-            nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Opaque);
-            nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Opaque);
-            nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Opaque);
             nvmlDeviceGetConfComputeMemSizeInfo(device: NvmlDevice, info: Opaque);
-            nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Opaque);
+            nvmlDeviceGetMigMode(device: NvmlDevice, current: Out<u32>, pending: Out<u32>);
         }
     }
 }

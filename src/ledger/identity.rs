@@ -127,6 +127,56 @@ impl Identity {
     }
 }
 
+/// A process as the `/proc` of the caller shows it: what of an [`Identity`] can be seen from outside, also from an outer pid namespace.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct SeenProcess {
+    /// In the process's own pid namespace.
+    pid: u32,
+    /// 0 unknown.
+    pid_ns: u64,
+    /// 0 unknown.
+    start_time: u64,
+}
+
+impl SeenProcess {
+    /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
+    pub fn by_pid(pid: u32) -> Self {
+        let (mut stat, mut status) = ([0; 1024], [0; 4096]);
+        let stat = head(&format!("/proc/{pid}/stat"), &mut stat);
+        let status = head(&format!("/proc/{pid}/status"), &mut status);
+        let inner = innermost_pid(status);
+        Self {
+            pid: inner.unwrap_or(pid),
+            pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
+                Ok(namespace) => namespace.ino(),
+                // Of another user, perhaps: where it has but one pid it is of our namespace.
+                Err(_) if inner.is_none_or(|inner| inner == pid) => Identity::own_pid_ns(),
+                Err(_) => 0,
+            },
+            start_time: start_time(stat).unwrap_or(0),
+        }
+    }
+
+    /// Whether it is this one. What is not known decides nothing.
+    pub fn is(&self, identity: &Identity) -> bool {
+        let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
+        self.pid == identity.pid
+            && fits(self.pid_ns, identity.pid_ns)
+            && fits(self.start_time, identity.start_time)
+    }
+}
+
+/// The last of `NSpid`: the pid in the innermost namespace.
+fn innermost_pid(status: &[u8]) -> Option<u32> {
+    String::from_utf8_lossy(status)
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?
+        .split_ascii_whitespace()
+        .last()?
+        .parse()
+        .ok()
+}
+
 struct Command<'a>(&'a [u8]);
 
 impl fmt::Display for Command<'_> {
@@ -252,6 +302,38 @@ mod tests {
             }
             .is_ending(own.pid_ns + 1)
         );
+    }
+
+    #[test]
+    fn a_process_is_recognised_from_outside() {
+        let own = Identity::of_self();
+        let seen = SeenProcess::by_pid(own.pid);
+        assert!(seen.is(&own));
+        let other = |change: fn(&mut Identity)| {
+            let mut other = own;
+            change(&mut other);
+            other
+        };
+        assert!(!seen.is(&other(|other| other.pid += 1)));
+        assert!(
+            !seen.is(&other(|other| other.start_time += 1)),
+            "its pid again"
+        );
+        assert!(!seen.is(&other(|other| other.pid_ns += 1)), "elsewhere");
+        // Above the largest pid that Linux gives: gone.
+        let gone = other(|other| other.pid = 1 << 23);
+        assert!(SeenProcess::by_pid(gone.pid).is(&gone));
+        assert!(!SeenProcess::by_pid(gone.pid).is(&Identity {
+            pid_ns: gone.pid_ns + 1,
+            ..gone
+        }));
+    }
+
+    #[test]
+    fn the_innermost_pid_is_the_last() {
+        let status = b"Name:\tx\nPid:\t4711\nNSpid:\t4711\t32\t7\nNSpgid:\t1\t1\t1\n";
+        assert_eq!(innermost_pid(status), Some(7));
+        assert_eq!(innermost_pid(b"Name:\tx\n"), None, "before Linux 4.1");
     }
 
     #[test]

@@ -35,10 +35,31 @@ impl<T> fmt::Debug for In<T> {
     }
 }
 
+impl<T> Out<T> {
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The place `index` elements further on, in an array.
+    pub fn at(self, index: usize) -> Self {
+        Out(self.0.wrapping_add(index))
+    }
+
+    /// The same address, for a callee that puts something else there.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
 impl<T: Copy> Out<T> {
     /// For a call of our own, or a test: `place` must outlive the call that this value is given to.
     pub fn of(place: &mut T) -> Self {
         Out(place)
+    }
+
+    /// As [`Out::of`], for a callee that fills an array.
+    pub fn of_all(places: &mut [T]) -> Self {
+        Out(places.as_mut_ptr())
     }
 
     /// What stands there; `None` for a null pointer. Only after the call that fills it has succeeded.
@@ -52,6 +73,15 @@ impl<T: Copy> Out<T> {
         if !self.0.is_null() {
             // SAFETY: as in `read`; the callee may write it.
             unsafe { self.0.write_unaligned(value) }
+        }
+    }
+}
+
+impl<T: Copy + Ord> Out<T> {
+    /// Makes what stands there no larger than `most`.
+    pub fn reduce(self, most: T) {
+        if let Some(value) = self.read() {
+            self.write(value.min(most));
         }
     }
 }

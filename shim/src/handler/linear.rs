@@ -2,7 +2,7 @@
 
 use gpulimit_core::ledger::Category;
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Out, SUCCESS, Status};
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large};
 use crate::account::device::Device;
 use crate::account::{BLOCK, round_up};
@@ -26,7 +26,22 @@ pub fn alloc(
     )
 }
 
-/// `cuMemAllocPitch_v2`: what it takes is pitch × height, and the pitch is known only afterwards.
+/// `cuMemAlloc`, of 32 bits.
+pub fn alloc_v1(
+    call: Call,
+    real: impl Fn(Out<DevicePtrV1>, u32) -> Status,
+    dptr: Out<DevicePtrV1>,
+    bytesize: u32,
+) -> Status {
+    allocate(
+        call,
+        bytesize.into(),
+        || real(dptr, bytesize),
+        || (dptr.read().map(DevicePtr::from), None),
+    )
+}
+
+/// `cuMemAllocPitch_v2`.
 pub fn alloc_pitch(
     call: Call,
     real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
@@ -36,20 +51,54 @@ pub fn alloc_pitch(
     height: usize,
     element: u32,
 ) -> Status {
+    allocate_rows(
+        call,
+        width as u64,
+        height as u64,
+        || real(dptr, pitch, width, height, element),
+        || (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
+    )
+}
+
+/// `cuMemAllocPitch`, of 32 bits.
+pub fn alloc_pitch_v1(
+    call: Call,
+    real: impl Fn(Out<DevicePtrV1>, Out<u32>, u32, u32, u32) -> Status,
+    dptr: Out<DevicePtrV1>,
+    pitch: Out<u32>,
+    width: u32,
+    height: u32,
+    element: u32,
+) -> Status {
+    allocate_rows(
+        call,
+        width.into(),
+        height.into(),
+        || real(dptr, pitch, width, height, element),
+        || {
+            (
+                dptr.read().map(DevicePtr::from),
+                pitch.read().map(u64::from),
+            )
+        },
+    )
+}
+
+/// What rows take is pitch × height, and the pitch is known only afterwards: `result` tells it beside the address.
+fn allocate_rows(
+    call: Call,
+    width: u64,
+    height: u64,
+    real: impl Fn() -> Status,
+    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+) -> Status {
     /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected afterwards).
     const PITCH: u64 = 512;
-    let estimate = round_up(width as u64, PITCH).saturating_mul(height as u64);
-    let real_size = || {
-        pitch
-            .read()
-            .map(|pitch| (pitch as u64).saturating_mul(height as u64))
-    };
-    allocate(
-        call,
-        estimate,
-        || real(dptr, pitch, width, height, element),
-        || (dptr.read(), real_size()),
-    )
+    let estimate = round_up(width, PITCH).saturating_mul(height);
+    allocate(call, estimate, real, || {
+        let (address, pitch) = result();
+        (address, pitch.map(|pitch| pitch.saturating_mul(height)))
+    })
 }
 
 /// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where it may differ from the estimate.
@@ -261,6 +310,11 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
         }
     }
     status
+}
+
+/// `cuMemFree`, of 32 bits.
+pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
+    free(call, |_| real(dptr), dptr.into())
 }
 
 /// The current context of this thread; 0 for none.

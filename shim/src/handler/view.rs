@@ -2,12 +2,15 @@
 //!
 //! Total is the smallest limit on the group's path, free what this process could still get. A figure is only ever made smaller.
 
+use gpulimit_core::device::DeviceKind;
+
 use crate::abi::{
     Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,
 };
+use crate::account::device::Device;
 use crate::hook::Call;
 use crate::nvml;
-use crate::table;
+use crate::table::{self, cuda};
 
 /// `cuMemGetInfo_v2`.
 pub fn mem_get_info(
@@ -17,16 +20,31 @@ pub fn mem_get_info(
     total: Out<usize>,
 ) -> Status {
     let status = real(free, total);
-    if status != SUCCESS {
-        return status;
-    }
-    if let (Ok(device), Some(real_free), Some(real_total)) =
-        (call.process.current_device(), free.read(), total.read())
+    if status == SUCCESS
+        && let Some((device, max)) = limited(call.process.current_device())
     {
-        let max = device.max();
-        if max != u64::MAX {
-            free.write(real_free.min(clamp(device.free())));
-            total.write(real_total.min(clamp(max)));
+        free.reduce(clamp(device.free()));
+        total.reduce(clamp(max));
+    }
+    status
+}
+
+/// `cuMemGetInfo`, of 32 bits: what does not fit is the largest number that does.
+pub fn mem_get_info_v1(
+    call: Call,
+    real: impl Fn(Out<u32>, Out<u32>) -> Status,
+    free: Out<u32>,
+    total: Out<u32>,
+) -> Status {
+    let status = real(free, total);
+    if status == SUCCESS
+        && let Some((device, max)) = limited(call.process.current_device())
+    {
+        // Not made from the driver's answer, which may be the lower half of a larger number.
+        let (mut real_free, mut real_total) = (0, 0);
+        if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
+            free.write(clamp_v1(device.free().min(real_free as u64)));
+            total.write(clamp_v1(max.min(real_total as u64)));
         }
     }
     status
@@ -40,21 +58,55 @@ pub fn device_total_mem(
     device: Ordinal,
 ) -> Status {
     let status = real(bytes, device);
-    if status != SUCCESS {
-        return status;
-    }
-    if let (Ok(device), Some(total)) = (call.process.device(device), bytes.read()) {
-        bytes.write(total.min(clamp(device.max())));
+    if status == SUCCESS
+        && let Some((_, max)) = limited(call.process.device(device))
+    {
+        bytes.reduce(clamp(max));
     }
     status
+}
+
+/// `cuDeviceTotalMem`, of 32 bits: what does not fit is the largest number that does.
+pub fn device_total_mem_v1(
+    call: Call,
+    real: impl Fn(Out<u32>, Ordinal) -> Status,
+    bytes: Out<u32>,
+    device: Ordinal,
+) -> Status {
+    let status = real(bytes, device);
+    if status == SUCCESS
+        && let Some((_, max)) = limited(call.process.device(device))
+    {
+        let mut total = 0;
+        if cuda::cuDeviceTotalMem_v2(Out::of(&mut total), device) == SUCCESS {
+            bytes.write(clamp_v1(max.min(total as u64)));
+        }
+    }
+    status
+}
+
+/// The device with its limit, where it has one.
+fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
+    let device = device.ok()?;
+    let max = device.max();
+    (max != u64::MAX).then_some((device, max))
 }
 
 fn clamp(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+fn clamp_v1(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
 /// The group's total and used bytes on the device behind an NVML handle; `None` where no limit applies to it.
 fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
+    let id = nvml::identify(device)?;
+    // The limits of a GPU that is cut are those of its instances, which have handles of their own.
+    if id.kind == DeviceKind::Gpu && nvml::is_cut(device) {
+        return None;
+    }
     let member = call.process.member().ok()?;
     // Shares of a device are shares of what CUDA calls its memory: without what the driver reserves.
     let mut memory = NvmlMemoryV2 {
@@ -66,9 +118,17 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let share = member.device(nvml::identify(device)?, capacity).ok()?;
+    let share = member.device(id, capacity).ok()?;
     let max = member.max(&share);
     (max < total).then(|| (max, member.charged(&share).min(max)))
+}
+
+/// Whether it is certain that no limit applies to the device behind an NVML handle.
+pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
+    let mut memory = NvmlMemory::default();
+    table::nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
+        && !nvml::is_cut(device)
+        && share(call, device, memory.total).is_none()
 }
 
 /// `nvmlDeviceGetMemoryInfo`: total = free + used.

@@ -126,16 +126,36 @@ fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// Allocates linear memory whose address fits into 32 bits, with blocks of its own.
+///
+/// # Errors
+/// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
+pub fn allocate_low(context: &Context, bytes: u64) -> Outcome<u64> {
+    if bytes == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let take = |span| space().take_low(span);
+    allocate_at(context, bytes, Kind::Linear, take)
+}
+
 fn allocate_large(context: &Context, bytes: u64, kind: Kind) -> Outcome<u64> {
+    allocate_at(context, bytes, kind, |span| space().take(span, BLOCK))
+}
+
+/// Allocates at the addresses that `place` takes.
+fn allocate_at(
+    context: &Context,
+    bytes: u64,
+    kind: Kind,
+    place: impl FnOnce(u64) -> Outcome<u64>,
+) -> Outcome<u64> {
     let driver = driver()?;
     let span = bytes
         .checked_next_multiple_of(BLOCK)
         .ok_or(Status::OUT_OF_MEMORY)?;
     let physical = if kind == Kind::Managed { 0 } else { span };
     driver.take(context.device(), physical)?;
-    let address = space()
-        .take(span, BLOCK)
-        .inspect_err(|_| driver.give(context.device(), physical))?;
+    let address = place(span).inspect_err(|_| driver.give(context.device(), physical))?;
     large().insert(
         address,
         Large {

@@ -1,10 +1,14 @@
-//! The GPUs: identity, order and visibility. All are H100 80GB, as the facts were measured on one.
+//! The GPUs and their MIG instances: identity, order and visibility. All are H100 80GB, as the facts were measured on one.
+//!
+//! A *device* has memory of its own: a GPU, or, where the GPUs are cut, an instance of one. Devices and GPUs are numbered in
+//! PCI order.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::context::STACK;
-use crate::machine::Machine;
+use crate::machine::{BLOCK, MAX_DEVICES, Machine};
 use crate::{Outcome, Status};
 
 /// The product name.
@@ -57,13 +61,14 @@ pub fn uuid(index: usize) -> [u8; 16] {
 }
 
 /// `GPU-` and the UUID, as NVML writes it.
-pub fn uuid_text(index: usize) -> String {
-    let hex: String = uuid(index)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+pub fn uuid_text(gpu: usize) -> String {
+    written("GPU", uuid(gpu))
+}
+
+fn written(kind: &str, uuid: [u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
-        "GPU-{}-{}-{}-{}-{}",
+        "{kind}-{}-{}-{}-{}-{}",
         &hex[..8],
         &hex[8..12],
         &hex[12..16],
@@ -73,13 +78,51 @@ pub fn uuid_text(index: usize) -> String {
 }
 
 /// How many GPUs the machine has.
-pub fn count(machine: &Machine) -> usize {
+pub fn gpus(machine: &Machine) -> usize {
     machine.knobs.devices.load(Relaxed) as usize
 }
 
-/// What CUDA calls the GPU's total memory, in bytes.
-pub fn capacity(machine: &Machine, index: usize) -> u64 {
-    machine.knobs.capacity[index].load(Relaxed)
+/// MIG instances of each GPU; 0 where none is cut.
+pub fn instances(machine: &Machine) -> usize {
+    machine.knobs.mig.load(Relaxed) as usize
+}
+
+/// How many devices with memory of their own the machine has: its GPUs, or the instances that they are cut into.
+pub fn count(machine: &Machine) -> usize {
+    (gpus(machine) * instances(machine).max(1)).min(MAX_DEVICES)
+}
+
+/// The GPU that a device is, or is a part of.
+pub fn gpu_of(machine: &Machine, device: usize) -> usize {
+    device / instances(machine).max(1)
+}
+
+/// The devices that are a GPU, or the parts of it.
+pub fn devices_of(machine: &Machine, gpu: usize) -> Range<usize> {
+    let each = instances(machine).max(1);
+    gpu * each..(gpu + 1) * each
+}
+
+/// The UUID of a MIG instance; `None` for a whole GPU.
+pub fn instance_uuid(machine: &Machine, device: usize) -> Option<[u8; 16]> {
+    (instances(machine) > 0).then(|| uuid(MAX_DEVICES + device))
+}
+
+/// A device's UUID as NVML writes it, with `GPU-` or `MIG-`.
+pub fn full_name(machine: &Machine, device: usize) -> String {
+    match instance_uuid(machine, device) {
+        Some(uuid) => written("MIG", uuid),
+        None => uuid_text(device),
+    }
+}
+
+/// What CUDA calls the device's total memory, in bytes: a GPU's, or an even part of it.
+pub fn capacity(machine: &Machine, device: usize) -> u64 {
+    let whole = machine.knobs.capacity[gpu_of(machine, device)].load(Relaxed);
+    match instances(machine) {
+        0 => whole,
+        instances => whole / instances as u64 / BLOCK * BLOCK,
+    }
 }
 
 /// How many multiprocessors a GPU of the machine has: those of an H100, or as many as the context's size allows, as on
@@ -89,52 +132,64 @@ pub fn multiprocessors(machine: &Machine) -> u64 {
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// CUDA's ordinals: the PCI index of each GPU that this process sees.
+/// CUDA's ordinals: the index of each device that this process sees. Of MIG instances a process sees but one, the first of
+/// its choice (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
-        let mut order: Vec<usize> = (0..count(machine)).collect();
+        let mut order: Vec<usize> = (0..gpus(machine)).collect();
         let by_bus = std::env::var("CUDA_DEVICE_ORDER").is_ok_and(|order| order == "PCI_BUS_ID");
         if machine.knobs.reversed.load(Relaxed) != 0 && !by_bus {
             order.reverse();
         }
-        match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(list) => select(&order, &list),
+        let order: Vec<usize> = order
+            .into_iter()
+            .flat_map(|gpu| devices_of(machine, gpu))
+            .filter(|device| *device < MAX_DEVICES)
+            .collect();
+        let mut seen = match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) => select(machine, &order, &list),
             Err(_) => order,
+        };
+        if instances(machine) > 0 {
+            seen.truncate(1);
         }
+        seen
     })
 }
 
-/// The part of `order` that the list names by index or UUID; the list ends at the first name that is none, and a GPU
+/// The part of `order` that the list names by index or UUID; the list ends at the first name that is none, and a device
 /// named twice makes it invalid as a whole.
-fn select(order: &[usize], list: &str) -> Vec<usize> {
+fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {
         let found = if name.starts_with("GPU-") {
-            let mut fitting = order
-                .iter()
-                .filter(|index| uuid_text(**index).starts_with(name));
-            let first = fitting.next();
-            if fitting.next().is_some() {
-                None
-            } else {
-                first
-            }
+            // Of one that is cut, its first instance.
+            unique((0..gpus(machine)).filter(|gpu| uuid_text(*gpu).starts_with(name)))
+                .map(|gpu| devices_of(machine, gpu).start)
+        } else if name.starts_with("MIG-") {
+            let fits = |device: &usize| full_name(machine, *device).starts_with(name);
+            unique(order.iter().copied().filter(fits))
         } else {
             name.parse::<usize>()
                 .ok()
-                .and_then(|ordinal| order.get(ordinal))
+                .and_then(|ordinal| order.get(ordinal).copied())
         };
         match found {
-            Some(index) if chosen.contains(index) => return Vec::new(),
-            Some(index) => chosen.push(*index),
+            Some(device) if chosen.contains(&device) => return Vec::new(),
+            Some(device) => chosen.push(device),
             None => break,
         }
     }
     chosen
 }
 
-/// The PCI index of a CUDA ordinal.
+fn unique(mut fitting: impl Iterator<Item = usize>) -> Option<usize> {
+    let first = fitting.next()?;
+    fitting.next().is_none().then_some(first)
+}
+
+/// The device of a CUDA ordinal.
 ///
 /// # Errors
 /// `INVALID_DEVICE` when there is no such ordinal.
@@ -145,9 +200,10 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// `cuDeviceGetAttribute` for the GPU; 0 for what an H100 does not have. Numbers: CUDA 13.0, `CUdevice_attribute`.
-pub fn attribute(machine: &Machine, index: usize, attribute: i32) -> Option<i32> {
-    let place = pci(index);
+/// `cuDeviceGetAttribute` for the device; 0 for what an H100 does not have. Numbers: CUDA 13.0, `CUdevice_attribute`.
+pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {
+    let gpu = gpu_of(machine, device);
+    let place = pci(gpu);
     Some(match attribute {
         1 => 1024,
         2 | 3 => 1024,
@@ -217,7 +273,7 @@ pub fn attribute(machine: &Machine, index: usize, attribute: i32) -> Option<i32>
         82 => 65_536,
         83 => 1,
         84 => 0,
-        85 => index as i32,
+        85 => gpu as i32,
         86 => 1,
         87 => 2,
         88 => 0,

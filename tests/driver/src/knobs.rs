@@ -35,6 +35,12 @@ pub struct Knobs {
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as where /proc is not mounted.
     pub no_proc: AtomicU32,
+    /// Not 0: every process is also in NVML's lists of graphics processes and of clients of MPS.
+    pub all_lists: AtomicU32,
+    /// Not 0: the elements of NVML's `_v3` process lists are those of the first R535 drivers.
+    pub early_535: AtomicU32,
+    /// MIG instances that every GPU is cut into; 0 = none.
+    pub mig: AtomicU32,
     /// How long every kernel keeps its stream busy, in ns.
     pub work: AtomicU64,
     /// What every call takes, in ns, unless a rule names the symbol.
@@ -92,6 +98,9 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_DRIVER_VERSION", "driver-version"),
     ("GPULIMIT_SIM_REVERSED", "reversed"),
     ("GPULIMIT_SIM_NO_PROC", "no-proc"),
+    ("GPULIMIT_SIM_ALL_LISTS", "all-lists"),
+    ("GPULIMIT_SIM_EARLY_535", "early-535"),
+    ("GPULIMIT_SIM_MIG", "mig"),
     ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
     ("GPULIMIT_SIM_FAIL", "fail"),
@@ -167,6 +176,16 @@ impl Knobs {
             "driver-version" => self.driver_version.store(number(value)? as u32, Relaxed),
             "reversed" => self.reversed.store(number(value)? as u32, Relaxed),
             "no-proc" => self.no_proc.store(number(value)? as u32, Relaxed),
+            "all-lists" => self.all_lists.store(number(value)? as u32, Relaxed),
+            "early-535" => self.early_535.store(number(value)? as u32, Relaxed),
+            "mig" => {
+                let count = number(value)?;
+                // As many as an H100 has slices.
+                if count > 7 {
+                    return Err(format!("knob mig: {count} is more than 7"));
+                }
+                self.mig.store(count as u32, Relaxed);
+            }
             "work" => self.work.store(number(value)?, Relaxed),
             "latency" => {
                 let mut all = 0;

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::grant;
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, now_ms};
+use crate::{device, grant};
 
 /// The lock bytes lie far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
@@ -232,7 +232,7 @@ pub fn scan(machine: &Machine, at_once: bool) {
 /// Every process that holds memory on any GPU.
 pub fn holders(machine: &Machine) -> Vec<Holder> {
     scan(machine, false);
-    let devices = (machine.knobs.devices.load(Relaxed) as usize).min(MAX_DEVICES);
+    let devices = device::count(machine);
     let mut holders = Vec::new();
     for slot in 0..machine.high_water.load(SeqCst) as usize {
         let line = &machine.slots[slot];

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,6 +14,9 @@ use crate::machine::BLOCK;
 use crate::{Outcome, Status};
 
 const BLOCKS: u64 = 1 << 23;
+/// Addresses for the 32-bit interface: where programs have nothing.
+const LOW: u64 = 1 << 30;
+const LOW_BYTES: u64 = 3 << 30;
 /// A single copy or fill moves at most this many bytes of real data.
 pub const DATA_LIMIT: usize = 16 << 20;
 
@@ -80,7 +84,50 @@ pub struct Space {
     /// Something was ever written, so that freed blocks have pages to give back.
     written: AtomicBool,
     entries: &'static [AtomicU64],
-    free: Mutex<BTreeMap<u64, u64>>,
+    free: Mutex<Gaps>,
+    low: OnceLock<Mutex<Gaps>>,
+}
+
+/// Free blocks: where each run of them starts, and how long it is.
+struct Gaps(BTreeMap<u64, u64>);
+
+impl Gaps {
+    fn new(blocks: Range<u64>) -> Self {
+        Gaps(BTreeMap::from([(blocks.start, blocks.end - blocks.start)]))
+    }
+
+    /// Takes so many blocks: the lowest gap that fits, from what `align` makes of its start.
+    fn take(&mut self, blocks: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
+        let found = self.0.iter().find_map(|(start, length)| {
+            let aligned = align(*start);
+            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+        });
+        let (start, length, aligned) = found?;
+        self.0.remove(&start);
+        if aligned > start {
+            self.0.insert(start, aligned - start);
+        }
+        if start + length > aligned + blocks {
+            self.0
+                .insert(aligned + blocks, start + length - aligned - blocks);
+        }
+        Some(aligned)
+    }
+
+    /// Gives blocks back; what is free on either side joins them.
+    fn give(&mut self, mut start: u64, mut length: u64) {
+        if let Some((&before, &span)) = self.0.range(..start).next_back()
+            && before + span == start
+        {
+            self.0.remove(&before);
+            start = before;
+            length += span;
+        }
+        if let Some(span) = self.0.remove(&(start + length)) {
+            length += span;
+        }
+        self.0.insert(start, length);
+    }
 }
 
 /// The process's address space, made at first use.
@@ -102,6 +149,25 @@ fn map(bytes: u64, access: i32) -> Option<u64> {
         )
     };
     (address != libc::MAP_FAILED).then_some(address as u64)
+}
+
+/// Puts zeroed host memory at these addresses; false where something else is there.
+fn map_at(address: u64, bytes: u64) -> bool {
+    // SAFETY: a fresh private mapping, which the kernel makes only where nothing lies.
+    let mapped = unsafe {
+        libc::mmap(
+            address as *mut libc::c_void,
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE
+                | libc::MAP_ANONYMOUS
+                | libc::MAP_NORESERVE
+                | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    mapped as u64 == address
 }
 
 impl Space {
@@ -139,7 +205,8 @@ impl Space {
             backed: writable.is_some(),
             written: AtomicBool::new(false),
             entries,
-            free: Mutex::new(BTreeMap::from([(0, entries.len() as u64)])),
+            free: Mutex::new(Gaps::new(0..entries.len() as u64)),
+            low: OnceLock::new(),
         }
     }
 
@@ -174,43 +241,39 @@ impl Space {
     /// # Errors
     /// `OUT_OF_MEMORY` when there is no such gap.
     pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
-        let blocks = bytes.div_ceil(BLOCK);
         let alignment = alignment.max(BLOCK);
+        let align = |start: u64| {
+            ((self.base + start * BLOCK).next_multiple_of(alignment) - self.base) / BLOCK
+        };
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = free.iter().find_map(|(start, length)| {
-            let aligned =
-                ((self.base + start * BLOCK).next_multiple_of(alignment) - self.base) / BLOCK;
-            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+        let block = free.take(bytes.div_ceil(BLOCK), align);
+        Ok(self.base + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
+    }
+
+    /// Takes addresses that fit into 32 bits.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` when there are not so many.
+    pub fn take_low(&self, bytes: u64) -> Outcome<u64> {
+        let low = self.low.get_or_init(|| {
+            let backed = map_at(LOW, LOW_BYTES);
+            Mutex::new(Gaps::new(0..if backed { LOW_BYTES / BLOCK } else { 0 }))
         });
-        let (start, length, aligned) = found.ok_or(Status::OUT_OF_MEMORY)?;
-        free.remove(&start);
-        if aligned > start {
-            free.insert(start, aligned - start);
-        }
-        if start + length > aligned + blocks {
-            free.insert(aligned + blocks, start + length - aligned - blocks);
-        }
-        Ok(self.base + aligned * BLOCK)
+        let mut free = low.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = free.take(bytes.div_ceil(BLOCK), |start| start);
+        Ok(LOW + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
     }
 
     /// Gives addresses back, and the host pages behind them.
     pub fn give(&self, address: u64, bytes: u64) {
         let blocks = bytes.div_ceil(BLOCK);
         self.forget(address, blocks * BLOCK);
-        let mut start = (address - self.base) / BLOCK;
-        let mut length = blocks;
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((&before, &span)) = free.range(..start).next_back()
-            && before + span == start
-        {
-            free.remove(&before);
-            start = before;
-            length += span;
-        }
-        if let Some(span) = free.remove(&(start + length)) {
-            length += span;
-        }
-        free.insert(start, length);
+        let (free, base) = match self.low.get() {
+            Some(low) if address < LOW + LOW_BYTES => (low, LOW),
+            _ => (&self.free, self.base),
+        };
+        let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.give((address - base) / BLOCK, blocks);
     }
 
     /// Drops the host pages behind the addresses.

@@ -20,8 +20,8 @@ use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::units::Size;
 
 pub use artefacts::{
-    compile, compile_for, driver, library, library_for, program, real_drivers, repository, runtime,
-    script, shim, static_runtime,
+    compile, compile_for, controller, driver, library, library_for, nvml_bindings, program,
+    real_drivers, repository, runtime, script, shim, static_runtime,
 };
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;

@@ -42,12 +42,12 @@ pub fn error_string(error: i32, text: Out<usize>) -> Outcome<()> {
     describe(error, text, |both| both.1)
 }
 
-/// The PCI index of an ordinal.
+/// The device of an ordinal.
 pub fn index(ordinal: i32) -> Outcome<usize> {
     device::resolve(driver()?.machine, ordinal)
 }
 
-/// The ordinal of a PCI index.
+/// The ordinal of a device.
 pub fn ordinal(index: usize) -> Outcome<i32> {
     let visible = device::visible(driver()?.machine);
     visible
@@ -71,8 +71,21 @@ pub fn name(name: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
     name.text(device::NAME, length)
 }
 
+fn place(index: usize) -> Outcome<device::Pci> {
+    Ok(device::pci(device::gpu_of(driver()?.machine, index)))
+}
+
+/// Of the whole GPU.
 pub fn uuid(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
-    uuid.put(device::uuid(index(ordinal)?))
+    let index = index(ordinal)?;
+    uuid.put(device::uuid(device::gpu_of(driver()?.machine, index)))
+}
+
+/// Of the MIG instance, where there is one.
+pub fn uuid_v2(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
+    let index = index(ordinal)?;
+    let instance = device::instance_uuid(driver()?.machine, index);
+    uuid.put(instance.unwrap_or(device::uuid(index)))
 }
 
 /// LUIDs exist on Windows only.
@@ -104,14 +117,14 @@ pub fn capability(major: Out<i32>, minor: Out<i32>, ordinal: i32) -> Outcome<()>
 }
 
 pub fn bus_id(text: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
-    text.text(&device::pci(index(ordinal)?).bus_id(), length)
+    text.text(&place(index(ordinal)?)?.bus_id(), length)
 }
 
 pub fn by_bus_id(out: Out<i32>, text: Text) -> Outcome<()> {
     let wanted = text.str()?.to_uppercase();
-    let visible = device::visible(driver()?.machine);
-    let found = visible.iter().position(|index| {
-        let id = device::pci(*index).bus_id();
+    let machine = driver()?.machine;
+    let found = device::visible(machine).iter().position(|index| {
+        let id = device::pci(device::gpu_of(machine, *index)).bus_id();
         // The domain and the function may be left out.
         [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
             || wanted == format!("0000{id}")

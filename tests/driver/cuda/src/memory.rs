@@ -44,14 +44,26 @@ pub fn allocate(dptr: Out<u64>, bytes: usize) -> Outcome<()> {
     dptr.put(blocks::allocate(context, bytes as u64)?)
 }
 
-/// No address of ours fits the 32-bit interface.
-pub fn allocate_v1(_dptr: Out<u32>, bytes: u32) -> Outcome<()> {
-    here()?;
-    Err(if bytes == 0 {
-        Status::INVALID_VALUE
-    } else {
-        Status::OUT_OF_MEMORY
-    })
+/// Memory of the 32-bit interface has addresses of its own, which fit it.
+pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
+    let context = here()?;
+    if dptr.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    capture::unsafe_call()?;
+    dptr.put(blocks::allocate_low(context, bytes.into())? as u32)
+}
+
+/// The pitch, and bytes of all rows.
+fn rows(width: usize, height: usize, element: u32) -> Outcome<(usize, u64)> {
+    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+        return Err(Status::INVALID_VALUE);
+    }
+    let row = width
+        .checked_next_multiple_of(512)
+        .ok_or(Status::INVALID_VALUE)?;
+    let bytes = row.checked_mul(height).ok_or(Status::OUT_OF_MEMORY)?;
+    Ok((row, bytes as u64))
 }
 
 pub fn allocate_pitch(
@@ -62,21 +74,30 @@ pub fn allocate_pitch(
     element: u32,
 ) -> Outcome<()> {
     let context = here()?;
-    if width == 0
-        || height == 0
-        || !matches!(element, 4 | 8 | 16)
-        || dptr.is_null()
-        || pitch.is_null()
-    {
+    if dptr.is_null() || pitch.is_null() {
         return Err(Status::INVALID_VALUE);
     }
+    let (row, bytes) = rows(width, height, element)?;
     capture::unsafe_call()?;
-    let row = width
-        .checked_next_multiple_of(512)
-        .ok_or(Status::INVALID_VALUE)?;
-    let bytes = row.checked_mul(height).ok_or(Status::OUT_OF_MEMORY)?;
-    dptr.put(blocks::allocate(context, bytes as u64)?)?;
+    dptr.put(blocks::allocate(context, bytes)?)?;
     pitch.put(row)
+}
+
+pub fn allocate_pitch_v1(
+    dptr: Out<u32>,
+    pitch: Out<u32>,
+    width: u32,
+    height: u32,
+    element: u32,
+) -> Outcome<()> {
+    let context = here()?;
+    if dptr.is_null() || pitch.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let (row, bytes) = rows(width as usize, height as usize, element)?;
+    capture::unsafe_call()?;
+    dptr.put(blocks::allocate_low(context, bytes)? as u32)?;
+    pitch.put(row as u32)
 }
 
 pub fn allocate_managed(dptr: Out<u64>, bytes: usize, flags: u32) -> Outcome<()> {

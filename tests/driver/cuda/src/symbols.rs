@@ -88,7 +88,7 @@ symbols! {
     cuDeviceGetCount(count: Out<i32>) "cuDeviceGetCount" 2000 => device::count;
     cuDeviceGetName(name: Out<u8>, length: i32, device: i32) "cuDeviceGetName" 2000 => device::name;
     cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) "cuDeviceGetUuid" 9020 => device::uuid;
-    cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) "cuDeviceGetUuid" 11040 => device::uuid;
+    cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) "cuDeviceGetUuid" 11040 => device::uuid_v2;
     cuDeviceGetLuid(luid: Out<u8>, mask: Out<u32>, device: i32) "cuDeviceGetLuid" 10000 => device::luid;
     cuDeviceTotalMem(bytes: Out<u32>, device: i32) "cuDeviceTotalMem" 2000 => device::total_v1;
     cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) "cuDeviceTotalMem" 3020 => device::total;
@@ -156,6 +156,7 @@ symbols! {
     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) "cuMemGetInfo" 3020 => memory::info;
     cuMemAlloc(dptr: Out<u32>, bytes: u32) "cuMemAlloc" 2000 => memory::allocate_v1;
     cuMemAlloc_v2(dptr: Out<u64>, bytes: usize) "cuMemAlloc" 3020 => memory::allocate;
+    cuMemAllocPitch(dptr: Out<u32>, pitch: Out<u32>, width: u32, height: u32, element: u32) "cuMemAllocPitch" 2000 => memory::allocate_pitch_v1;
     cuMemAllocPitch_v2(dptr: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) "cuMemAllocPitch" 3020 => memory::allocate_pitch;
     cuMemAllocManaged(dptr: Out<u64>, bytes: usize, flags: u32) "cuMemAllocManaged" 6000 => memory::allocate_managed;
     cuMemFree(dptr: u32) "cuMemFree" 2000 => memory::free_v1;

@@ -195,9 +195,9 @@ fn integrity_answer(version: u32, seconds: u64) -> Outcome<[u64; 2]> {
     let gpus: Vec<Gpu> = gpu::visible(machine)
         .iter()
         .map(|index| {
-            let pci = gpu::pci(*index);
+            let pci = gpu::pci(gpu::gpu_of(machine, *index));
             Gpu {
-                uuid: gpu::uuid(*index),
+                uuid: gpu::uuid(gpu::gpu_of(machine, *index)),
                 place: [pci.domain, pci.bus, pci.device],
             }
         })

@@ -1,4 +1,6 @@
-//! The GPUs. NVML numbers them in PCI order and knows no visibility.
+//! The GPUs and their MIG instances. NVML numbers them in PCI order and knows no visibility.
+
+use std::ops::Range;
 
 use gpulimit_sim::abi::{Out, Text};
 use gpulimit_sim::machine::{BLOCK, Machine, RESERVED};
@@ -7,60 +9,123 @@ use gpulimit_sim::{device, grant, process};
 use crate::code::{Answer, Code};
 use crate::system::{machine, text};
 
-/// Handles are these numbers plus the index.
+/// Handles are these numbers plus 16 times the index: of the GPU, and from [`MIG`] on of the MIG instance.
 const HANDLES: usize = 0x6e76_6d6c_0000;
+const MIG: usize = 64;
 
-/// The machine and the index of a device handle.
-pub fn open(handle: usize) -> Result<(&'static Machine, usize), Code> {
-    let machine = machine()?;
-    let index = handle.wrapping_sub(HANDLES) / 16;
-    if handle.is_multiple_of(16) && index < device::count(machine) {
-        Ok((machine, index))
-    } else {
-        Err(Code::INVALID_ARGUMENT)
+/// What a handle stands for.
+#[derive(Clone, Copy)]
+pub enum Unit {
+    /// A GPU, whole or cut into instances.
+    Gpu(usize),
+    /// A MIG instance: a device.
+    Instance(usize),
+}
+
+impl Unit {
+    /// The GPU that it is, or is a part of.
+    fn gpu(self, machine: &Machine) -> usize {
+        match self {
+            Unit::Gpu(gpu) => gpu,
+            Unit::Instance(device) => device::gpu_of(machine, device),
+        }
+    }
+
+    /// The devices with memory of their own that it has.
+    pub fn devices(self, machine: &Machine) -> Range<usize> {
+        match self {
+            Unit::Gpu(gpu) => device::devices_of(machine, gpu),
+            Unit::Instance(device) => device..device + 1,
+        }
+    }
+
+    fn uuid(self, machine: &Machine) -> String {
+        match self {
+            Unit::Gpu(gpu) => device::uuid_text(gpu),
+            Unit::Instance(device) => device::full_name(machine, device),
+        }
+    }
+
+    fn handle(self) -> usize {
+        match self {
+            Unit::Gpu(gpu) => HANDLES + gpu * 16,
+            Unit::Instance(device) => HANDLES + (MIG + device) * 16,
+        }
     }
 }
 
-fn handle(index: usize) -> usize {
-    HANDLES + index * 16
+fn gpus(machine: &Machine) -> impl Iterator<Item = Unit> {
+    (0..device::gpus(machine)).map(Unit::Gpu)
+}
+
+fn all(machine: &Machine) -> impl Iterator<Item = Unit> {
+    let instances = match device::instances(machine) {
+        0 => 0,
+        _ => device::count(machine),
+    };
+    gpus(machine).chain((0..instances).map(Unit::Instance))
+}
+
+/// The machine, and what a device handle stands for.
+pub fn open(handle: usize) -> Result<(&'static Machine, Unit), Code> {
+    let machine = machine()?;
+    let unit = all(machine).find(|unit| unit.handle() == handle);
+    Ok((machine, unit.ok_or(Code::INVALID_ARGUMENT)?))
+}
+
+/// As [`open`], for what only a whole GPU has.
+fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
+    match open(handle)? {
+        (machine, Unit::Gpu(gpu)) => Ok((machine, gpu)),
+        _ => Err(Code::INVALID_ARGUMENT),
+    }
+}
+
+/// As [`open`], for what only a MIG instance has.
+fn open_instance(handle: usize) -> Result<(&'static Machine, usize), Code> {
+    match open(handle)? {
+        (machine, Unit::Instance(device)) => Ok((machine, device)),
+        _ => Err(Code::INVALID_ARGUMENT),
+    }
 }
 
 pub fn count(out: Out<u32>) -> Answer {
-    Ok(out.put(device::count(machine()?) as u32)?)
+    Ok(out.put(device::gpus(machine()?) as u32)?)
 }
 
 pub fn by_index(index: u32, out: Out<usize>) -> Answer {
-    if index as usize >= device::count(machine()?) {
+    if index as usize >= device::gpus(machine()?) {
         return Err(Code::INVALID_ARGUMENT);
     }
-    Ok(out.put(handle(index as usize))?)
-}
-
-fn search(out: Out<usize>, fits: impl Fn(usize) -> bool) -> Answer {
-    let index = (0..device::count(machine()?))
-        .find(|index| fits(*index))
-        .ok_or(Code::NOT_FOUND)?;
-    Ok(out.put(handle(index))?)
+    Ok(out.put(Unit::Gpu(index as usize).handle())?)
 }
 
 pub fn by_uuid(uuid: Text, out: Out<usize>) -> Answer {
-    machine()?;
+    let machine = machine()?;
     let wanted = uuid.str()?;
-    search(out, |index| device::uuid_text(index) == wanted)
+    let found = all(machine).find(|unit| unit.uuid(machine) == wanted);
+    Ok(out.put(found.ok_or(Code::NOT_FOUND)?.handle())?)
 }
 
 pub fn by_bus_id(id: Text, out: Out<usize>) -> Answer {
-    machine()?;
+    let machine = machine()?;
     let wanted = id.str()?.to_uppercase();
-    search(out, |index| {
-        let id = device::pci(index).bus_id();
+    let found = gpus(machine).find(|unit| {
+        let id = device::pci(unit.gpu(machine)).bus_id();
         [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
             || wanted == format!("0000{id}")
-    })
+    });
+    Ok(out.put(found.ok_or(Code::NOT_FOUND)?.handle())?)
 }
 
+/// Of an instance, its number in the GPU.
 pub fn index(handle: usize, out: Out<u32>) -> Answer {
-    Ok(out.put(open(handle)?.1 as u32)?)
+    let (machine, unit) = open(handle)?;
+    let index = match unit {
+        Unit::Gpu(gpu) => gpu,
+        Unit::Instance(device) => device % device::instances(machine),
+    };
+    Ok(out.put(index as u32)?)
 }
 
 pub fn name(handle: usize, out: Out<u8>, length: u32) -> Answer {
@@ -69,13 +134,14 @@ pub fn name(handle: usize, out: Out<u8>, length: u32) -> Answer {
 }
 
 pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
-    text(out, &device::uuid_text(open(handle)?.1), length)
+    let (machine, unit) = open(handle)?;
+    text(out, &unit.uuid(machine), length)
 }
 
 /// `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem id, bus id (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
-    let (_, index) = open(handle)?;
-    let pci = device::pci(index);
+    let (machine, unit) = open(handle)?;
+    let pci = device::pci(unit.gpu(machine));
     out.text(&pci.bus_id(), 16)?;
     for (at, value) in [
         (16, pci.domain),
@@ -89,31 +155,43 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Total, free and used bytes; used without what the GPU keeps back.
-fn memory(handle: usize) -> Result<(u64, u64, u64), Code> {
-    let (machine, index) = open(handle)?;
+/// Total, reserved, free and used bytes; used without what the GPU keeps back, which is spread evenly over its instances. Of
+/// a GPU that is cut, the sums.
+fn memory(handle: usize) -> Result<[u64; 4], Code> {
+    let (machine, unit) = open(handle)?;
     process::scan(machine, false);
-    let capacity = device::capacity(machine, index);
-    let used = grant::used(machine, index) * BLOCK;
-    Ok((capacity + RESERVED, capacity.saturating_sub(used), used))
+    let mut sums = [0; 4];
+    for index in unit.devices(machine) {
+        let capacity = device::capacity(machine, index);
+        let reserved = RESERVED / device::instances(machine).max(1) as u64;
+        let used = grant::used(machine, index) * BLOCK;
+        let free = capacity.saturating_sub(used);
+        for (sum, bytes) in sums
+            .iter_mut()
+            .zip([capacity + reserved, reserved, free, used])
+        {
+            *sum += bytes;
+        }
+    }
+    Ok(sums)
 }
 
 /// `nvmlMemory_t`: total, free, used, where used has all that is not free.
 pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
-    let (total, free, _) = memory(handle)?;
+    let [total, _, free, _] = memory(handle)?;
     Ok(out.put([total, free, total - free])?)
 }
 
 /// `nvmlMemory_v2_t`: version, total, reserved, free, used.
 pub fn memory_v2(handle: usize, out: Out<u64>) -> Answer {
-    let (total, free, used) = memory(handle)?;
+    let memory = memory(handle)?;
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
     if out.cast::<u32>().read()? != 0x0200_0028 {
         return Err(Code::VERSION_MISMATCH);
     }
-    for (at, value) in [total, RESERVED, free, used].into_iter().enumerate() {
+    for (at, value) in memory.into_iter().enumerate() {
         out.at(at + 1).put(value)?;
     }
     Ok(())
@@ -131,8 +209,8 @@ fn constant<T>(handle: usize, out: Out<T>, value: T) -> Answer {
 }
 
 pub fn minor_number(handle: usize, out: Out<u32>) -> Answer {
-    let (_, index) = open(handle)?;
-    constant(handle, out, index as u32)
+    let (machine, unit) = open(handle)?;
+    constant(handle, out, unit.gpu(machine) as u32)
 }
 
 pub fn zero(handle: usize, out: Out<u32>) -> Answer {
@@ -165,18 +243,57 @@ pub fn capability(handle: usize, major: Out<i32>, minor: Out<i32>) -> Answer {
 }
 
 pub fn mig_mode(handle: usize, current: Out<u32>, pending: Out<u32>) -> Answer {
-    constant(handle, current, 0)?;
-    Ok(pending.put(0)?)
+    let (machine, _) = open_gpu(handle)?;
+    let enabled = (device::instances(machine) > 0).into();
+    current.put(enabled)?;
+    Ok(pending.put(enabled)?)
 }
 
-pub fn mig_handle(handle: usize, _index: u32, _out: Out<usize>) -> Answer {
-    open(handle)?;
-    Err(Code::NOT_FOUND)
+pub fn is_mig(handle: usize, out: Out<u32>) -> Answer {
+    let (_, unit) = open(handle)?;
+    Ok(out.put(matches!(unit, Unit::Instance(_)).into())?)
 }
 
-pub fn no_mig(handle: usize, _out: Out<usize>) -> Answer {
+pub fn max_mig_count(handle: usize, out: Out<u32>) -> Answer {
+    let (machine, _) = open_gpu(handle)?;
+    Ok(out.put(device::instances(machine) as u32)?)
+}
+
+pub fn mig_handle(handle: usize, index: u32, out: Out<usize>) -> Answer {
+    let (machine, gpu) = open_gpu(handle)?;
+    if index as usize >= device::instances(machine) {
+        return Err(Code::NOT_FOUND);
+    }
+    let device = device::devices_of(machine, gpu).start + index as usize;
+    Ok(out.put(Unit::Instance(device).handle())?)
+}
+
+pub fn mig_parent(handle: usize, out: Out<usize>) -> Answer {
+    let (machine, device) = open_instance(handle)?;
+    Ok(out.put(Unit::Gpu(device::gpu_of(machine, device)).handle())?)
+}
+
+/// The ids of GPU and compute instance that a device is; all ones for a whole GPU.
+pub fn instance_ids(machine: &Machine, device: usize) -> [u32; 2] {
+    match device::instances(machine) {
+        0 => [u32::MAX; 2],
+        instances => [1 + (device % instances) as u32, 0],
+    }
+}
+
+pub fn gpu_instance(handle: usize, out: Out<u32>) -> Answer {
+    let (machine, device) = open_instance(handle)?;
+    Ok(out.put(instance_ids(machine, device)[0])?)
+}
+
+pub fn compute_instance(handle: usize, out: Out<u32>) -> Answer {
+    let (machine, device) = open_instance(handle)?;
+    Ok(out.put(instance_ids(machine, device)[1])?)
+}
+
+pub fn unsupported_info(handle: usize, _out: Out<u8>) -> Answer {
     open(handle)?;
-    Err(Code::INVALID_ARGUMENT)
+    Err(Code::NOT_SUPPORTED)
 }
 
 pub fn unsupported(handle: usize, _out: Out<u32>) -> Answer {

@@ -3,50 +3,126 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::abi::Out;
+use gpulimit_sim::machine::Machine;
 use gpulimit_sim::process;
 
 use crate::code::{Answer, Code};
-use crate::device::open;
+use crate::device::{Unit, instance_ids, open};
+
+/// `nvmlProcessMode_t`, as far as it means one list.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Compute = 0,
+    Graphics = 1,
+    Mps = 2,
+}
+
+/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`; the last is also what the `_v3`
+/// functions of the first R535 drivers write.
+const V1: usize = 16;
+const V2: usize = 24;
+const DETAIL: usize = 32;
+
+/// Pid, device and bytes of what the driver lists.
+fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
+    let knobs = &machine.knobs;
+    let nobody = mode != Mode::Compute && knobs.all_lists.load(Relaxed) == 0;
+    if nobody || knobs.no_proc.load(Relaxed) != 0 {
+        return Vec::new();
+    }
+    let holders = process::holders(machine);
+    let held = |device: usize| {
+        let of_device = holders.iter().filter(move |holder| holder.held[device] > 0);
+        of_device.filter_map(move |holder| {
+            Some((process::visible_pid(holder)?, device, holder.held[device]))
+        })
+    };
+    unit.devices(machine).flat_map(held).collect()
+}
 
 /// The count protocol: too little room says how much is needed.
-fn list(handle: usize, count: Out<u32>, infos: Out<u8>, stride: usize) -> Answer {
-    let (machine, index) = open(handle)?;
+fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
+    let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;
-    let mut holders = Vec::new();
-    if machine.knobs.no_proc.load(Relaxed) == 0 {
-        holders = process::holders(machine);
+    if room > 0 && infos.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
     }
-    let listed: Vec<(u32, u64)> = holders
-        .iter()
-        .filter(|holder| holder.held[index] > 0)
-        .filter_map(|holder| Some((process::visible_pid(holder)?, holder.held[index])))
-        .collect();
+    let listed = listed(machine, unit, mode);
     count.put(listed.len() as u32)?;
     if listed.len() > room {
         return Err(Code::INSUFFICIENT_SIZE);
     }
-    for (at, (pid, bytes)) in listed.into_iter().enumerate() {
+    for (at, (pid, device, bytes)) in listed.into_iter().enumerate() {
         let info = infos.at(at * stride);
-        info.cast().put([u64::from(pid), bytes])?;
-        if stride >= 24 {
-            // No GPU instance, no compute instance.
-            info.at(16).cast().put([u32::MAX; 2])?;
+        info.cast().put(pid)?;
+        info.at(8).cast().put(bytes)?;
+        if stride >= V2 {
+            info.at(16).cast().put(instance_ids(machine, device))?;
+        }
+        if stride >= DETAIL {
+            // Nothing of it protected.
+            info.at(24).cast().put(0u64)?;
         }
     }
     Ok(())
 }
 
-/// Elements of pid and bytes.
+fn v3_stride(handle: usize) -> Result<usize, Code> {
+    let (machine, _) = open(handle)?;
+    Ok(match machine.knobs.early_535.load(Relaxed) {
+        0 => V2,
+        _ => DETAIL,
+    })
+}
+
 pub fn compute_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
-    list(handle, count, infos, 16)
+    list(handle, count, infos, Mode::Compute, V1)
 }
 
-/// Elements with the instances, too.
 pub fn compute_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
-    list(handle, count, infos, 24)
+    list(handle, count, infos, Mode::Compute, V2)
 }
 
-pub fn none(handle: usize, count: Out<u32>, _infos: Out<u8>) -> Answer {
+pub fn compute_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Compute, v3_stride(handle)?)
+}
+
+pub fn graphics_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Graphics, V1)
+}
+
+pub fn graphics_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Graphics, V2)
+}
+
+pub fn graphics_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Graphics, v3_stride(handle)?)
+}
+
+pub fn mps_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Mps, V1)
+}
+
+pub fn mps_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Mps, V2)
+}
+
+pub fn mps_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
+    list(handle, count, infos, Mode::Mps, v3_stride(handle)?)
+}
+
+/// `nvmlProcessDetailList_v1_t`: version, mode, number of elements, elements.
+pub fn details(handle: usize, details: Out<u8>) -> Answer {
     open(handle)?;
-    Ok(count.put(0)?)
+    if details.cast::<u32>().read()? != 0x0100_0018 {
+        return Err(Code::VERSION_MISMATCH);
+    }
+    let mode = match details.at(4).cast::<u32>().read()? {
+        0 => Mode::Compute,
+        1 => Mode::Graphics,
+        2 => Mode::Mps,
+        _ => return Err(Code::INVALID_ARGUMENT),
+    };
+    let infos = details.at(16).cast::<Out<u8>>().read()?;
+    list(handle, details.at(8).cast(), infos, mode, DETAIL)
 }

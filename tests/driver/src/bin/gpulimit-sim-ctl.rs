@@ -28,7 +28,7 @@ fn usage(machine: &Machine) -> String {
                 .collect();
             format!(
                 "{{\"uuid\":\"{}\",\"capacity\":{},\"used\":{},\"peak\":{},\"processes\":[{}]}}",
-                device::uuid_text(index),
+                device::full_name(machine, index),
                 device::capacity(machine, index),
                 grant::used(machine, index) * BLOCK,
                 grant::peak(machine, index) * BLOCK,

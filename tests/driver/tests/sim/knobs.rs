@@ -144,3 +144,105 @@ fn no_visible_gpu() {
         assert_eq!(cuda.call("cuInit", &[0]), 100)
     });
 }
+
+/// What a process sees of two GPUs cut into two: how many devices, and the UUIDs of the first, of its GPU and its own.
+fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
+    assert_eq!(cuda.call("cuInit", &[0]), 0);
+    let uuid = |name: &str| {
+        let mut uuid = [0u8; 16];
+        assert_eq!(cuda.call(name, &[uuid.as_mut_ptr() as usize, 0]), 0);
+        uuid
+    };
+    let count = cuda.get("cuDeviceGetCount", &[]).expect("a count");
+    (count, uuid("cuDeviceGetUuid"), uuid("cuDeviceGetUuid_v2"))
+}
+
+#[test]
+fn instances_of_gpus() {
+    if let Some(expected) = role() {
+        let cuda = Cuda::load();
+        let (count, whole, own) = seen(&cuda);
+        assert_eq!(count, 1, "of all instances one");
+        let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
+        assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+        let written = |device: usize| {
+            let mut text = [0u8; 96];
+            let place = text.as_mut_ptr() as usize;
+            assert_eq!(nvml.call("nvmlDeviceGetUUID", &[device, place, 96]), 0);
+            let text = std::str::from_utf8(&text).expect("text");
+            text.trim_end_matches('\0').to_owned()
+        };
+        let bytes = |uuid: &[u8; 16]| -> String {
+            let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+            hex
+        };
+        let mut found = String::new();
+        for gpu in 0..2usize {
+            let (mut device, mut mode) = (0usize, [0u32; 2]);
+            let place = &raw mut device as usize;
+            nvml.call("nvmlDeviceGetHandleByIndex_v2", &[gpu, place]);
+            let places = [&raw mut mode[0] as usize, &raw mut mode[1] as usize];
+            assert_eq!(
+                nvml.call("nvmlDeviceGetMigMode", &[device, places[0], places[1]]),
+                0
+            );
+            assert_eq!(mode, [1, 1]);
+            for index in 0..3usize {
+                let (mut instance, mut parent, mut id) = (0usize, 0usize, 0u32);
+                let place = &raw mut instance as usize;
+                let status = nvml.call(
+                    "nvmlDeviceGetMigDeviceHandleByIndex",
+                    &[device, index, place],
+                );
+                assert_eq!(status == 0, index < 2);
+                if status != 0 {
+                    continue;
+                }
+                let place = &raw mut parent as usize;
+                nvml.call(
+                    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+                    &[instance, place],
+                );
+                assert_eq!(parent, device);
+                nvml.call(
+                    "nvmlDeviceGetGpuInstanceId",
+                    &[instance, &raw mut id as usize],
+                );
+                assert_eq!(id as usize, index + 1);
+                let name = written(instance);
+                if name.replace('-', "") == format!("MIG{}", bytes(&own)) {
+                    assert_eq!(
+                        written(device).replace('-', ""),
+                        format!("GPU{}", bytes(&whole))
+                    );
+                    found = format!("{gpu}.{index}");
+                }
+                let mut memory = [0u64; 3];
+                let place = memory.as_mut_ptr() as usize;
+                assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo", &[instance, place]), 0);
+                let total = cuda.get("cuDeviceTotalMem_v2", &[0]).expect("a size");
+                assert_eq!(memory[0], total + (240 << 20));
+            }
+        }
+        assert_eq!(found, expected);
+        return;
+    }
+    let machine = |more: &[(&str, &str)], expected: &str| {
+        let mut knobs = vec![("GPULIMIT_SIM_GPUS", "2"), ("GPULIMIT_SIM_MIG", "2")];
+        knobs.extend(more);
+        Machine::new(&knobs).run(expected);
+    };
+    machine(&[], "0.0");
+    machine(&[("GPULIMIT_SIM_REVERSED", "1")], "1.0");
+    machine(&[("CUDA_VISIBLE_DEVICES", "3,0")], "1.1");
+    let second = gpulimit_sim::device::uuid_text(1);
+    machine(&[("CUDA_VISIBLE_DEVICES", &second)], "1.0");
+    let usage = Machine::new(&[("GPULIMIT_SIM_GPUS", "2"), ("GPULIMIT_SIM_MIG", "2")]).usage();
+    let names: Vec<_> = usage
+        .match_indices("MIG-")
+        .map(|(at, _)| &usage[at..at + 40])
+        .collect();
+    assert_eq!(names.len(), 4, "{usage}");
+    machine(&[("CUDA_VISIBLE_DEVICES", names[1])], "0.1");
+    machine(&[("CUDA_VISIBLE_DEVICES", &names[2][..14])], "1.0");
+}

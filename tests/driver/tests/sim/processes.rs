@@ -161,6 +161,88 @@ fn processes_by_nvml() {
     );
 }
 
+/// Calls every kind of process list with this room: the status, the number and the first process's pid and bytes.
+fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
+    let mut answers = Vec::new();
+    for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
+        for (suffix, words) in [("", 2), ("_v2", 3), ("_v3", v3_words)] {
+            let name = format!("nvmlDeviceGet{kind}RunningProcesses{suffix}");
+            let (mut count, mut infos) = (2u32, [7u64; 9]);
+            let places = [&raw mut count as usize, infos.as_mut_ptr() as usize];
+            let status = nvml.call(&name, &[device, places[0], places[1]]);
+            let written = infos.iter().position(|word| *word == 7);
+            assert_eq!(written, Some(words * count as usize), "{name}");
+            answers.push((name, status, count.into(), [infos[0], infos[1]]));
+        }
+        let mut infos = [7u64; 9];
+        let mut list = [
+            0x0100_0018 | (mode as u64) << 32,
+            2,
+            infos.as_mut_ptr() as u64,
+        ];
+        let name = "nvmlDeviceGetRunningProcessDetailList";
+        let status = nvml.call(name, &[device, list.as_mut_ptr() as usize]);
+        answers.push((
+            format!("{name} {kind}"),
+            status,
+            list[1],
+            [infos[0], infos[1]],
+        ));
+    }
+    answers
+}
+
+fn first_gpu(nvml: &Library) -> usize {
+    let mut device = 0usize;
+    let place = &raw mut device as usize;
+    assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[0, place]), 0);
+    device
+}
+
+#[test]
+fn every_list_of_processes() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
+        let device = first_gpu(&nvml);
+        let own = [std::process::id().into(), CONTEXT];
+        for (name, status, count, first) in lists(&nvml, device, 3) {
+            assert_eq!(status, 0, "{name}");
+            if name.contains("Compute") && !name.contains("MPS") {
+                assert_eq!((count, [first[0] & 0xffff_ffff, first[1]]), (1, own));
+            } else {
+                assert_eq!(count, 0, "{name}");
+            }
+        }
+        let mut list = [0x0200_0018u64, 2, 0];
+        let name = "nvmlDeviceGetRunningProcessDetailList";
+        let detailed = |list: &mut [u64; 3]| nvml.call(name, &[device, list.as_mut_ptr() as usize]);
+        assert_eq!(detailed(&mut list), 25, "no such version");
+        list = [0x0100_0018 | 9 << 32, 0, 0];
+        assert_eq!(detailed(&mut list), 2, "no such mode");
+        list = [0x0100_0018, 0, 0];
+        assert_eq!((detailed(&mut list), list[1]), (7, 1));
+    });
+}
+
+#[test]
+fn lists_of_graphics_and_mps_and_of_the_first_535_drivers() {
+    let knobs = [
+        ("GPULIMIT_SIM_ALL_LISTS", "1"),
+        ("GPULIMIT_SIM_EARLY_535", "1"),
+    ];
+    alone(&knobs, |cuda| {
+        cuda.start();
+        let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
+        let device = first_gpu(&nvml);
+        for (name, status, count, first) in lists(&nvml, device, 4) {
+            assert_eq!((status, count), (0, 1), "{name}");
+            assert_eq!(first[1], CONTEXT, "{name}");
+        }
+    });
+}
+
 #[test]
 fn contexts_do_not_survive_fork() {
     alone(&[], |cuda| {

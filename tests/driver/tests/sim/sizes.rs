@@ -498,3 +498,49 @@ fn pools_grow_in_steps() {
         assert_eq!((cuda.free(large), cuda.free(live)), (0, 0));
     });
 }
+
+#[test]
+fn the_32_bit_interface_has_addresses_of_its_own() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let garbage = 0x5a5a_5a5ausize << 32;
+        let allocate = |bytes: usize| {
+            let mut address = [0u32, 7];
+            let place = address.as_mut_ptr() as usize;
+            let status = cuda.call("cuMemAlloc", &[place, bytes | garbage]);
+            assert_eq!(address[1], 7, "four bytes");
+            (status, address[0] as usize)
+        };
+        let (status, small) = allocate(1000);
+        assert_eq!((status, cuda.beyond()), (0, 2 * MIB));
+        let (status, large) = allocate(5 << 20);
+        assert_eq!((status, cuda.beyond()), (0, 8 * MIB));
+        assert_eq!(allocate(0).0, 1);
+        let mut places = [0u32; 2];
+        let pitched = &raw mut places[0] as usize;
+        let pitch = &raw mut places[1] as usize;
+        let arguments = [pitched, pitch, 1000 | garbage, 4096 | garbage, 4 | garbage];
+        assert_eq!(cuda.call("cuMemAllocPitch", &arguments), 0);
+        assert_eq!((places[1], cuda.beyond()), (1024, 12 * MIB));
+        // It is memory as any other.
+        let data = [1u8, 2, 3, 4];
+        let mut back = [0u8; 4];
+        let from = data.as_ptr() as usize;
+        assert_eq!(cuda.call("cuMemcpyHtoD_v2", &[large, from, 4]), 0);
+        let to = back.as_mut_ptr() as usize;
+        assert_eq!(cuda.call("cuMemcpyDtoH_v2", &[to, large, 4]), 0);
+        assert_eq!(back, data);
+        assert_eq!(cuda.call("cuMemFree", &[small | garbage]), 0);
+        assert_eq!(cuda.call("cuMemFree_v2", &[large]), 0);
+        assert_eq!(cuda.call("cuMemFree", &[places[0] as usize | garbage]), 0);
+        assert_eq!(cuda.call("cuMemFree", &[small]), 1, "twice");
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(allocate(1000), (0, small), "the place again");
+        let mut numbers = [0u32; 3];
+        let (free, total) = (&raw mut numbers[0] as usize, &raw mut numbers[1] as usize);
+        assert_eq!(cuda.call("cuMemGetInfo", &[free, total]), 0);
+        let bytes = &raw mut numbers[2] as usize;
+        assert_eq!(cuda.call("cuDeviceTotalMem", &[bytes, 0]), 0);
+        assert_eq!(numbers, [u32::MAX; 3]);
+    });
+}

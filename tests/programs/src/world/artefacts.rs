@@ -58,6 +58,22 @@ pub fn shim() -> PathBuf {
     built_once().join("release/libgpulimit.so")
 }
 
+/// `gpulimit`, the controller.
+pub fn controller() -> PathBuf {
+    static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "-p", "gpulimit", "--bin", "gpulimit"])
+            .current_dir(repository())
+            .env("CARGO_TARGET_DIR", target())
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "gpulimit");
+        target().join("debug/gpulimit")
+    };
+    CONTROLLER.get_or_init(build).clone()
+}
+
 /// `gpu-script`.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -120,16 +136,21 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
 
 /// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot be had.
 pub fn runtime(major: u32) -> Option<PathBuf> {
-    fetched(major, "libcudart.so.")
+    fetched(&format!("cudart-{major}"), "libcudart.so.")
 }
 
 /// The runtime as a static library; none where it cannot be had.
 pub fn static_runtime() -> Option<PathBuf> {
-    fetched(13, "libcudart_static.a")
+    fetched("cudart-13", "libcudart_static.a")
 }
 
-fn fetched(major: u32, prefix: &str) -> Option<PathBuf> {
-    let folder = repository().join(format!(".cache/cudart-{major}"));
+/// NVIDIA's Python bindings of NVML, a module; none where they cannot be had.
+pub fn nvml_bindings() -> Option<PathBuf> {
+    fetched("nvidia-ml-py", "pynvml.py")
+}
+
+fn fetched(folder: &str, prefix: &str) -> Option<PathBuf> {
+    let folder = repository().join(".cache").join(folder);
     let look = || {
         let files = std::fs::read_dir(&folder).ok()?.filter_map(Result::ok);
         let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with(prefix));

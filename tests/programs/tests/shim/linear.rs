@@ -244,3 +244,33 @@ fn threads_that_take_and_give_leave_nothing() {
     program.end_quietly();
     world.judge_end(CAP);
 }
+
+#[test]
+fn the_32_bit_functions_are_charged_as_well() {
+    let cap = 1024 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc-v1 a 100M", "0"),
+        ("alloc-v1 b 1000", "0"),
+        ("pitch-v1 c 1000 4096", "0 1024"),
+        ("alloc-v1 none 0", "1"),
+    ]);
+    world.judge(cap);
+    assert_eq!(world.machine().used(), CONTEXT + 106 * MIB);
+    program.expect(&[
+        ("alloc-v1 d 500M", "2"),
+        ("pitch-v1 d 1048576 500", "2 0"),
+        ("free-v1 a", "0"),
+        ("alloc-v1 d 300M", "0"),
+        // Pointers are the same to both.
+        ("free d", "0"),
+        ("free-v1 b", "0"),
+        ("free-v1 c", "0"),
+        ("free-v1 c", "1"),
+    ]);
+    world.judge(cap);
+    assert_eq!(world.machine().used(), CONTEXT);
+    program.end();
+    world.judge_end(cap);
+}

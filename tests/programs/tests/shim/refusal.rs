@@ -40,6 +40,8 @@ fn every_way_to_ask_gets_the_drivers_code_and_its_name_in_the_line() {
     for (command, answer, call) in [
         ("alloc a 600M", "2", "cuMemAlloc"),
         ("pitch a 16 2097152", "2 0", "cuMemAllocPitch"),
+        ("alloc-v1 a 600M", "2", "cuMemAlloc"),
+        ("pitch-v1 a 16 2097152", "2 0", "cuMemAllocPitch"),
         ("managed a 600M", "2", "cuMemAllocManaged"),
         ("create a 600M 0", "2", "cuMemCreate"),
         ("async a 600M", "2", "cuMemAllocAsync"),

@@ -103,10 +103,46 @@ fn free_is_never_below_nothing() {
         ("info", &format!("0 0 {}", 1024 * MIB)),
         ("total 0", &format!("0 {}", 1024 * MIB)),
     ]);
-    let answer = program.numbers("nvml 0");
-    assert_eq!(answer[2..5], [1024 * MIB, 0, 1024 * MIB]);
+    let v1 = [0, 1024 * MIB, 0, 1024 * MIB];
+    let v2 = [0, 1024 * MIB, 0, 0, 1024 * MIB];
+    assert_eq!(program.numbers("nvml 0"), [&[0], &v1[..], &v2[..]].concat());
+    program.expect(&[
+        ("info-v1", &format!("0 0 {}", 1024 * MIB)),
+        ("total-v1 0", &format!("0 {}", 1024 * MIB)),
+    ]);
+    // Also with no limit left at all to be in.
+    world.set(0);
+    program.expect(&[("info", "0 0 0"), ("info-v1", "0 0 0"), ("total 0", "0 0")]);
+    assert_eq!(program.numbers("nvml 0"), [0; 10]);
+    world.set(1024 * MIB);
     program.expect(&[("alloc b 2M", "2"), ("free a", "0"), ("alloc b 400M", "0")]);
+    let free = 1024 * MIB - CONTEXT - 400 * MIB - RESERVE;
+    program.expect(&[("info", &format!("0 {free} {}", 1024 * MIB))]);
     program.end();
+}
+
+#[test]
+fn the_32_bit_functions_say_the_same_as_far_as_they_can() {
+    let cap = 3072 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    let left = cap - CONTEXT - RESERVE;
+    program.expect(&[
+        ("info-v1", &format!("0 {left} {cap}")),
+        ("total-v1 0", &format!("0 {cap}")),
+        ("total-v1 7", "101 0"),
+    ]);
+    let most = u64::from(u32::MAX);
+    // A larger limit is more than they can say, and must not come out as its lower half.
+    for gib in [4, 5, 8] {
+        world.set(gib << 30);
+        let free = ((gib << 30) - CONTEXT - RESERVE).min(most);
+        program.expect(&[
+            ("info-v1", &format!("0 {free} {most}")),
+            ("total-v1 0", &format!("0 {most}")),
+        ]);
+    }
+    program.end_quietly();
 }
 
 #[test]

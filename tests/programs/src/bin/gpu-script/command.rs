@@ -8,6 +8,7 @@
 //! | `green NAME D`, `use-green NAME`, `green-stream NAME GREEN`, `destroy-green NAME` | green contexts |
 //! | `limit N`, `set-limit N SIZE` | limits of the current context, by their numbers |
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
+//! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
 //! | `array NAME SHAPE [2d-v1, 2d or 3d-v1]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, what is left out is `0,0,32,4,0` |
@@ -20,7 +21,8 @@
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
 //! | `module NAME BYTES`, `module-file NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `kernels NAME LOCAL [malloc] [printf]`, `kernel-library NAME LOCAL [malloc] [printf]`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to launch it |
-//! | `info`, `total D`, `nvml D`, `nvml-own D` | how much memory there is |
+//! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
+//! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
@@ -34,6 +36,7 @@ mod green;
 mod kernels;
 mod linear;
 mod mapped;
+mod narrow;
 mod pools;
 mod streams;
 mod surroundings;

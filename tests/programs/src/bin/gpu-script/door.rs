@@ -43,6 +43,9 @@ fn path() -> Option<String> {
 fn version_of(name: &str) -> Option<i32> {
     Some(match name {
         "cuCtxCreate" | "cuCtxDestroy" | "cuArrayCreate" | "cuArray3DCreate" => 2000,
+        "cuMemAlloc" | "cuMemAllocPitch" | "cuMemFree" | "cuMemGetInfo" | "cuDeviceTotalMem" => {
+            2000
+        }
         "cuCtxCreate_v2" => 3020,
         "cuCtxCreate_v3" => 11040,
         "cuCtxCreate_v4" => 12050,

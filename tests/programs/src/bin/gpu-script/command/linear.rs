@@ -1,5 +1,6 @@
 //! Linear and managed memory.
 
+use super::narrow::{Narrow, dirty};
 use super::{Answer, plain};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
@@ -20,6 +21,21 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             );
             format!("{} {pitch}", scope.keep(words.at(1)?, (status, address)))
         }
+        "alloc-v1" => {
+            let mut address = Narrow::new();
+            let status = driver.call("cuMemAlloc", &[address.place(), dirty(words.size(2)?)]);
+            scope.keep(words.at(1)?, (status, address.value()?))
+        }
+        "pitch-v1" => {
+            let (mut address, mut pitch) = (Narrow::new(), Narrow::new());
+            let (width, height) = (dirty(words.size(2)?), dirty(words.size(3)?));
+            let arguments = [address.place(), pitch.place(), width, height, dirty(4)];
+            let status = driver.call("cuMemAllocPitch", &arguments);
+            let address = address.value()?;
+            let kept = scope.keep(words.at(1)?, (status, address));
+            format!("{kept} {}", pitch.value()?)
+        }
+        "free-v1" => plain(driver.call("cuMemFree", &[dirty(scope.value(words.at(1)?)?)])),
         "managed" => scope.keep(
             words.at(1)?,
             driver.get("cuMemAllocManaged", &[words.size(2)?, 1]),

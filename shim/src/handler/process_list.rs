@@ -1,0 +1,155 @@
+//! Which processes use a GPU: those of the group, each with the driver's own figures.
+//!
+//! The driver's whole list is fetched into room of ours, so that what the program offers need only hold the group's part.
+
+use gpulimit_core::ledger::{Identity, SeenProcess};
+
+use crate::abi::{
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_PROCESS_DETAIL_LIST_V1, NvmlDevice, NvmlProcessDetail,
+    NvmlProcessDetailList, NvmlProcessV1, NvmlProcessV2, Out, SUCCESS, Status,
+};
+use crate::handler::view;
+use crate::hook::Call;
+use crate::nvml::{self, Listed};
+
+/// The members of the group, where the list is to show nobody else; `None` where no limit applies.
+fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
+    let member = call.process.member().ok()?;
+    if view::is_unlimited(call, device) {
+        return None;
+    }
+    // The dead whose memory the driver still holds are among them.
+    let processes = member.ledger().processes(&nvml::ProcessList);
+    Some(
+        processes
+            .into_iter()
+            .map(|process| process.identity)
+            .collect(),
+    )
+}
+
+/// Puts the members' part of the list that `fetch` fetches at `infos`, if there is room for it; how many they are.
+fn filter<T: Listed>(
+    members: &[Identity],
+    fetch: impl Fn(Out<u32>, Out<T>) -> Status,
+    room: u32,
+    infos: Out<T>,
+) -> Result<u32, Status> {
+    let is_member = |process: &&T| {
+        let seen = SeenProcess::by_pid(process.pid());
+        members.iter().any(|member| seen.is(member))
+    };
+    let kept: Vec<T> =
+        nvml::whole_list(fetch, |all| all.iter().filter(is_member).copied().collect())?;
+    if kept.len() <= room as usize {
+        for (at, process) in kept.iter().enumerate() {
+            infos.at(at).write(*process);
+        }
+    }
+    Ok(kept.len() as u32)
+}
+
+/// NVML's way to answer with a list: there must be room for all of it, else it says how much is needed.
+fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
+    match kept {
+        Ok(count) => {
+            tell(count);
+            if count > room {
+                NVML_ERROR_INSUFFICIENT_SIZE
+            } else {
+                SUCCESS
+            }
+        }
+        Err(failed) => failed,
+    }
+}
+
+fn list<T: Listed>(
+    call: Call,
+    real: impl Fn(Out<u32>, Out<T>) -> Status,
+    device: NvmlDevice,
+    count: Out<u32>,
+    infos: Out<T>,
+) -> Status {
+    let room = match count.read() {
+        // Nowhere to put anything is an answer of the driver's own, unless all that is asked for is the number.
+        Some(room) if room == 0 || !infos.is_null() => room,
+        _ => return real(count, infos),
+    };
+    let Some(members) = members(call, device) else {
+        return real(count, infos);
+    };
+    let kept = filter(&members, real, room, infos);
+    answer(kept, room, |number| count.write(number))
+}
+
+/// Lists of [`NvmlProcessV1`].
+pub fn v1(
+    call: Call,
+    real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV1>) -> Status,
+    device: NvmlDevice,
+    count: Out<u32>,
+    infos: Out<NvmlProcessV1>,
+) -> Status {
+    let real = |count, infos| real(device, count, infos);
+    list(call, real, device, count, infos)
+}
+
+/// Lists of [`NvmlProcessV2`].
+pub fn v2(
+    call: Call,
+    real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
+    device: NvmlDevice,
+    count: Out<u32>,
+    infos: Out<NvmlProcessV2>,
+) -> Status {
+    let real = |count, infos| real(device, count, infos);
+    list(call, real, device, count, infos)
+}
+
+/// Lists of [`NvmlProcessV2`], or in some drivers of [`NvmlProcessDetail`].
+pub fn v3(
+    call: Call,
+    real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
+    device: NvmlDevice,
+    count: Out<u32>,
+    infos: Out<NvmlProcessV2>,
+) -> Status {
+    if !nvml::is_early_535() {
+        return v2(call, real, device, count, infos);
+    }
+    let real = |count, infos: Out<NvmlProcessDetail>| real(device, count, infos.cast());
+    list(call, real, device, count, infos.cast())
+}
+
+/// `nvmlDeviceGetRunningProcessDetailList`.
+pub fn details(
+    call: Call,
+    real: impl Fn(NvmlDevice, Out<NvmlProcessDetailList>) -> Status,
+    device: NvmlDevice,
+    list: Out<NvmlProcessDetailList>,
+) -> Status {
+    let Some(asked) = list.read().filter(|asked| {
+        asked.version == NVML_PROCESS_DETAIL_LIST_V1
+            && (asked.count == 0 || !asked.processes.is_null())
+    }) else {
+        return real(device, list);
+    };
+    let Some(members) = members(call, device) else {
+        return real(device, list);
+    };
+    let fetch = |count: Out<u32>, processes| {
+        let mut whole = NvmlProcessDetailList {
+            count: count.read().unwrap_or(0),
+            processes,
+            ..asked
+        };
+        let status = real(device, Out::of(&mut whole));
+        count.write(whole.count);
+        status
+    };
+    let kept = filter(&members, fetch, asked.count, asked.processes);
+    answer(kept, asked.count, |count| {
+        list.write(NvmlProcessDetailList { count, ..asked })
+    })
+}

@@ -1,0 +1,286 @@
+//! NVML's process lists: the group's processes, and nobody else's.
+
+use std::path::Path;
+use std::process::Command;
+
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually, text};
+
+const CAP: u64 = 4096 * MIB;
+/// Programs are in the lists of graphics processes and clients of MPS as well.
+const ALL_LISTS: (&str, &str) = ("GPULIMIT_SIM_ALL_LISTS", "1");
+
+/// A program that nobody limits, with a context.
+fn stranger(world: &World) -> Session {
+    let mut program = Session::start(world.bare(world::program()));
+    assert_eq!(program.say("start"), "0 0");
+    program
+}
+
+/// `0`, the number, and pid and bytes of each, as `processes` answers.
+fn listing(processes: &[(u32, u64)]) -> String {
+    let mut sorted = processes.to_vec();
+    sorted.sort_unstable();
+    let each = sorted.iter().map(|(pid, bytes)| format!(" {pid} {bytes}"));
+    format!("0 {}{}", sorted.len(), each.collect::<String>())
+}
+
+#[test]
+fn every_list_shows_the_group_alone() {
+    let world = World::with(CAP, &[ALL_LISTS]);
+    let mut one = world.on_gpu();
+    let mut two = world.on_gpu();
+    let mut other = stranger(&world);
+    one.expect(&[("alloc a 100M", "0")]);
+    other.expect(&[("alloc a 1000M", "0")]);
+    let ours = [(one.pid(), CONTEXT + 100 * MIB), (two.pid(), CONTEXT)];
+    let all = [&ours[..], &[(other.pid(), CONTEXT + 1000 * MIB)]].concat();
+    for list in ["Compute", "Graphics", "MPSCompute"] {
+        for version in ["v1", "v2", "v3", "details"] {
+            let command = format!("processes 0 {list} {version} 8");
+            assert_eq!(one.say(&command), listing(&ours), "{command}");
+            assert_eq!(two.say(&command), listing(&ours), "{command}");
+            assert_eq!(other.say(&command), listing(&all), "{command}");
+        }
+    }
+    drop(other);
+    one.end_quietly();
+    two.end_quietly();
+}
+
+#[test]
+fn the_number_is_asked_for_and_given_as_by_the_driver() {
+    let world = World::new(CAP);
+    let mut program = world.start();
+    // More than the group has: what the program offers need not hold the machine's list.
+    let others: Vec<_> = (0..3).map(|_| stranger(&world)).collect();
+    let pid = program.pid();
+    for version in ["v1", "v2", "v3", "details"] {
+        let say = |program: &mut Session, room: &str| {
+            program.say(&format!("processes 0 Compute {version} {room}"))
+        };
+        assert_eq!(say(&mut program, "nowhere-0"), "0 0", "{version}");
+        assert_eq!(say(&mut program, "0"), "0 0");
+        assert_eq!(say(&mut program, "nowhere-4"), "2 4", "the driver's answer");
+    }
+    program.expect(&[("start", "0 0")]);
+    for version in ["v1", "v2", "v3", "details"] {
+        let say = |program: &mut Session, room: &str| {
+            program.say(&format!("processes 0 Compute {version} {room}"))
+        };
+        assert_eq!(say(&mut program, "nowhere-0"), "7 1", "{version}");
+        assert_eq!(say(&mut program, "0"), "7 1");
+        assert_eq!(say(&mut program, "1"), listing(&[(pid, CONTEXT)]));
+        assert_eq!(say(&mut program, "nowhere-4"), "2 4", "the driver's answer");
+    }
+    drop(others);
+    program.end_quietly();
+}
+
+#[test]
+fn a_long_list_is_looked_through_to_its_end() {
+    let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "4194304")];
+    let world = World::with(CAP, &knobs);
+    let others: Vec<_> = (0..70).map(|_| stranger(&world)).collect();
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 10M", "0")]);
+    let own = listing(&[(program.pid(), 14 * MIB)]);
+    for version in ["v1", "v2", "v3", "details"] {
+        program.expect(&[(&format!("processes 0 Compute {version} 1"), &own)]);
+    }
+    drop(others);
+    program.end_quietly();
+}
+
+/// A folder with an NVML of the first R535 drivers: one that lacks a function that came with later ones.
+fn early_nvml(world: &World) -> std::path::PathBuf {
+    const NAME: &[u8] = b"nvmlDeviceGetRunningProcessDetailList\0";
+    let mut library = std::fs::read(world::driver().join("libnvidia-ml.so.1")).expect("NVML");
+    let mut found = 0;
+    for at in 0..library.len() - NAME.len() {
+        if library[at..].starts_with(NAME) {
+            library[at] = b'x';
+            found += 1;
+        }
+    }
+    assert!(found > 0, "it has the name");
+    let folder = world.file("early");
+    std::fs::create_dir(&folder).expect("a folder");
+    std::fs::write(folder.join("libnvidia-ml.so.1"), library).expect("written");
+    folder
+}
+
+#[test]
+fn the_first_535_drivers_have_longer_entries() {
+    let world = World::with(CAP, &[ALL_LISTS, ("GPULIMIT_SIM_EARLY_535", "1")]);
+    let folder = early_nvml(&world);
+    let other = stranger(&world);
+    let mut command = world.limited(world::program());
+    let folders = format!("{}:{}", folder.display(), world::driver().display());
+    command.env("LD_LIBRARY_PATH", folders);
+    let mut program = Session::start(command);
+    program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    let mut second = world.on_gpu();
+    let ours = listing(&[
+        (program.pid(), CONTEXT + 100 * MIB),
+        (second.pid(), CONTEXT),
+    ]);
+    for list in ["Compute", "Graphics", "MPSCompute"] {
+        let room = |room| format!("processes 0 {list} v3-535 {room}");
+        program.expect(&[(&room(2), &ours), (&room(1), "7 2")]);
+        program.expect(&[(&format!("processes 0 {list} v2 2"), &ours)]);
+    }
+    drop(other);
+    second.expect(&[("processes 0 Compute v1 1", "7 2")]);
+    program.end_quietly();
+    drop(second);
+    world.settle();
+}
+
+#[test]
+fn the_killed_are_listed_until_the_driver_lets_go() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
+    let mut program = world.on_gpu();
+    let victim = world.on_gpu();
+    let own = (program.pid(), CONTEXT);
+    let both = listing(&[own, (victim.pid(), CONTEXT)]);
+    victim.kill();
+    program.expect(&[("processes 0 Compute v3 4", &both)]);
+    world.machine().knob("kill-lag-ms", "0");
+    assert!(eventually(|| world.machine().used() == CONTEXT));
+    program.expect(&[("processes 0 Compute v3 4", &listing(&[own]))]);
+}
+
+#[test]
+fn where_no_limit_applies_the_list_is_the_drivers() {
+    let knobs = [("GPULIMIT_SIM_GPUS", "2"), ALL_LISTS];
+    let world = World::without_group(&knobs);
+    let mut other = stranger(&world);
+    other.expect(&[("retain 1", "0")]);
+    let mut command = world.preloaded(world::program());
+    command.env("GPULIMIT_MAX", "0=1G,1=500G");
+    let mut program = Session::start(command);
+    program.expect(&[("start", "0 0")]);
+    let own = listing(&[(program.pid(), CONTEXT)]);
+    let others = listing(&[(other.pid(), CONTEXT)]);
+    for version in ["v1", "v2", "v3", "details"] {
+        program.expect(&[
+            (&format!("processes 0 Compute {version} 8"), &own),
+            (&format!("processes 1 Compute {version} 8"), &others),
+        ]);
+        // Too small for the driver's list is then too small.
+        program.expect(&[(&format!("processes 1 Graphics {version} 0"), "7 1")]);
+    }
+    program.end_quietly();
+}
+
+#[test]
+fn mistakes_get_the_drivers_answer() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let mut other = stranger(&world);
+    for line in ["processes 7 Compute v3 4", "processes 0 Nonsense details 4"] {
+        assert_eq!(program.say(line), other.say(line), "{line}");
+    }
+    program.end_quietly();
+}
+
+/// What gpustat, nvitop and their like ask, in their way.
+const TOOL: &str = "
+import pynvml as nvml
+nvml.nvmlInit()
+gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+for memory in nvml.nvmlDeviceGetMemoryInfo(gpu), nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2):
+    print('memory', memory.total, memory.used, memory.free)
+for kind in 'Compute', 'Graphics', 'MPSCompute':
+    for version in '', '_v2', '_v3':
+        listed = getattr(nvml, f'nvmlDeviceGet{kind}RunningProcesses{version}')(gpu)
+        print(kind, *sorted((process.pid, process.usedGpuMemory) for process in listed))
+for mode in range(3):
+    listed = nvml.nvmlDeviceGetRunningProcessDetailList(gpu, nvml.nvmlProcessDetailList_v1, mode)
+    print('details', *sorted((process.pid, process.usedGpuMemory) for process in listed))
+";
+
+#[test]
+fn python_tools_show_the_group() {
+    let Some(module) = world::nvml_bindings() else {
+        eprintln!("SKIPPED: nvidia-ml-py is not there and scripts/wheels cannot fetch it");
+        return;
+    };
+    let world = World::with(CAP, &[ALL_LISTS]);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 500M", "0")]);
+    let other = stranger(&world);
+    let tool = |mut command: Command| {
+        let folder = module.parent().expect("a folder");
+        command.args(["-c", TOOL]).env("PYTHONPATH", folder);
+        let output = world::finish(command);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = tool(world.limited(Path::new("python3")));
+    let used = CONTEXT + 500 * MIB;
+    let charged = world.usage(0).charged;
+    let memory = format!("memory {CAP} {charged} {}\n", CAP - charged);
+    let own = format!("({}, {used})", program.pid());
+    let mut expected = memory.repeat(2);
+    for list in ["Compute", "Graphics", "MPSCompute", "details"] {
+        expected += &format!("{list} {own}\n").repeat(3);
+    }
+    assert_eq!(said, expected);
+    let machine = tool(world.bare(Path::new("python3")));
+    assert_eq!(
+        machine
+            .matches(&format!("({}, {CONTEXT})", other.pid()))
+            .count(),
+        12
+    );
+    assert_eq!(machine.matches(&own).count(), 12, "{machine}");
+    drop(other);
+    program.end_quietly();
+}
+
+/// A command in a pid namespace of its own, with its `/proc`; none where that is not allowed.
+fn unshared() -> Option<Command> {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command
+    };
+    let tried = unshare().arg("true").output();
+    match tried {
+        Ok(output) if output.status.success() => Some(unshare()),
+        _ => {
+            eprintln!("SKIPPED: no pid namespaces here");
+            None
+        }
+    }
+}
+
+#[test]
+fn members_in_a_container_are_known_by_the_pid_that_is_seen() {
+    let Some(unshare) = unshared() else { return };
+    let world = World::new(CAP);
+    let mut command = world.limited(Path::new("unshare"));
+    command.args(unshare.get_args()).arg(world::program());
+    let mut inside = Session::start(command);
+    inside.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    // The program is the only child of `unshare`.
+    let pid = inside.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let child: u32 = children
+        .expect("readable")
+        .trim()
+        .parse()
+        .expect("one child");
+    let mut outside = world.on_gpu();
+    let other = stranger(&world);
+    let contained = CONTEXT + 100 * MIB;
+    outside.expect(&[(
+        "processes 0 Compute v3 8",
+        &listing(&[(outside.pid(), CONTEXT), (child, contained)]),
+    )]);
+    // From inside only what is inside is seen, and there it is the first process.
+    inside.expect(&[("processes 0 Compute v3 8", &listing(&[(1, contained)]))]);
+    drop((inside, other));
+    outside.end_quietly();
+}

@@ -1,0 +1,256 @@
+//! Limits are on the right GPU, in whatever order a program sees the GPUs, and whichever of them.
+
+use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::units::Size;
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
+
+/// What a context takes on the machines of these tests.
+const CONTEXT: u64 = 10 * MIB;
+/// Charged ahead: what the driver may need without being asked for it.
+const RESERVE: u64 = 4 * MIB;
+
+/// The limit of a GPU, by its number in NVML: each has another one.
+fn cap(gpu: usize) -> u64 {
+    (100 + 20 * gpu as u64) * MIB
+}
+
+/// Where the simulated machine has its GPUs.
+fn bus(gpu: usize) -> String {
+    format!("0000:{:02X}:00.0", 0x1b + 0x0d * gpu)
+}
+
+fn machine(count: usize, reversed: bool) -> World {
+    World::without_group(&[
+        ("GPULIMIT_SIM_GPUS", &count.to_string()),
+        ("GPULIMIT_SIM_CONTEXT_BYTES", &CONTEXT.to_string()),
+        ("GPULIMIT_SIM_REVERSED", if reversed { "1" } else { "0" }),
+    ])
+}
+
+/// A group with a limit for each GPU.
+fn limit_each(world: &World) {
+    let mut limits = LimitSet::default();
+    for (gpu, truth) in world.machine().gpus().iter().enumerate() {
+        let id = truth.uuid.parse().expect("a UUID");
+        limits.set(Selector::Device(id), Size::Bytes(cap(gpu)));
+    }
+    world.root().create(GROUP, &limits).expect("a group");
+}
+
+fn start(world: &World, variables: &[(&str, &str)]) -> Session {
+    let mut command = world.limited(world::program());
+    command.envs(variables.iter().copied());
+    Session::start(command)
+}
+
+/// Fills every GPU that the program sees, which are `order` in NVML's numbers, up to the limit of it.
+#[track_caller]
+fn check(world: &World, mut program: Session, order: &[usize]) {
+    let pid = program.pid();
+    program.expect(&[("init", "0")]);
+    for (ordinal, &gpu) in order.iter().enumerate() {
+        let cap = cap(gpu);
+        let left = cap - CONTEXT - RESERVE;
+        program.expect(&[
+            (&format!("bus {ordinal}"), &format!("0 {}", bus(gpu))),
+            (&format!("total {ordinal}"), &format!("0 {cap}")),
+            (&format!("retain {ordinal}"), "0"),
+            (&format!("current {ordinal}"), "0"),
+            ("info", &format!("0 {left} {cap}")),
+            ("alloc some 8M", "0"),
+            (&format!("alloc rest {}", left - 4 * MIB), "2"),
+            (&format!("alloc rest {}", left - 10 * MIB), "0"),
+            ("info", &format!("0 {} {cap}", 2 * MIB)),
+        ]);
+    }
+    program.expect(&[(&format!("total {}", order.len()), "101 0")]);
+    for (gpu, truth) in world.machine().gpus().iter().enumerate() {
+        let used = if order.contains(&gpu) {
+            world.judge_gpu(gpu, cap(gpu));
+            cap(gpu) - RESERVE - 2 * MIB
+        } else {
+            0
+        };
+        assert_eq!((truth.used, truth.peak), (used, used), "GPU {gpu}");
+        // NVML has numbers of its own, and shows the hidden ones, too.
+        let answer = program.numbers(&format!("nvml {gpu}"));
+        assert_eq!(answer[2], cap(gpu), "GPU {gpu}");
+        let shown = match used {
+            0 => "0 0".to_owned(),
+            used => format!("0 1 {pid} {used}"),
+        };
+        program.expect(&[(&format!("processes {gpu} Compute v3 8"), &shown)]);
+    }
+    let (status, errors) = program.end();
+    assert!(status.success(), "{status:?} {errors}");
+    world.settle();
+}
+
+/// A program with these variables, for which the GPUs come in this order.
+#[track_caller]
+fn sees(count: usize, reversed: bool, variables: &[(&str, &str)], order: &[usize]) {
+    let world = machine(count, reversed);
+    limit_each(&world);
+    let program = start(&world, variables);
+    check(&world, program, order);
+}
+
+const BY_BUS: (&str, &str) = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+const BY_SPEED: (&str, &str) = ("CUDA_DEVICE_ORDER", "FASTEST_FIRST");
+
+fn visible(list: &str) -> (&'static str, &str) {
+    ("CUDA_VISIBLE_DEVICES", list)
+}
+
+#[test]
+fn two_gpus_in_every_order() {
+    sees(2, false, &[], &[0, 1]);
+    sees(2, true, &[], &[1, 0]);
+    sees(2, true, &[BY_SPEED], &[1, 0]);
+    sees(2, true, &[BY_BUS], &[0, 1]);
+    sees(2, false, &[visible("1,0")], &[1, 0]);
+    sees(2, true, &[visible("1,0")], &[0, 1]);
+    sees(2, true, &[visible("1"), BY_BUS], &[1]);
+    sees(2, true, &[visible("1")], &[0]);
+}
+
+#[test]
+fn eight_gpus_in_many_orders() {
+    let all = [0, 1, 2, 3, 4, 5, 6, 7];
+    let reversed = [7, 6, 5, 4, 3, 2, 1, 0];
+    sees(8, false, &[], &all);
+    sees(8, true, &[], &reversed);
+    sees(8, true, &[BY_BUS], &all);
+    sees(8, false, &[visible("7,6,5,4,3,2,1,0")], &reversed);
+    sees(8, true, &[visible("3,1,6")], &[4, 6, 1]);
+    sees(8, true, &[visible("3,1,6"), BY_BUS], &[3, 1, 6]);
+    sees(8, true, &[visible(" 5 , 2"), BY_BUS], &[5, 2]);
+}
+
+#[test]
+fn gpus_by_uuid_and_the_beginning_of_one() {
+    let world = machine(8, true);
+    let uuids: Vec<_> = world
+        .machine()
+        .gpus()
+        .into_iter()
+        .map(|gpu| gpu.uuid)
+        .collect();
+    drop(world);
+    let both = format!("{},{}", uuids[6], uuids[2]);
+    sees(8, true, &[visible(&both)], &[6, 2]);
+    let beginnings = format!("{},{}", &uuids[3][..12], &uuids[7][..12]);
+    sees(8, false, &[visible(&beginnings)], &[3, 7]);
+    // Numbers count in the program's order, names do not.
+    let mixed = format!("0,{},1", uuids[4]);
+    sees(8, true, &[visible(&mixed)], &[7, 4, 6]);
+}
+
+#[test]
+fn a_wrong_name_ends_the_list() {
+    sees(8, false, &[visible("2,9,0")], &[2]);
+    sees(8, true, &[visible("1,-1,0")], &[6]);
+    sees(8, true, &[visible("4,GPU-zz,0"), BY_BUS], &[4]);
+}
+
+#[test]
+fn no_gpu_is_the_drivers_answer() {
+    for list in ["1,1", "-1", "", "9,0"] {
+        let world = machine(2, false);
+        limit_each(&world);
+        let mut program = start(&world, &[visible(list)]);
+        program.expect(&[("init", "100"), ("total 0", "3 0")]);
+        // NVML does not ask for it.
+        assert_eq!(program.numbers("nvml 1")[2], cap(1));
+        program.end_quietly();
+    }
+}
+
+/// A program that brings its own limits, which the GPUs of its list are to have.
+#[track_caller]
+fn asks(max: &str, variables: &[(&str, &str)], order: &[usize]) {
+    let world = machine(8, true);
+    let mut command = world.preloaded(world::program());
+    command
+        .env("GPULIMIT_MAX", max)
+        .envs(variables.iter().copied());
+    let mut program = Session::start(command);
+    program.expect(&[("init", "0")]);
+    for (ordinal, &gpu) in order.iter().enumerate() {
+        program.expect(&[
+            (&format!("bus {ordinal}"), &format!("0 {}", bus(gpu))),
+            (&format!("total {ordinal}"), &format!("0 {}", cap(gpu))),
+            (&format!("retain {ordinal}"), "0"),
+            (&format!("current {ordinal}"), "0"),
+            ("alloc a 300M", "2"),
+            ("alloc a 80M", "0"),
+        ]);
+        world.judge_gpu(gpu, cap(gpu));
+        assert_eq!(
+            program.numbers(&format!("nvml {gpu}"))[2],
+            cap(gpu),
+            "GPU {gpu}"
+        );
+    }
+    program.end();
+    world.settle();
+}
+
+#[test]
+fn limits_of_a_job_by_number_and_by_uuid() {
+    let size = |gpu| format!("{}M", cap(gpu) / MIB);
+    // The number is that of the program itself.
+    asks(
+        &format!("0={},1={}", size(7), size(6)),
+        &[visible("0,1")],
+        &[7, 6],
+    );
+    asks(
+        &format!("1={},0={}", size(1), size(5)),
+        &[visible("5,1"), BY_BUS],
+        &[5, 1],
+    );
+    let uuids: Vec<_> = machine(8, true)
+        .machine()
+        .gpus()
+        .into_iter()
+        .map(|gpu| gpu.uuid)
+        .collect();
+    asks(
+        &format!("{}={},{}={}", uuids[2], size(2), &uuids[5][..12], size(5)),
+        &[visible("2,5")],
+        &[5, 2],
+    );
+    asks(
+        &format!("{}={},all={}", &uuids[3][..12], size(3), size(4)),
+        &[visible("3,4")],
+        &[4, 3],
+    );
+}
+
+#[test]
+fn limits_set_by_bus_id_index_and_uuid() {
+    let world = machine(8, true);
+    limit_each(&world);
+    let gpus = world.machine().gpus();
+    let set = |gpu: &str, bytes: u64| {
+        let mut command = world.bare(&world::controller());
+        let max = format!("max={}M", bytes / MIB);
+        command.args(["set", GROUP, &max, "--device", gpu]);
+        let output = world::finish(command);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    let more = 400 * MIB;
+    set(&bus(1), more);
+    set("2", 2 * more);
+    set(&gpus[3].uuid[..12], 3 * more);
+    let mut program = start(&world, &[visible("6,5,4,3")]);
+    program.expect(&[
+        ("init", "0"),
+        ("total 0", &format!("0 {more}")),
+        ("total 1", &format!("0 {}", 2 * more)),
+        ("total 2", &format!("0 {}", 3 * more)),
+        ("total 3", &format!("0 {}", cap(4))),
+    ]);
+    program.end_quietly();
+}
