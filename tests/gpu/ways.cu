@@ -125,6 +125,11 @@ static cudaError_t take(const std::string &way, int turn) {
     return cudaErrorInvalidValue;
 }
 
+// The next order: a line.
+static void await() {
+    for (int read = getchar(); read != '\n' && read != EOF;) read = getchar();
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const std::string way = argc > 1 ? argv[1] : "array";
@@ -136,7 +141,7 @@ int main(int argc, char **argv) {
     }
     cudaGetLastError();
     printf("@{\"way\": \"%s\", \"start\": %d, \"granted\": %d, \"refusal\": %d}\n", way.c_str(), start, turn, answer);
-    getchar();
+    await();
     cudaError_t freed = cudaSuccess;
     for (auto &give : held) {
         cudaError_t given = give();
@@ -144,6 +149,6 @@ int main(int argc, char **argv) {
     }
     cudaDeviceSynchronize();
     printf("@{\"freed\": %d}\n", freed);
-    getchar();
+    await();
     return 0;
 }

@@ -286,7 +286,7 @@ TILE_POOL = 1
 
 
 def backed(flag: int) -> Turns:
-    """Arrays without memory of their own, backed by a handle that is released while it is mapped."""
+    """Arrays without memory of their own, with some mapped into them. It lives as long as its handle, mapped or not."""
     width = height = 2048
     size = width * height * 16
 
@@ -303,11 +303,15 @@ def backed(flag: int) -> Turns:
         struct.pack_into("IxxxxIIIIIIII", info.bytes, 16, 0, 0, 0, 0, 0, 0, width, height, 1)
         struct.pack_into("IIQQII", info.bytes, 56, 1, 0, handle.value, 0, 1, 0)
         must("cuMemMapArrayAsync", byref(info), 1, None)
-        must("cuMemRelease", handle)
         must("cuCtxSynchronize")
-        return 0, size, array
+        return 0, size, (array, handle)
 
-    return one_by_one(take, lambda array: call("cuArrayDestroy", array))
+    def give(held: object) -> int:
+        array, handle = held
+        must("cuArrayDestroy", array)
+        return call("cuMemRelease", handle)
+
+    return one_by_one(take, give)
 
 
 @way("array-sparse")
@@ -323,10 +327,10 @@ def array_deferred() -> Turns:
 # ---- pools
 
 
-def pool_property(size: int = 0) -> Structure:
+def pool_property() -> object:
+    """CUmemPoolProps: pinned memory on GPU 0."""
     prop = (c_byte * 88)()
     struct.pack_into("iiii", prop, 0, 1, 0, 1, 0)
-    struct.pack_into("Q", prop, 24, size)
     return prop
 
 
