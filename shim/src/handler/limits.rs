@@ -213,7 +213,13 @@ pub fn run<F: FnOnce() -> u64>(
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let driver = &device.driver;
-    let loaded = RESERVE.saturating_add(round_up(variables, BLOCK));
+    // A few variables lie in the block that the reserve has for the code.
+    let large = if variables < BLOCK {
+        0
+    } else {
+        round_up(variables, BLOCK)
+    };
+    let loaded = RESERVE.saturating_add(large);
     if driver.prepay(device, call.symbol, loaded).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -51,6 +51,7 @@ def edge() -> dict:
     x = held[-1][:4096].view(torch.float32)
     names = ("sin", "exp", "erf", "lgamma", "digamma", "sigmoid", "cumsum", "argsort", "median", "std", "prod", "i0", "sinc")
     outcomes: dict[str, int] = {}
+    errors: dict[str, str] = {}
     for name in names:
         try:
             function = getattr(torch, name)
@@ -59,8 +60,9 @@ def edge() -> dict:
             outcome = "ran"
         except Exception as error:
             outcome = agent.type_name(error)
+            errors[name] = str(error)[:200]
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    return {"outcomes": outcomes}
+    return {"outcomes": outcomes, "errors": errors}
 
 
 def allocate(size: int) -> torch.Tensor:

@@ -26,6 +26,19 @@ fn modules() {
     }
 }
 
+/// Frameworks compile kernels at run time, also when they have filled their memory.
+#[test]
+fn small_modules_fit_into_a_full_group() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.say("fill large 50M");
+    program.say("fill small 2M");
+    program.expect(&[("module m 1000", "0"), ("launch m", "0")]);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn libraries_are_loaded_where_they_are_first_needed() {
     for first_use in ["library-module", "library-global", "library-launch"] {
