@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::BLOCK;
 use super::device::{Device, Total};
 use super::packed::Packed;
 use crate::abi::Context;
@@ -87,6 +88,37 @@ impl DriverShare {
             device.charge_ahead(symbol, missing)?;
             self.state.lock().held += missing;
         }
+    }
+
+    /// As [`DriverShare::prepay`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
+    /// promised.
+    pub fn prepay_from_reserve(
+        &self,
+        device: &Device,
+        symbol: &'static str,
+        bytes: u64,
+    ) -> Result<u64, Refused> {
+        let missing = {
+            let mut state = self.state.lock();
+            match state.promise(bytes) {
+                Ok(()) => return Ok(bytes),
+                Err(missing) => missing,
+            }
+        };
+        let mut state = if device.charge_ahead_without_trim(missing).is_ok() {
+            let mut state = self.state.lock();
+            state.held += missing;
+            state
+        } else {
+            self.state.lock()
+        };
+        let idle = state.idle().min(bytes);
+        if idle >= BLOCK {
+            state.prepaid += idle;
+            return Ok(idle);
+        }
+        drop(state);
+        self.prepay(device, symbol, bytes).map(|()| bytes)
     }
 
     /// As [`DriverShare::prepay`], of what the group has left, and refuses nothing: the bytes that are charged.

@@ -219,8 +219,12 @@ pub fn run<F: FnOnce() -> u64>(
     } else {
         round_up(variables, BLOCK)
     };
-    let loaded = RESERVE.saturating_add(large);
-    if driver.prepay(device, call.symbol, loaded).is_err() {
+    let Ok(reserve) = driver.prepay_from_reserve(device, call.symbol, RESERVE) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    let loaded = reserve + large;
+    if large > 0 && driver.prepay(device, call.symbol, large).is_err() {
+        driver.cancel(device, reserve);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let (launches, per_thread) = match usage {
@@ -258,7 +262,7 @@ pub fn run<F: FnOnce() -> u64>(
         (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
     ];
     let taken = |grown: u64| {
-        let (mut left, mut taken) = (grown.saturating_sub(growth + loaded - RESERVE), 0);
+        let (mut left, mut taken) = (grown.saturating_sub(growth + large), 0);
         for (kept, bytes, needed) in offers {
             if needed && left >= bytes {
                 kept.store(0, Ordering::Release);
