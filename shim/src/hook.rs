@@ -11,7 +11,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::Status;
 use crate::process::{Process, limited};
-pub use guard::Guard;
 
 /// How a function is treated. Shown by `gpulimit doctor` and the docs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -76,13 +75,14 @@ pub fn enter(
     if !limited() {
         return real();
     }
-    let Some(_guard) = Guard::enter() else {
-        return real();
-    };
-    let process = Process::current();
-    match catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol }))) {
-        Ok(status) => status,
-        Err(_) => panicked(symbol, broken),
+    let handled = guard::alone(|| {
+        let process = Process::current();
+        catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol })))
+    });
+    match handled {
+        Some(Ok(status)) => status,
+        Some(Err(_)) => panicked(symbol, broken),
+        None => real(),
     }
 }
 

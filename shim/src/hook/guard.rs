@@ -6,26 +6,28 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Held while a hook of this thread runs.
-pub struct Guard(());
+/// Ends the protection, also when a handler panics.
+struct Inside<'a>(&'a Cell<bool>);
 
-impl Guard {
-    /// `None` when this thread is inside a hook already (or is being torn down: then we step aside too).
+impl Drop for Inside<'_> {
     #[inline]
-    pub fn enter() -> Option<Guard> {
-        let nested = INSIDE
-            .try_with(|inside| inside.replace(true))
-            .unwrap_or(true);
-        // Made only here: one made and dropped on the way out would end the outer hook's protection.
-        (!nested).then(|| Guard(()))
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 
-impl Drop for Guard {
-    #[inline]
-    fn drop(&mut self) {
-        let _ = INSIDE.try_with(|inside| inside.set(false));
-    }
+/// Runs `work` as a hook of this thread. `None` when the thread is inside a hook already (or is being torn down: then we step aside too).
+#[inline]
+pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // The work is done inside, so that the thread's flag is looked up once.
+    let done = INSIDE.try_with(|inside| {
+        if inside.replace(true) {
+            return None;
+        }
+        let _inside = Inside(inside);
+        Some(work())
+    });
+    done.unwrap_or(None)
 }
 
 #[cfg(test)]
@@ -34,11 +36,18 @@ mod tests {
 
     #[test]
     fn nested_calls_pass_until_the_outer_hook_ends() {
-        let outer = Guard::enter();
-        assert!(outer.is_some());
-        assert!(Guard::enter().is_none());
-        assert!(Guard::enter().is_none(), "after a nested call too");
-        drop(outer);
-        assert!(Guard::enter().is_some());
+        let outer = alone(|| {
+            assert_eq!(alone(|| ()), None);
+            assert_eq!(alone(|| ()), None, "after a nested call too");
+        });
+        assert_eq!(outer, Some(()));
+        assert_eq!(alone(|| 7), Some(7));
+    }
+
+    #[test]
+    fn a_panic_ends_the_hook() {
+        let broken = std::panic::catch_unwind(|| alone(|| panic!("broken")));
+        assert!(broken.is_err());
+        assert_eq!(alone(|| 7), Some(7));
     }
 }
