@@ -15,7 +15,6 @@ pub mod managed;
 pub mod packed;
 pub mod pools;
 pub mod spare;
-pub mod tiles;
 pub mod tiling;
 pub mod vmm;
 

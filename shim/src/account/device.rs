@@ -497,8 +497,7 @@ impl Pressure for Reclaim<'_> {
         let device = self.device;
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
-        let driver = device.driver.reclaim(device);
-        spare || pools || driver
+        spare || pools
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -170,11 +170,11 @@ impl Launched {
         next_generation();
     }
 
-    /// A library, or a module, was unloaded.
+    /// A library, or a module, was unloaded, and with it perhaps kernels of an unknown one.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()
-            .retain(|_, kernel| kernel.library != library);
+            .retain(|_, kernel| ![0, library].contains(&kernel.library));
         self.forget();
     }
 }

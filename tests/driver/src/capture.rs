@@ -240,6 +240,13 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     Ok(true)
 }
 
+/// The node just added is a kernel that needs so many bytes of local memory per thread.
+pub fn add_kernel(stream: &Stream, local: u64) {
+    with(stream, |capture| {
+        capture.nodes.local = capture.nodes.local.max(local);
+    });
+}
+
 /// Allocates in the captured graph: an address, no memory before the graph is launched.
 ///
 /// # Errors

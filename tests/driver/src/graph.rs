@@ -2,7 +2,7 @@
 //!
 //! Measured (H100, 580.159.04) with one node of 64 MiB that is allocated and freed: capturing takes nothing, the first
 //! instantiation of a context 2 MiB, the upload or first launch 64 MiB, more launches nothing; destroying gives nothing
-//! back, `cuDeviceGraphMemTrim` the 64 MiB.
+//! back, `cuDeviceGraphMemTrim` the 64 MiB. The local memory that its kernels need comes with the instantiation.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +28,8 @@ const UPLOAD: u64 = 2;
 pub struct Nodes {
     /// Nodes of every kind.
     pub count: usize,
+    /// The most local memory per thread that a kernel of it needs, in bytes.
+    pub local: u64,
     /// Addresses allocated, with their bytes in whole blocks.
     allocated: Vec<(u64, u64)>,
     /// Addresses freed, of this and of other graphs.
@@ -235,6 +237,7 @@ impl Exec {
     pub fn make(context: &'static Context, graph: &Graph, flags: u64) -> Outcome<&'static Exec> {
         let nodes = graph.nodes()?;
         context.add_exec()?;
+        context.grow_local(nodes.local)?;
         if flags & UPLOAD != 0 {
             memory().reserve(context.device(), nodes.most)?;
         }
