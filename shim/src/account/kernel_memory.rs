@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use super::{BLOCK, round_up};
 use crate::abi::{
@@ -33,8 +33,8 @@ pub struct KernelMemory {
 
 /// The memory for kernels of one context.
 pub struct ContextMemory {
-    /// Held through a call that may change it.
-    pub alone: Mutex<()>,
+    /// Held through a call that may change it, and shared through launches that rely on more than there is from the start.
+    pub alone: RwLock<()>,
     /// The stack limit, bytes: local memory that every thread has, or gets with the next growth.
     per_thread: AtomicU64,
     /// Bytes of device memory behind that; 0 after the driver has dropped it.
@@ -72,6 +72,11 @@ impl KernelMemory {
         self.backing(START)
     }
 
+    /// Whether kernels that need so many bytes rely on more than every context has from the start, which may be lowered again.
+    pub fn is_large(&self, per_thread: u64) -> bool {
+        per_thread > START
+    }
+
     /// Bytes of device memory behind so many bytes of local memory per thread.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
@@ -85,7 +90,7 @@ impl KernelMemory {
         let mut contexts = self.contexts.write();
         Arc::clone(contexts.entry(context).or_insert_with(|| {
             Arc::new(ContextMemory {
-                alone: Mutex::new(()),
+                alone: RwLock::new(()),
                 per_thread: AtomicU64::new(START),
                 backing: AtomicU64::new(self.start()),
                 heap: AtomicU64::new(0),
@@ -100,7 +105,7 @@ impl KernelMemory {
             return 0;
         };
         // A call that was under way in it has settled by then.
-        let _alone = gone.alone.lock();
+        let _alone = gone.alone.write();
         gone.heap.swap(0, Ordering::AcqRel) + gone.fifo.swap(0, Ordering::AcqRel)
     }
 

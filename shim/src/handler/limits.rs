@@ -44,10 +44,12 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         0 => return real(limit, value),
         context => device.kernels.context(context),
     };
-    let _alone = context.alone.lock();
+    let _alone = context.alone.write();
     let real = |value| real(limit, value);
     match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
+        // In use: the driver says so.
+        _ if is_fixed(limit) => real(value),
         LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
         _ => reserve(call, device, &context.fifo, || real(value), wanted),
     }
@@ -70,7 +72,7 @@ fn set_stack(
     if device.driver.prepay(device, call.symbol, growth).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if backing < context.backing() {
+    if backing < device.kernels.start() {
         // What is launched from here on asks anew, and waits for us.
         call.process.launched.forget();
     }
@@ -136,13 +138,17 @@ fn limit(limit: i32) -> Option<usize> {
     (asked == SUCCESS).then_some(value)
 }
 
-/// Whether a module is loaded in `context` that uses what this limit is for: the driver does not let it be set then (measured).
+/// Whether this limit of the current context cannot be set: a module has been loaded that uses what it is for (measured).
+fn is_fixed(which: i32) -> bool {
+    limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS)
+}
+
+/// As [`is_fixed`], of `context`.
 fn is_in_use(context: Context, which: i32) -> bool {
     if cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
         return false;
     }
-    let in_use =
-        limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS);
+    let in_use = is_fixed(which);
     let mut popped = 0;
     cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
     in_use
@@ -214,7 +220,7 @@ pub fn run<F: FnOnce() -> u64>(
         if launches { (heap, fifo) } else { (0, fifo) }
     };
     // One at a time: two that need the same growth make it once.
-    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.lock());
+    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
     let (growth, (heap, fifo)) = match alone {
         Some(_) => (growth(), kept()),
         None => (0, (0, 0)),

@@ -7,7 +7,7 @@
 //! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`,
 //! `cuLibraryGetGlobal`, `cuLibraryGetModule` or the launch of a kernel first needs the module.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
@@ -582,11 +582,18 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40.
+/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40. No two on one GPU (NVIDIA's documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
         return Err(Status::INVALID_VALUE);
+    }
+    let mut gpus = HashSet::new();
+    for index in 0..count as usize {
+        let [_, .., stream, _] = list.at(index).get()?;
+        if !gpus.insert(Stream::context_of(stream as usize)?.device()) {
+            return Err(Status::INVALID_VALUE);
+        }
     }
     for index in 0..count as usize {
         let [function, .., stream, _] = list.at(index).get()?;
