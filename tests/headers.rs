@@ -237,21 +237,6 @@ fn structures_of_the_driver_are_laid_out_as_we_read_them() {
                 &[("size", 0), ("alignment", 8)],
             ),
             (
-                "CUarrayMapInfo",
-                96,
-                &[
-                    ("resource", 8),
-                    ("subresourceType", 16),
-                    ("subresource", 24),
-                    ("memOperationType", 56),
-                    ("memHandleType", 60),
-                    ("memHandle", 64),
-                    ("offset", 72),
-                    ("deviceBitMask", 80),
-                    ("flags", 84),
-                ],
-            ),
-            (
                 "CUDA_LAUNCH_PARAMS",
                 56,
                 &[("function", 0), ("hStream", 40)],

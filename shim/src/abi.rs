@@ -145,16 +145,6 @@ pub const ARRAY3D_SPARSE: u32 = 0x40;
 /// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own, and it tells how much it requires.
 pub const ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 
-/// `CUDA_ARRAY_DESCRIPTOR_v1`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct ArrayDescriptorV1 {
-    pub width: u32,
-    pub height: u32,
-    pub format: u32,
-    pub channels: u32,
-}
-
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -163,18 +153,6 @@ pub struct ArrayDescriptor {
     pub height: usize,
     pub format: u32,
     pub channels: u32,
-}
-
-/// `CUDA_ARRAY3D_DESCRIPTOR_v1`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Array3dDescriptorV1 {
-    pub width: u32,
-    pub height: u32,
-    pub depth: u32,
-    pub format: u32,
-    pub channels: u32,
-    pub flags: u32,
 }
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
@@ -197,38 +175,6 @@ pub struct ArrayMemoryRequirements {
     pub alignment: usize,
     pub reserved: [u32; 4],
 }
-
-/// `CU_RESOURCE_TYPE_ARRAY`.
-pub const RESOURCE_ARRAY: i32 = 0;
-/// `CU_RESOURCE_TYPE_MIPMAPPED_ARRAY`.
-pub const RESOURCE_MIPMAPPED_ARRAY: i32 = 1;
-/// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`.
-pub const SUBRESOURCE_MIPTAIL: i32 = 1;
-/// `CU_MEM_OPERATION_TYPE_MAP`.
-pub const OPERATION_MAP: i32 = 1;
-
-/// `CUarrayMapInfo`. The subresource is `level, layer, offset x y z, extent x y z`, or, of a mip tail, `layer, _, offset, size` with the
-/// last two of 64 bits.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct ArrayMapInfo {
-    pub resource_type: i32,
-    pub resource: Array,
-    pub subresource_type: i32,
-    pub subresource: Subresource,
-    pub operation: i32,
-    pub handle_type: i32,
-    pub handle: AllocationHandle,
-    pub offset: u64,
-    pub device_bit_mask: u32,
-    pub flags: u32,
-    pub reserved: [u32; 2],
-}
-
-/// The union in [`ArrayMapInfo`].
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug)]
-pub struct Subresource(pub [u32; 8]);
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
 #[repr(C)]
@@ -344,19 +290,10 @@ const _: () = {
     assert!(std::mem::offset_of!(LaunchConfig, stream) == 32);
     assert!(size_of::<LaunchParams>() == 56);
     assert!(std::mem::offset_of!(LaunchParams, stream) == 40);
-    assert!(size_of::<ArrayDescriptorV1>() == 16);
     assert!(size_of::<ArrayDescriptor>() == 24);
-    assert!(size_of::<Array3dDescriptorV1>() == 24);
     assert!(size_of::<Array3dDescriptor>() == 40);
     assert!(std::mem::offset_of!(Array3dDescriptor, flags) == 32);
     assert!(size_of::<ArrayMemoryRequirements>() == 32);
-    assert!(size_of::<ArrayMapInfo>() == 96);
-    assert!(std::mem::offset_of!(ArrayMapInfo, resource) == 8);
-    assert!(std::mem::offset_of!(ArrayMapInfo, subresource_type) == 16);
-    assert!(std::mem::offset_of!(ArrayMapInfo, subresource) == 24);
-    assert!(std::mem::offset_of!(ArrayMapInfo, operation) == 56);
-    assert!(std::mem::offset_of!(ArrayMapInfo, handle) == 64);
-    assert!(std::mem::offset_of!(ArrayMapInfo, device_bit_mask) == 80);
     assert!(size_of::<MemAllocNodeParams>() == 120);
     assert!(std::mem::offset_of!(MemAllocNodeParams, bytesize) == 104);
     assert!(std::mem::offset_of!(MemAllocNodeParams, dptr) == 112);

@@ -16,7 +16,6 @@ pub mod managed;
 pub mod packed;
 pub mod pools;
 pub mod spare;
-pub mod tiles;
 pub mod tiling;
 pub mod vmm;
 

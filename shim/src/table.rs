@@ -33,15 +33,11 @@ table! {
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
             track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
 
-            sized    cuArrayCreate(array: Out<Array>, descriptor: In<ArrayDescriptorV1>) => array::create_v1;
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
-            sized    cuArray3DCreate(array: Out<Array>, descriptor: In<Array3dDescriptorV1>) => array::create_3d_v1;
             sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d;
             release  cuArrayDestroy(array: Array) => array::destroy;
             sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped;
             release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped;
-            track    cuMemMapArrayAsync(list: In<ArrayMapInfo>, count: u32, stream: Stream) => array::map;
-            track    cuMemMapArrayAsync_ptsz(list: In<ArrayMapInfo>, count: u32, stream: Stream) => array::map;
 
             pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;
             pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;

@@ -29,8 +29,6 @@ pub enum Memory {
     Own(u64),
     /// In blocks that it shares, or nobody knows where: in [`Packed`](super::packed::Packed), at least and at most so many bytes.
     Packed { least: u64, most: u64 },
-    /// In what is mapped into it.
-    Mapped,
 }
 
 /// What is known of an array.
@@ -70,11 +68,11 @@ impl Arrays {
     }
 
     /// Everything of `context` is gone. Calls `gone` with each.
-    pub fn drain(&self, context: Context, mut gone: impl FnMut(Handle, Entry)) {
-        self.live.lock().retain(|handle, entry| {
+    pub fn drain(&self, context: Context, mut gone: impl FnMut(Entry)) {
+        self.live.lock().retain(|_, entry| {
             let stays = entry.context != context;
             if !stays {
-                gone(*handle, *entry);
+                gone(*entry);
             }
             stays
         });

@@ -514,8 +514,7 @@ impl Pressure for Reclaim<'_> {
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
         let graphs = device.graphs.reclaim(device, self.trim);
-        let driver = device.driver.reclaim(device);
-        spare || pools || graphs || driver
+        spare || pools || graphs
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -37,8 +37,6 @@ struct State {
     packed: Packed,
     /// The number of the latest measurement that was entered.
     measured: u64,
-    /// Of `used`, there may be memory that is no more when a stream has come so far.
-    lingering: bool,
 }
 
 impl State {
@@ -191,37 +189,6 @@ impl DriverShare {
             self.state.lock().held += missing;
         }
         Ok(())
-    }
-
-    /// Memory of `bytes`, charged, has no name any more, but the driver may have it until a stream has come so far: it is measured from now
-    /// on.
-    pub fn adopt(&self, device: &Device, bytes: u64) {
-        let before = {
-            let mut state = self.state.lock();
-            state.held += bytes;
-            device.add_idle(bytes);
-            state.used
-        };
-        match self.settle(device, 0) {
-            Some(measured) if measured.used > before => self.state.lock().lingering = true,
-            _ => {}
-        }
-    }
-
-    /// Measures where memory may have gone without a call. True when something was given back.
-    pub fn reclaim(&self, device: &Device) -> bool {
-        let before = {
-            let state = self.state.lock();
-            if !state.lingering {
-                return false;
-            }
-            state.held
-        };
-        self.measure(device);
-        let mut state = self.state.lock();
-        let gone = state.held < before;
-        state.lingering = !gone;
-        gone
     }
 
     /// Changes what is known of small arrays.

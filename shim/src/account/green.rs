@@ -34,11 +34,6 @@ impl Greens {
         self.0.write().remove(&handle)
     }
 
-    /// Whether `primary` has green contexts.
-    pub fn any(&self, primary: Context) -> bool {
-        self.0.read().values().any(|green| green.primary == primary)
-    }
-
     /// The context that holds what `context` holds.
     pub fn holder(&self, context: Context) -> Context {
         let greens = self.0.read();
@@ -69,7 +64,6 @@ mod tests {
             [10, 20, 30].map(|context| greens.holder(context)),
             [10, 10, 30]
         );
-        assert!(greens.any(10) && !greens.any(30));
         assert_eq!(greens.take(21), Some(green));
         assert_eq!(greens.holder(20), 20);
         greens.insert(21, green);

@@ -2,14 +2,15 @@
 //! buffer of device `printf`. The limits of the context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
 //!
 //! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the threads, in whole blocks rounded *down*. It
-//! comes with the limit, or with the first launch of a kernel that needs more, and then stays. The heap comes in full with the first launch of
-//! a kernel of a module that uses it; setting its limit takes nothing, so that it is charged ahead there.
+//! comes with the stack limit, or with the first launch of a kernel that needs more, which raises the limit; lowering the limit gives it back.
+//! A launch that the GPU has no room for frees what there is. The heap comes in full with the first launch of a kernel of a module that uses it,
+//! and the buffer of `printf` with such a module; setting their limits takes nothing, so that they are charged ahead there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use super::{BLOCK, round_up};
 use crate::abi::{
@@ -32,10 +33,12 @@ pub struct KernelMemory {
 
 /// The memory for kernels of one context.
 pub struct ContextMemory {
-    /// Held through a call that may change it.
-    pub alone: Mutex<()>,
-    /// Bytes of local memory that every thread has.
+    /// Held through a call that may change it, and shared through launches that rely on more than there is from the start.
+    pub alone: RwLock<()>,
+    /// The stack limit, bytes: local memory that every thread has, or gets with the next growth.
     per_thread: AtomicU64,
+    /// Bytes of device memory behind that; 0 after the driver has dropped it.
+    backing: AtomicU64,
     /// Bytes charged ahead for the heap.
     pub heap: AtomicU64,
     /// Bytes charged ahead for the buffer of `printf`.
@@ -69,6 +72,11 @@ impl KernelMemory {
         self.backing(START)
     }
 
+    /// Whether kernels that need so many bytes rely on more than every context has from the start, which may be lowered again.
+    pub fn is_large(&self, per_thread: u64) -> bool {
+        per_thread > START
+    }
+
     /// Bytes of device memory behind so many bytes of local memory per thread.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
@@ -82,8 +90,9 @@ impl KernelMemory {
         let mut contexts = self.contexts.write();
         Arc::clone(contexts.entry(context).or_insert_with(|| {
             Arc::new(ContextMemory {
-                alone: Mutex::new(()),
+                alone: RwLock::new(()),
                 per_thread: AtomicU64::new(START),
+                backing: AtomicU64::new(self.start()),
                 heap: AtomicU64::new(0),
                 fifo: AtomicU64::new(0),
             })
@@ -96,25 +105,45 @@ impl KernelMemory {
             return 0;
         };
         // A call that was under way in it has settled by then.
-        let _alone = gone.alone.lock();
+        let _alone = gone.alone.write();
         gone.heap.swap(0, Ordering::AcqRel) + gone.fifo.swap(0, Ordering::AcqRel)
     }
 
-    /// Bytes by which the local memory of `context` grows so that every thread has `per_thread` bytes.
+    /// Bytes by which the local memory of `context` grows with the launch of a kernel that needs `per_thread` bytes.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
-        self.backing(per_thread)
-            .saturating_sub(self.backing(context.per_thread()))
+        self.backing(per_thread.max(context.per_thread()))
+            .saturating_sub(context.backing())
+    }
+
+    /// Every thread of `context` has `per_thread` bytes of local memory. Returns the change in bytes of device memory.
+    pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
+        let backing = self.backing(per_thread);
+        context.per_thread.store(per_thread, Ordering::Release);
+        let before = context.backing.swap(backing, Ordering::AcqRel);
+        backing.wrapping_sub(before) as i64
     }
 }
 
 impl ContextMemory {
-    /// Bytes of local memory that every thread has.
+    /// The stack limit, bytes.
     pub fn per_thread(&self) -> u64 {
         self.per_thread.load(Ordering::Acquire)
     }
 
-    pub fn set_per_thread(&self, bytes: u64) {
-        self.per_thread.store(bytes, Ordering::Release);
+    /// Bytes of device memory behind it.
+    pub fn backing(&self) -> u64 {
+        self.backing.load(Ordering::Acquire)
+    }
+
+    /// A call failed for which it was to grow, and the driver's part went from `before` to `after` bytes: whether the driver has dropped it.
+    pub fn is_dropped(&self, before: u64, after: u64) -> bool {
+        // Half of it: other threads take and give, too.
+        let backing = self.backing();
+        let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
+        if dropped {
+            self.backing.store(0, Ordering::Release);
+        }
+        dropped
     }
 }
 
@@ -138,8 +167,11 @@ mod tests {
         ] {
             let context = memory.context(7);
             assert_eq!(memory.growth(&context, per_thread), taken * MIB);
-            context.set_per_thread(per_thread);
+            assert_eq!(memory.set(&context, per_thread), taken as i64 * MIB as i64);
         }
+        let context = memory.context(7);
+        assert_eq!(memory.set(&context, 2048), -3696 * MIB as i64);
+        assert_eq!(memory.growth(&context, 4096), 528 * MIB);
         let context = memory.context(8);
         assert_eq!(memory.growth(&context, 1024), 0);
         assert_eq!(memory.growth(&context, 1104), 20 * MIB);
@@ -150,10 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn what_the_driver_has_dropped_comes_again() {
+        let memory = KernelMemory::with(132 * 2048);
+        let context = memory.context(7);
+        assert!(!context.is_dropped(518 * MIB, 418 * MIB));
+        assert!(context.is_dropped(518 * MIB, 104 * MIB));
+        assert_eq!(memory.growth(&context, 0), 264 * MIB);
+        assert_eq!(memory.growth(&context, 4096), 1056 * MIB);
+        assert!(!context.is_dropped(518 * MIB, 104 * MIB), "there is none");
+    }
+
+    #[test]
     fn a_context_that_has_gone_leaves_nothing() {
         let memory = KernelMemory::with(2048);
         let context = memory.context(7);
-        context.set_per_thread(4096);
+        memory.set(&context, 4096);
         context.heap.store(64 * MIB, Ordering::Relaxed);
         context.fifo.store(2 * MIB, Ordering::Relaxed);
         assert_eq!(memory.forget(7), 66 * MIB);

@@ -70,6 +70,8 @@ struct Kernel {
 pub struct Launched {
     functions: RwLock<HashSet<Opaque, BuildHasherDefault<BlockHasher>>>,
     kernels: RwLock<HashMap<Opaque, Kernel, BuildHasherDefault<BlockHasher>>>,
+    /// Where something has been launched that needs so much local memory per thread that its context may have lost it since.
+    large: RwLock<HashMap<(Opaque, Context), u64>>,
     /// Held through a launch on several devices, which may wait for others in each of their contexts.
     pub on_many: Mutex<()>,
 }
@@ -80,6 +82,7 @@ impl Default for Launched {
         Launched {
             functions: RwLock::default(),
             kernels: RwLock::default(),
+            large: RwLock::default(),
             on_many: Mutex::new(()),
         }
     }
@@ -140,6 +143,17 @@ impl Launched {
         self.insert(function);
     }
 
+    /// `function` has been launched in this context and needs so many bytes of local memory per thread: it counts as launched only while there
+    /// are so many.
+    pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
+        self.large.write().insert((function, context), per_thread);
+    }
+
+    /// What was said of it in [`Launched::insert_large`].
+    pub fn need(&self, function: Opaque, context: Context) -> Option<u64> {
+        self.large.read().get(&(function, context)).copied()
+    }
+
     /// There is a new context, in which no kernel has been launched.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
@@ -151,7 +165,7 @@ impl Launched {
 
     /// Nothing launched so far?
     pub fn is_empty(&self) -> bool {
-        self.functions.read().is_empty()
+        self.functions.read().is_empty() && self.large.read().is_empty()
     }
 
     /// One handle was destroyed.
@@ -166,15 +180,16 @@ impl Launched {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();
         }
+        self.large.write().clear();
         self.functions.write().clear();
         next_generation();
     }
 
-    /// A library, or a module, was unloaded.
+    /// A library, or a module, was unloaded, and with it perhaps kernels of an unknown one.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()
-            .retain(|_, kernel| kernel.library != library);
+            .retain(|_, kernel| ![0, library].contains(&kernel.library));
         self.forget();
     }
 }
@@ -229,6 +244,19 @@ mod tests {
         assert!(launched.is_kernel(64));
         launched.forget_library(1);
         assert!(!launched.is_kernel(64));
+    }
+
+    #[test]
+    fn what_needs_much_is_never_known_without_its_context() {
+        let launched = Launched::default();
+        launched.insert_large(64, 1, 4096);
+        assert!(!launched.contains(64) && !launched.is_empty());
+        assert_eq!(
+            [launched.need(64, 1), launched.need(64, 2)],
+            [Some(4096), None]
+        );
+        launched.forget();
+        assert_eq!(launched.need(64, 1), None);
     }
 
     #[test]

@@ -7,39 +7,17 @@
 use gpulimit_core::ledger::Category;
 
 use super::linear::current_context;
-use super::vmm::{self, leaving, staying};
 use crate::abi::{
-    ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
-    ArrayDescriptor, ArrayDescriptorV1, ArrayMapInfo, ArrayMemoryRequirements,
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, OPERATION_MAP, Out, RESOURCE_ARRAY,
-    RESOURCE_MIPMAPPED_ARRAY, SUBRESOURCE_MIPTAIL, SUCCESS, Status, Stream,
+    ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, ArrayDescriptor,
+    ArrayMemoryRequirements, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, Out,
+    SUCCESS, Status,
 };
 use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
 use crate::account::device::Device;
-use crate::account::tiles::Part;
-use crate::account::vmm::Operation;
 use crate::account::{BLOCK, round_up, tiling};
 use crate::capture::relaxed;
 use crate::hook::Call;
 use crate::table::cuda::{self, has};
-
-/// `cuArrayCreate`: 32-bit sizes.
-pub fn create_v1(
-    call: Call,
-    real: impl Fn(Out<Array>, In<ArrayDescriptorV1>) -> Status,
-    array: Out<Array>,
-    descriptor: In<ArrayDescriptorV1>,
-) -> Status {
-    let flat = descriptor.read().map(|flat| Array3dDescriptor {
-        width: flat.width as usize,
-        height: flat.height as usize,
-        depth: 0,
-        format: flat.format,
-        channels: flat.channels,
-        flags: 0,
-    });
-    plain(call, flat, array, || real(array, descriptor))
-}
 
 /// `cuArrayCreate_v2`.
 pub fn create(
@@ -57,24 +35,6 @@ pub fn create(
         flags: 0,
     });
     plain(call, flat, array, || real(array, descriptor))
-}
-
-/// `cuArray3DCreate`: 32-bit sizes.
-pub fn create_3d_v1(
-    call: Call,
-    real: impl Fn(Out<Array>, In<Array3dDescriptorV1>) -> Status,
-    array: Out<Array>,
-    descriptor: In<Array3dDescriptorV1>,
-) -> Status {
-    let deep = descriptor.read().map(|deep| Array3dDescriptor {
-        width: deep.width as usize,
-        height: deep.height as usize,
-        depth: deep.depth as usize,
-        format: deep.format,
-        channels: deep.channels,
-        flags: deep.flags,
-    });
-    plain(call, deep, array, || real(array, descriptor))
 }
 
 /// `cuArray3DCreate_v2`: all arrays of the CUDA runtime.
@@ -126,6 +86,11 @@ fn make(
     let Some(request) = request else {
         return real();
     };
+    let descriptor = &request.descriptor;
+    if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
+        // It takes nothing, and neither does what is mapped into it, which has handles of its own.
+        return real();
+    }
     let device = match call.process.current_device() {
         Ok(device) => device,
         Err(failed) => return call.process.unavailable(failed, real),
@@ -136,10 +101,6 @@ fn make(
         kind: request.kind,
         array,
     };
-    let descriptor = &request.descriptor;
-    if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-        return making.without_memory(real);
-    }
     match required(call, device, request) {
         Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
         Some(bytes) => making.measured(bytes, BLOCK, real),
@@ -218,15 +179,6 @@ impl Making {
             memory,
         };
         self.call.process.arrays.insert(handle, entry);
-    }
-
-    /// It takes nothing, and lives by what is mapped into it.
-    fn without_memory(&self, real: impl Fn() -> Status) -> Status {
-        let status = real();
-        if let Some(handle) = self.handle(status) {
-            self.enter(handle, current_context(), Memory::Mapped);
-        }
-        status
     }
 
     /// It takes these whole blocks.
@@ -346,10 +298,6 @@ fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Statu
             share.packed(|packed| packed.end(entry.context));
             status
         }
-        Memory::Mapped => {
-            let announce = || call.process.vmm.leaving_array(handle, leaving(call));
-            vmm::end(call, announce, real)
-        }
     };
     if status != SUCCESS {
         arrays.insert(handle, entry);
@@ -359,72 +307,12 @@ fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Statu
 
 /// The context is gone, with all arrays in it. Calls `freed` with what had a size.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
-    let mark = call.process.mark();
-    let mut mapped = Vec::new();
-    call.process
-        .arrays
-        .drain(context, |handle, entry| match entry.memory {
-            Memory::Own(bytes) => freed(entry.device, Category::Arrays, bytes),
-            Memory::Packed { .. } => {}
-            Memory::Mapped => mapped.push(handle),
-        });
-    for handle in mapped {
-        let announced = call.process.vmm.leaving_array(handle, leaving(call));
-        vmm::ended(call, announced, mark);
-    }
+    call.process.arrays.drain(context, |entry| {
+        if let Memory::Own(bytes) = entry.memory {
+            freed(entry.device, Category::Arrays, bytes);
+        }
+    });
     for device in call.process.devices() {
         device.driver.forget_packed(device, context);
     }
-}
-
-/// `cuMemMapArrayAsync` and its twin: what is mapped into an array lives as long as that shows it.
-pub fn map(
-    call: Call,
-    real: impl Fn(In<ArrayMapInfo>, u32, Stream) -> Status,
-    list: In<ArrayMapInfo>,
-    count: u32,
-    stream: Stream,
-) -> Status {
-    let announce = || {
-        let operations = (0..count as usize).filter_map(|index| operation(&list.at(index).read()?));
-        let vmm = &call.process.vmm;
-        vmm.mapping_arrays(operations, leaving(call), staying(call))
-    };
-    vmm::end(call, announce, || real(list, count, stream))
-}
-
-/// `None` for what the driver will refuse.
-fn operation(info: &ArrayMapInfo) -> Option<Operation> {
-    let kind = match info.resource_type {
-        RESOURCE_ARRAY => Kind::Plain,
-        RESOURCE_MIPMAPPED_ARRAY => Kind::Mipmapped,
-        _ => return None,
-    };
-    let words = info.subresource.0;
-    let part = if info.subresource_type == SUBRESOURCE_MIPTAIL {
-        let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let (offset, size) = (wide(words[2], words[3]), wide(words[4], words[5]));
-        Part {
-            level: None,
-            layer: words[0],
-            from: [offset, 0, 0],
-            to: [offset.saturating_add(size), 1, 1],
-        }
-    } else {
-        let [level, layer, x, y, z, width, height, depth] = words.map(u64::from);
-        Part {
-            level: Some(level as u32),
-            layer: layer as u32,
-            from: [x, y, z],
-            to: [x + width, y + height, z + depth],
-        }
-    };
-    Some(Operation {
-        array: Handle {
-            kind,
-            array: info.resource,
-        },
-        part,
-        memory: (info.operation == OPERATION_MAP).then_some(info.handle),
-    })
 }

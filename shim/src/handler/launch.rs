@@ -1,5 +1,8 @@
 //! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph that of its kernels.
 
+use std::cell::Cell;
+use std::collections::HashSet;
+
 use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
 use crate::capture::relaxed;
@@ -39,6 +42,13 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
     if launched.contains_in(handle, context) {
         return real();
     }
+    if let Some(per_thread) = launched.need(handle, context) {
+        let memory = device.kernels.context(context);
+        let _stays = memory.alone.read();
+        if device.kernels.growth(&memory, per_thread) == 0 {
+            return real();
+        }
+    }
     // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
     // the handle.
     let loads = capturing(call.symbol, stream);
@@ -51,9 +61,13 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
     } else {
         0
     };
-    let per_thread = || match what {
-        What::Function(function) => limits::per_thread(call, device, function),
-        What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+    let need = Cell::new(0);
+    let per_thread = || {
+        need.set(match what {
+            What::Function(function) => limits::per_thread(call, device, function),
+            What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+        });
+        need.get()
     };
     let usage = if loads {
         Use::Load
@@ -65,7 +79,10 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
     if status == SUCCESS {
         lazy.loaded(call);
         let seen = if loads { handle | 1 } else { handle };
-        launched.insert_in(seen, context, call.process.context_count());
+        match need.get() {
+            large if device.kernels.is_large(large) => launched.insert_large(seen, context, large),
+            _ => launched.insert_in(seen, context, call.process.context_count()),
+        }
     }
     status
 }
@@ -177,6 +194,12 @@ pub fn multi_device(
         return real();
     }
     let _alone = launched.on_many.lock();
+    // Two on one device the driver refuses, and we would wait for ourselves.
+    let mut contexts = HashSet::new();
+    let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
+    if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
+        return real();
+    }
     each(call, list, count, &real)
 }
 

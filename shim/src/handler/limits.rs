@@ -7,7 +7,7 @@ use crate::abi::{
     LIMIT_PRINTF_FIFO_SIZE, LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
-use crate::account::driver_share::RESERVE;
+use crate::account::driver_share::{Measured, RESERVE};
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
@@ -20,16 +20,20 @@ use crate::table::cuda;
 const HEAP: u64 = 8 << 20;
 /// The buffer of device `printf` where no limit is set, bytes (measured).
 const FIFO: u64 = 8_650_752;
+/// What comes with a module that uses device `printf` where more is set, whatever it is, beside the module's variables (measured).
+const LARGER_FIFO: u64 = 62 << 20;
 
 /// `cuCtxSetLimit`. The stack limit takes its memory at once; the heap and the buffer of `printf` take theirs when a kernel first needs them,
 /// and are charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // In full: the heap that there is without a limit comes with the first launch, too.
-        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => round_up(value as u64, BLOCK),
-        LIMIT_PRINTF_FIFO_SIZE => round_up((value as u64).saturating_sub(FIFO), BLOCK),
-        LIMIT_MALLOC_HEAP_SIZE => 0,
+        // In full: the heap that there is without a limit comes with the first launch, too, and with either a block (measured).
+        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => {
+            round_up(value as u64, BLOCK).saturating_add(BLOCK)
+        }
+        LIMIT_PRINTF_FIFO_SIZE if value as u64 > FIFO => LARGER_FIFO,
+        LIMIT_MALLOC_HEAP_SIZE | LIMIT_PRINTF_FIFO_SIZE => 0,
         _ => return real(limit, value),
     };
     let device = match call.process.current_device() {
@@ -40,10 +44,12 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         0 => return real(limit, value),
         context => device.kernels.context(context),
     };
-    let _alone = context.alone.lock();
+    let _alone = context.alone.write();
     let real = |value| real(limit, value);
     match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
+        // In use: the driver says so.
+        _ if is_fixed(limit) => real(value),
         LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
         _ => reserve(call, device, &context.fifo, || real(value), wanted),
     }
@@ -57,67 +63,46 @@ fn set_stack(
     value: usize,
 ) -> Status {
     let (before, wanted) = (context.per_thread(), value as u64);
-    let growth = device.kernels.growth(context, wanted);
-    if device.kernels.backing(wanted) > device.capacity {
-        // More than the GPU has: the driver's own answer.
-        return real(value);
-    }
-    if growth == 0 {
-        return lower_stack(call, device, context, real, value);
-    }
+    let backing = device.kernels.backing(wanted);
+    // Of more than the GPU has the driver takes care by itself.
+    let growth = match backing <= device.capacity {
+        true => backing.saturating_sub(context.backing()),
+        false => 0,
+    };
     if device.driver.prepay(device, call.symbol, growth).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    let limit = limit(LIMIT_STACK_SIZE);
+    if backing < device.kernels.start() {
+        // What is launched from here on asks anew, and waits for us.
+        call.process.launched.forget();
+    }
     let used = device.driver.used();
     let status = real(value);
     let measured = device.driver.settle(device, growth);
     if status != SUCCESS {
+        note_failure(call, context, used, measured);
         return status;
     }
+    let change = device.kernels.set(context, wanted);
     match measured {
-        None => device.driver.assume(device, growth as i64),
-        Some(measured) if measured.overrun > 0 => {
-            real(limit.unwrap_or(before as usize));
-            context.set_per_thread(before);
+        None => device.driver.assume(device, change),
+        Some(measured) if growth > 0 && measured.overrun > 0 => {
+            real(before as usize);
+            device.kernels.set(context, before);
             device.driver.measure(device);
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         Some(_) => {}
     }
-    context.set_per_thread(wanted);
     status
 }
 
-/// A limit at or below what every thread has: whether what launches have grown goes with it only the driver knows.
-fn lower_stack(
-    call: Call,
-    device: &'static Device,
-    context: &ContextMemory,
-    real: impl Fn(usize) -> Status,
-    value: usize,
-) -> Status {
-    let (before, wanted) = (context.per_thread(), value as u64);
-    let backing = |per_thread| device.kernels.backing(per_thread);
-    let shrinkage = backing(before).saturating_sub(backing(wanted));
-    if shrinkage == 0 {
-        return real(value);
+/// The driver has refused growth of local memory. What there was may have gone with that: all kernels need it anew.
+fn note_failure(call: Call, context: &ContextMemory, before: u64, measured: Option<Measured>) {
+    if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
+        call.process.launched.forget();
     }
-    let held = device.driver.measure(device);
-    // What is launched from here on asks anew, and waits for us.
-    context.set_per_thread(wanted);
-    call.process.launched.forget();
-    let status = real(value);
-    let left = device.driver.measure(device);
-    let gone = held.zip(left).is_some_and(|(held, left)| {
-        // Half of it: other threads take and give, too.
-        held.used.saturating_sub(left.used) >= shrinkage / 2
-    });
-    if status != SUCCESS || !gone {
-        context.set_per_thread(before);
-    }
-    status
 }
 
 /// Keeps `wanted` bytes charged for what the context will take later. Nobody is asked: nothing is taken yet.
@@ -153,13 +138,17 @@ fn limit(limit: i32) -> Option<usize> {
     (asked == SUCCESS).then_some(value)
 }
 
-/// Whether a module is loaded in `context` that uses what this limit is for: the driver does not let it be set then (measured).
+/// Whether this limit of the current context cannot be set: a module has been loaded that uses what it is for (measured).
+fn is_fixed(which: i32) -> bool {
+    limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS)
+}
+
+/// As [`is_fixed`], of `context`.
 fn is_in_use(context: Context, which: i32) -> bool {
     if cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
         return false;
     }
-    let in_use =
-        limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS);
+    let in_use = is_fixed(which);
     let mut popped = 0;
     cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
     in_use
@@ -167,7 +156,7 @@ fn is_in_use(context: Context, which: i32) -> bool {
 
 /// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
 ///
-/// Two functions of the driver, one for `CUfunction`s and one for `CUkernel`s, which pass for functions in launches.
+/// Two functions of the driver: one for `CUfunction`s and one for `CUkernel`s, which pass for functions in launches, but not here (measured).
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -184,8 +173,9 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
+    // A kernel that is not known as one was found by other ways than its name.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
-        true => of_kernel(&mut bytes) || of_function(&mut bytes),
+        true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
     });
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
@@ -233,14 +223,14 @@ pub fn run<F: FnOnce() -> u64>(
     };
     let memory = device.kernels.context(context);
     let growth = || device.kernels.growth(&memory, per_thread);
-    // The heap comes with a launch, the buffer of `printf` may come with the code.
+    // The heap comes with a launch, the buffer of `printf` with the code.
     let kept = || {
         let heap = memory.heap.load(Ordering::Acquire);
         let fifo = memory.fifo.load(Ordering::Acquire);
         if launches { (heap, fifo) } else { (0, fifo) }
     };
     // One at a time: two that need the same growth make it once.
-    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.lock());
+    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
     let (growth, (heap, fifo)) = match alone {
         Some(_) => (growth(), kept()),
         None => (0, (0, 0)),
@@ -273,16 +263,37 @@ pub fn run<F: FnOnce() -> u64>(
         taken
     };
     let measured = driver.settle_offer(device, paid, heap + fifo, taken);
-    if status == SUCCESS && growth > 0 {
-        memory.set_per_thread(per_thread);
+    if growth > 0 {
+        conclude_growth(call, device, &memory, per_thread, before, measured, status);
     }
     match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
-        None => {
-            if status == SUCCESS {
-                driver.assume(device, growth as i64);
-            }
-            status
-        }
+        None => status,
+    }
+}
+
+/// After a launch that was to let the local memory of `memory` grow.
+fn conclude_growth(
+    call: Call,
+    device: &'static Device,
+    memory: &ContextMemory,
+    per_thread: u64,
+    before: u64,
+    measured: Option<Measured>,
+    status: Status,
+) {
+    if status != SUCCESS {
+        return note_failure(call, memory, before, measured);
+    }
+    let growth = device.kernels.growth(memory, per_thread);
+    // What has been dropped may come with the next kernel only.
+    let is_there = |measured: Measured| measured.used.saturating_sub(before) >= growth / 2;
+    if memory.backing() == 0 && per_thread == 0 && !measured.is_none_or(is_there) {
+        return;
+    }
+    let wanted = per_thread.max(memory.per_thread());
+    let change = device.kernels.set(memory, wanted);
+    if measured.is_none() {
+        device.driver.assume(device, change);
     }
 }

@@ -124,7 +124,7 @@ fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Statu
 }
 
 /// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
-pub fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
+fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(Category::Vmm, bytes);
@@ -133,7 +133,7 @@ pub fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// Memory that was to go and did not.
-pub fn staying(call: Call) -> impl Fn(Ordinal, u64) {
+fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.add(Category::Vmm, bytes);
@@ -142,29 +142,19 @@ pub fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// A call that may end allocations.
-pub fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
+fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
     let mark = call.process.mark();
     let announced = announce();
     let status = real();
-    if status == SUCCESS {
-        ended(call, announced, mark);
-    } else {
+    if status != SUCCESS {
         call.process.vmm.undone(announced, staying(call));
+        return status;
     }
-    status
-}
-
-/// The driver did what was announced, after the account's `mark`.
-pub fn ended(call: Call, announced: Announced, mark: u64) {
     for gone in call.process.vmm.done(announced) {
-        let Ok(device) = call.process.device(gone.device) else {
-            continue;
-        };
-        if gone.lingers {
-            device.driver.adopt(device, gone.bytes);
-        } else {
+        if let Ok(device) = call.process.device(gone.device) {
             device.uncharge(gone.bytes);
             device.renew(mark);
         }
     }
+    status
 }

@@ -1,11 +1,12 @@
-//! Arrays and mipmapped arrays: what they take, how small ones share blocks, and what is mapped into those without memory
-//! of their own.
+//! Arrays and mipmapped arrays: what they take, how small ones share blocks, and what can be mapped into those without
+//! memory of their own.
 //!
 //! Measured (H100, 580.159.04): what needs 2 MiB or more ([`Shape::bytes`]) takes blocks of its own. Smaller ones share
 //! blocks with others of their context, not with linear memory: 24 of 64 KiB lie in one, two of 832 KiB, one of 1.8 MiB; a
-//! block goes back with its last array. Sparse ones and those with deferred mapping take nothing.
+//! block goes back with its last array. Sparse ones and those with deferred mapping take nothing, and what is mapped into
+//! them lives by its own handle alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -45,18 +46,10 @@ enum Memory {
     Own(u64),
     /// Grains of a block that it shares.
     Shared { block: usize, grains: u32 },
-    /// What is mapped into its tiles: handles.
-    Mapped(HashMap<Tile, u64>),
+    /// What is mapped into its tiles, which is no concern of the array.
+    Mapped,
     /// A mipmapped array's.
     Borrowed,
-}
-
-/// A tile of a level, or of the tail of a layer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Tile {
-    level: Option<u32>,
-    layer: u32,
-    place: [u64; 3],
 }
 
 /// One element of what `cuMemMapArrayAsync` is given.
@@ -103,6 +96,8 @@ struct State {
     last: u64,
     /// Handles that are free; the last one is handed out next, as a heap does.
     free: Vec<u64>,
+    /// Those of them that were of this kind.
+    gone: HashSet<(Kind, u64)>,
     /// The shared blocks by context: which grains are taken. One without any is not there.
     blocks: HashMap<usize, Vec<u32>>,
 }
@@ -139,7 +134,7 @@ pub fn create(context: &Context, shape: Shape, levels: Option<u32>) -> Outcome<u
     let mut guard = state();
     let state = guard.get();
     let memory = if shape.flags & (SPARSE | DEFERRED) != 0 {
-        Memory::Mapped(HashMap::new())
+        Memory::Mapped
     } else {
         state.take(context, shape.bytes(levels))?
     };
@@ -160,15 +155,17 @@ impl State {
             self.last += 0x40;
             self.last
         });
+        self.gone.retain(|(_, free)| *free != handle);
         self.arrays.insert(handle, array);
         handle
     }
 
     fn array(&self, kind: Kind, handle: u64) -> Outcome<&Array> {
-        self.arrays
-            .get(&handle)
-            .filter(|array| array.kind == kind)
-            .ok_or(Status::INVALID_HANDLE)
+        match self.arrays.get(&handle).filter(|array| array.kind == kind) {
+            Some(array) => Ok(array),
+            None if self.gone.contains(&(kind, handle)) => Err(Status::CONTEXT_IS_DESTROYED),
+            None => Err(Status::INVALID_HANDLE),
+        }
     }
 
     fn take(&mut self, context: &Context, bytes: u64) -> Outcome<Memory> {
@@ -210,8 +207,10 @@ impl State {
         for view in array.views {
             self.arrays.remove(&view);
             self.free.push(view);
+            self.gone.insert((Kind::Array, view));
         }
         self.free.push(handle);
+        self.gone.insert((array.kind, handle));
         let Ok(driver) = driver() else { return };
         match array.memory {
             Memory::Own(bytes) => driver.give(array.device, bytes),
@@ -222,25 +221,21 @@ impl State {
                     driver.give(array.device, BLOCK);
                 }
             }
-            Memory::Mapped(tiles) => tiles
-                .into_values()
-                .for_each(|memory| vmm::detach(memory, 0)),
-            Memory::Borrowed => {}
+            Memory::Mapped | Memory::Borrowed => {}
         }
     }
 }
 
-/// Destroys an array.
+/// Destroys an array. Measured: nothing happens to a level of a mipmapped one.
 ///
 /// # Errors
-/// `INVALID_HANDLE` when it is none, or a level of a mipmapped one.
+/// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` when it is none.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
     let state = guard.get();
-    if let Memory::Borrowed = state.array(kind, handle)?.memory {
-        return Err(Status::INVALID_HANDLE);
+    if !matches!(state.array(kind, handle)?.memory, Memory::Borrowed) {
+        state.remove(handle);
     }
-    state.remove(handle);
     Ok(())
 }
 
@@ -304,108 +299,66 @@ pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
 }
 
 impl Array {
-    /// The tiles of which a part consists.
-    fn tiles(&self, part: Part) -> Outcome<Vec<Tile>> {
-        let wrong = Status::INVALID_VALUE;
-        if !matches!(self.memory, Memory::Mapped(_)) {
-            return Err(wrong);
-        }
-        match part {
-            Part::Tail {
-                layer,
-                offset,
-                size,
-            } => {
-                let end = offset.checked_add(size).ok_or(wrong)?;
-                if u64::from(layer) >= self.shape.layers()
-                    || size == 0
-                    || !offset.is_multiple_of(GRAIN)
-                    || end > self.shape.bytes(self.levels)
-                {
-                    return Err(wrong);
-                }
-                let grains = offset / GRAIN..end.div_ceil(GRAIN);
-                let tile = |grain| Tile {
-                    level: None,
+    /// Whether a part consists of tiles.
+    fn check(&self, part: Part) -> Outcome<()> {
+        let is_part = match (&self.memory, part) {
+            (
+                Memory::Mapped,
+                Part::Tail {
                     layer,
-                    place: [grain, 0, 0],
-                };
-                Ok(grains.map(tile).collect())
+                    offset,
+                    size,
+                },
+            ) => {
+                let end = offset.checked_add(size);
+                u64::from(layer) < self.shape.layers()
+                    && size > 0
+                    && offset.is_multiple_of(GRAIN)
+                    && end.is_some_and(|end| end <= self.shape.bytes(self.levels))
             }
-            Part::Level {
-                level,
-                layer,
-                offset,
-                extent,
-            } => {
-                if level >= self.levels || u64::from(layer) >= self.shape.layers() {
-                    return Err(wrong);
-                }
+            (
+                Memory::Mapped,
+                Part::Level {
+                    level,
+                    layer,
+                    offset,
+                    extent,
+                },
+            ) => {
                 let (whole, tile) = (self.shape.extent(level), self.shape.tile());
-                let mut ranges = [0..0, 0..0, 0..0];
-                for axis in 0..3 {
-                    let end = offset[axis].checked_add(extent[axis]).ok_or(wrong)?;
+                let fits = |axis: usize| {
+                    let Some(end) = offset[axis].checked_add(extent[axis]) else {
+                        return false;
+                    };
                     let at_edge = end == whole[axis] || end.is_multiple_of(tile[axis]);
-                    if extent[axis] == 0
-                        || end > whole[axis]
-                        || !at_edge
-                        || !offset[axis].is_multiple_of(tile[axis])
-                    {
-                        return Err(wrong);
-                    }
-                    ranges[axis] = offset[axis] / tile[axis]..end.div_ceil(tile[axis]);
-                }
-                let mut tiles = Vec::new();
-                for x in ranges[0].clone() {
-                    for y in ranges[1].clone() {
-                        tiles.extend(ranges[2].clone().map(|z| Tile {
-                            level: Some(level),
-                            layer,
-                            place: [x, y, z],
-                        }));
-                    }
-                }
-                Ok(tiles)
+                    extent[axis] > 0
+                        && end <= whole[axis]
+                        && at_edge
+                        && offset[axis].is_multiple_of(tile[axis])
+                };
+                level < self.levels && u64::from(layer) < self.shape.layers() && (0..3).all(fits)
             }
-        }
+            _ => false,
+        };
+        is_part.then_some(()).ok_or(Status::INVALID_VALUE)
     }
 }
 
-/// Maps memory into arrays and unmaps it, one after the other; what is mapped where something was takes its place. Until
-/// `end`, when the stream has come so far, what is unmapped stays.
+/// Maps memory into arrays and unmaps it. Measured (H100, 580.159.04): memory that is mapped goes with its last handle all
+/// the same, so that there is nothing to remember.
 ///
 /// # Errors
 /// `INVALID_HANDLE`, `INVALID_VALUE` for parts that do not consist of tiles of an array without memory of its own, or
-/// for unknown memory: then nothing is done.
-pub fn map(mappings: &[Mapping], end: u64) -> Outcome<()> {
+/// for unknown memory.
+pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     let mut guard = state();
     let state = guard.get();
     for mapping in mappings {
-        let array = state.array(mapping.kind, mapping.array)?;
-        array.tiles(mapping.part)?;
+        state
+            .array(mapping.kind, mapping.array)?
+            .check(mapping.part)?;
         if let Some(memory) = mapping.memory {
             vmm::check(memory)?;
-        }
-    }
-    for mapping in mappings {
-        let Some(array) = state.arrays.get_mut(&mapping.array) else {
-            continue;
-        };
-        let parts = array.tiles(mapping.part)?;
-        let Memory::Mapped(tiles) = &mut array.memory else {
-            continue;
-        };
-        for tile in parts {
-            let before = match mapping.memory {
-                Some(memory) => {
-                    vmm::attach(memory)?;
-                    tiles.insert(tile, memory)
-                }
-                None => tiles.remove(&tile),
-            };
-            if let Some(before) = before {
-                vmm::detach(before, end);
-            }
         }
     }
     Ok(())

@@ -37,7 +37,7 @@ struct Capture {
     graph: &'static Graph,
     last: Option<&'static Node>,
     /// A call was captured whose node is not yet made: only some calls say what it is.
-    pending: bool,
+    pending: Option<Kind>,
 }
 
 /// Captures under way: the only word that an ordinary call reads.
@@ -156,15 +156,12 @@ fn any_holds_legacy(context: &Context) -> bool {
     captures.iter().any(|capture| capture.holds_legacy(context))
 }
 
-/// `CUgraphNodeType` of a captured call that does not allocate: all of them count as kernels.
-const KERNEL: i32 = 0;
-
 impl Capture {
     /// Makes the node of a call that did not say what it is.
     fn conclude(&mut self) -> Outcome<()> {
-        if std::mem::take(&mut self.pending) {
+        if let Some(kind) = self.pending.take() {
             let after = self.last.into_iter().collect();
-            self.last = Some(self.graph.add(Kind::Other(KERNEL), after)?);
+            self.last = Some(self.graph.add(kind, after)?);
         }
         Ok(())
     }
@@ -193,7 +190,7 @@ pub fn begin(stream: &'static Stream, mode: i32) -> Outcome<()> {
         id: NEXT_ID.fetch_add(1, Relaxed),
         graph: Graph::make(),
         last: None,
-        pending: false,
+        pending: None,
     });
     COUNT.fetch_add(1, Release);
     stream.capture.store(ACTIVE, Release);
@@ -256,10 +253,20 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     }
     let begun = with(stream, |capture| {
         capture.conclude()?;
-        capture.pending = true;
+        capture.pending = Some(Kind::Kernel {
+            function: 0,
+            local: 0,
+        });
         Ok(true)
     });
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
+}
+
+/// The call just captured launches this function, which needs so many bytes of local memory per thread.
+pub fn add_kernel(stream: &Stream, function: usize, local: u64) {
+    with(stream, |capture| {
+        capture.pending = Some(Kind::Kernel { function, local });
+    });
 }
 
 /// Allocates in the captured graph: an address, no memory before the graph is launched.
@@ -268,7 +275,7 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
 /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
 pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     with(stream, |capture| {
-        capture.pending = false;
+        capture.pending = None;
         let (context, after) = (stream.context, capture.last.into_iter().collect());
         let device = context.device();
         let (node, address) = capture.graph.allocate(context, device, bytes, after)?;
@@ -284,7 +291,7 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
 /// `INVALID_VALUE` when no graph has allocated it.
 pub fn free(stream: &Stream, address: u64) -> Outcome<()> {
     with(stream, |capture| {
-        capture.pending = false;
+        capture.pending = None;
         let after = capture.last.into_iter().collect();
         capture.last = Some(capture.graph.free(address, after)?);
         Ok(())

@@ -37,8 +37,14 @@ const LIMITS: [Option<u64>; 7] = [
 /// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB: together the 138 that were
 /// measured on an H100.
 const HEAP_TABLES: u64 = 6;
-/// What the first green context takes, in bytes (measured).
-const GREEN: u64 = 6 << 20;
+/// What loading the first module that uses device printf takes beside its variables where the limit is above the one that
+/// every context starts with, whatever it is, in bytes. Measured (H100, 580.159.04).
+const FIFO: u64 = 62 << 20;
+/// Stack limits from here on are invalid. Measured of this one; 400,000 is beyond the memory of an H100 only.
+const STACK_END: u64 = 512 << 10;
+/// What a green context takes: bytes of its own, and of blocks that it shares with other green ones. Measured (H100,
+/// 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
+const GREEN: [u64; 2] = [4 << 20, 560 << 10];
 /// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has from the start.
 /// Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on, and besides at the 36th and about
 /// every 43rd from there on; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
@@ -62,7 +68,7 @@ pub struct Context {
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread has.
+    /// Bytes of local memory that every thread has: as the stack limit says, or none after growth has failed.
     backed: AtomicU64,
     state: Mutex<State>,
     /// Small requests, by size modulo [`SHARDS`].
@@ -76,8 +82,6 @@ pub struct Context {
 #[derive(Default)]
 struct State {
     limits: HashMap<i32, u64>,
-    /// Local memory per thread that a launch once needed.
-    launched: u64,
     /// Bytes held for local memory.
     local: u64,
     /// A module that uses device malloc was loaded.
@@ -88,7 +92,9 @@ struct State {
     uses_printf: bool,
     /// Bytes held for both.
     device_runtime: u64,
-    /// Bytes held since the first green context.
+    /// Green contexts that there have been.
+    greens: u64,
+    /// Bytes held for them.
     green: u64,
     streams: u64,
     /// Bytes held for streams.
@@ -417,7 +423,7 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets a limit. The stack limit takes its memory at once, and gives it back.
+    /// Sets a limit. The stack limit takes its memory at once, and gives back what launches have grown, too.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for that of something in use.
@@ -426,10 +432,8 @@ impl Context {
         let mut state = self.state();
         // Measured: what the limit is after these values.
         let value = match limit {
-            STACK_SIZE => value
-                .max(1)
-                .checked_next_multiple_of(16)
-                .ok_or(Status::INVALID_VALUE)?,
+            STACK_SIZE if value >= STACK_END => return Err(Status::INVALID_VALUE),
+            STACK_SIZE => value.next_multiple_of(16),
             4 => value.min(599_186),
             6 => value
                 .checked_next_multiple_of(3_276_800)
@@ -437,12 +441,7 @@ impl Context {
             _ => value,
         };
         match limit {
-            STACK_SIZE => {
-                let trims = driver()?.machine.knobs.stack_limit_trims.load(Relaxed) != 0;
-                let launched = if trims { 0 } else { state.launched };
-                self.resize_local(&mut state, value.max(launched))?;
-                state.launched = launched;
-            }
+            STACK_SIZE => self.resize_local(&mut state, value)?,
             PRINTF_FIFO_SIZE if state.uses_printf => return Err(Status::INVALID_VALUE),
             MALLOC_HEAP_SIZE if state.uses_heap => return Err(Status::INVALID_VALUE),
             _ => {}
@@ -463,9 +462,9 @@ impl Context {
             self.state().uses_heap = true;
         }
         if needs.printf && !self.state().uses_printf {
-            let fifo = self.limit(PRINTF_FIFO_SIZE)?;
-            let start = LIMITS[PRINTF_FIFO_SIZE as usize].unwrap_or_default();
-            self.take_for_runtime(fifo.saturating_sub(start))?;
+            if Some(self.limit(PRINTF_FIFO_SIZE)?) > LIMITS[PRINTF_FIFO_SIZE as usize] {
+                self.take_for_runtime(FIFO)?;
+            }
             self.state().uses_printf = true;
         }
         Ok(())
@@ -480,7 +479,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes room for a kernel: local memory of so many bytes per thread, which is never given back, and the heap.
+    /// Makes room for a kernel: local memory of so many bytes per thread, which the stack limit says from then on, and the
+    /// heap.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -507,20 +507,35 @@ impl Context {
             self.take_for_runtime(heap.checked_add(BLOCK).ok_or(Status::OUT_OF_MEMORY)?)?;
             self.state().has_heap = true;
         }
-        let mut state = self.state();
-        if local > self.backed.load(Relaxed) {
-            self.resize_local(&mut state, local)?;
-            state.launched = local;
+        self.grow_local(local)
+    }
+
+    /// Makes room for a kernel that needs so many bytes of local memory per thread.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn grow_local(&self, local: u64) -> Outcome<()> {
+        if local <= self.backed.load(Relaxed) {
+            return Ok(());
         }
+        let limit = self.limit(STACK_SIZE)?.max(local);
+        let mut state = self.state();
+        self.resize_local(&mut state, limit)?;
+        state.limits.insert(STACK_SIZE, limit);
         Ok(())
     }
 
-    /// Makes the local memory of every thread this large.
+    /// Makes the local memory of every thread this large. Measured (H100, 580.159.04): a launch that needs more than the GPU
+    /// has frees what there is, and the limit stays.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
         if bytes > state.local {
-            driver.take(self.device(), bytes - state.local)?;
+            if let Err(status) = driver.take(self.device(), bytes - state.local) {
+                driver.give(self.device(), std::mem::take(&mut state.local));
+                self.backed.store(0, Relaxed);
+                return Err(status);
+            }
         } else {
             driver.give(self.device(), state.local - bytes);
         }
@@ -529,17 +544,17 @@ impl Context {
         Ok(())
     }
 
-    /// A green context in this one. Measured: the first takes 6 MiB, which stay until the context goes; it is a part of the
-    /// primary context, which holds its memory.
+    /// A green context in this one, a part of the primary context, which holds its memory: also what it takes itself, until the
+    /// primary context goes (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
     pub fn add_green(&'static self) -> Outcome<&'static Context> {
         let mut state = self.state();
-        if state.green == 0 {
-            driver()?.take(self.device(), GREEN)?;
-            state.green = GREEN;
-        }
+        let (number, [own, shared]) = (state.greens + 1, GREEN);
+        let bytes = number * own + (number * shared).next_multiple_of(BLOCK);
+        driver()?.take(self.device(), bytes - state.green)?;
+        (state.greens, state.green) = (number, bytes);
         drop(state);
         let green = Context::make(self.device(), false, Some(self));
         green.id.store(NEXT_ID.fetch_add(1, Relaxed), Relaxed);

@@ -3,7 +3,8 @@
 //! Measured (H100, 580.159.04): adding nodes and instantiating take nothing of what the nodes allocate (with one node of
 //! 64 MiB the first instantiation of a context took 2 MiB); the upload or first launch takes it, more launches nothing;
 //! neither freeing nor destroying gives it back, `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on
-//! one stream share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim.
+//! one stream share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim. The local
+//! memory that its kernels need comes with the instantiation.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -29,6 +30,13 @@ const AUTO_FREE: u64 = 1;
 /// What a node does.
 #[derive(Clone, Copy)]
 pub enum Kind {
+    /// Launches a kernel.
+    Kernel {
+        /// The `CUfunction` or `CUkernel`; 0 for another captured call.
+        function: usize,
+        /// Bytes of local memory that every thread needs.
+        local: u64,
+    },
     /// Something that takes no memory, in the numbers of `CUgraphNodeType`.
     Other(i32),
     /// Runs another graph.
@@ -79,6 +87,7 @@ impl Node {
     /// Its number in `CUgraphNodeType`.
     pub fn number(&self) -> i32 {
         match self.kind {
+            Kind::Kernel { .. } => 0,
             Kind::Other(number) => number,
             Kind::Child(_) => 4,
             Kind::Alloc { .. } => 10,
@@ -293,6 +302,8 @@ impl Graph {
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
     freed: Vec<u64>,
+    /// The most local memory per thread that a kernel needs, in bytes.
+    local: u64,
     /// Keeps the addresses.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
@@ -310,6 +321,7 @@ impl Plan {
         self.layouts.extend(layouts);
         for node in graph.nodes()? {
             match node.kind {
+                Kind::Kernel { local, .. } => self.local = self.local.max(local),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
                 Kind::Free(address) => self.freed.push(address),
@@ -391,6 +403,7 @@ impl Exec {
             return Err(Status::INVALID_VALUE);
         }
         context.add_exec()?;
+        context.grow_local(plan.local)?;
         Ok(Box::leak(Box::new(Exec {
             magic: AtomicU64::new(EXEC_MAGIC),
             context,

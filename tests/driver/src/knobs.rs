@@ -23,10 +23,6 @@ pub struct Knobs {
     pub context_bytes: AtomicU64,
     /// What the first kernel launch of a process takes, in bytes.
     pub first_launch_bytes: AtomicU64,
-    /// Not 0: setting the stack limit takes back what launches have grown beyond it.
-    pub stack_limit_trims: AtomicU32,
-    /// Not 0: `cuFuncGetAttribute` takes kernels of libraries, too.
-    pub kernels_are_functions: AtomicU32,
     /// How long a dead process's memory stays used, in ms.
     pub kill_lag: AtomicU64,
     /// What `cuDriverGetVersion` says.
@@ -89,11 +85,6 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
     ("GPULIMIT_SIM_CONTEXT_BYTES", "context-bytes"),
     ("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "first-launch-bytes"),
-    ("GPULIMIT_SIM_STACK_LIMIT_TRIMS", "stack-limit-trims"),
-    (
-        "GPULIMIT_SIM_KERNELS_ARE_FUNCTIONS",
-        "kernels-are-functions",
-    ),
     ("GPULIMIT_SIM_KILL_LAG_MS", "kill-lag-ms"),
     ("GPULIMIT_SIM_DRIVER_VERSION", "driver-version"),
     ("GPULIMIT_SIM_REVERSED", "reversed"),
@@ -168,10 +159,6 @@ impl Knobs {
             "first-launch-bytes" => self
                 .first_launch_bytes
                 .store(number(value)?.next_multiple_of(BLOCK), Relaxed),
-            "stack-limit-trims" => self.stack_limit_trims.store(number(value)? as u32, Relaxed),
-            "kernels-are-functions" => self
-                .kernels_are_functions
-                .store(number(value)? as u32, Relaxed),
             "kill-lag-ms" => self.kill_lag.store(number(value)?, Relaxed),
             "driver-version" => self.driver_version.store(number(value)? as u32, Relaxed),
             "reversed" => self.reversed.store(number(value)? as u32, Relaxed),

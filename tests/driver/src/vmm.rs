@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::driver::driver;
 use crate::machine::{BLOCK, MAX_DEVICES};
 use crate::space::space;
-use crate::{Outcome, Status, work};
+use crate::{Outcome, Status};
 
 /// `CUmemAllocationProp`, as bytes.
 pub type Properties = [u8; 32];
@@ -53,8 +53,6 @@ struct State {
     last_handle: u64,
     /// Allocations that only other processes hold.
     lingering: Vec<u64>,
-    /// What streams have yet to unmap from arrays, and when they do.
-    leaving: Vec<(u64, u64)>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -175,13 +173,10 @@ impl Physical {
     }
 }
 
-/// Gives back what other processes have let go of since, and what streams have unmapped.
+/// Gives back what other processes have let go of since.
 pub fn sweep() {
     let mut guard = state();
     let state = guard.get();
-    for (end, handle) in std::mem::take(&mut state.leaving) {
-        state.detach(handle, end);
-    }
     for handle in state.lingering.clone() {
         state.settle(handle);
     }
@@ -383,33 +378,6 @@ pub fn check(handle: u64) -> Outcome<()> {
     }
 }
 
-/// Memory is mapped into a part of an array: it lives as long as that.
-///
-/// # Errors
-/// `INVALID_VALUE` for an unknown handle.
-pub fn attach(handle: u64) -> Outcome<()> {
-    state().get().physical(handle)?.mappings += 1;
-    Ok(())
-}
-
-/// Memory is no longer mapped into a part of an array from a time of [`crate::work`] on.
-pub fn detach(handle: u64, end: u64) {
-    state().get().detach(handle, end);
-}
-
-impl State {
-    fn detach(&mut self, handle: u64, end: u64) {
-        if !work::is_over(end) {
-            self.leaving.push((end, handle));
-            return;
-        }
-        if let Ok(physical) = self.physical(handle) {
-            physical.mappings -= 1;
-        }
-        self.settle(handle);
-    }
-}
-
 /// Unmaps a range, which must consist of whole mappings.
 ///
 /// # Errors
@@ -503,7 +471,6 @@ pub fn clear_all(device: usize) {
         .mapped
         .retain(|_, mapping| !gone.contains(&mapping.handle));
     state.lingering.retain(|handle| !gone.contains(handle));
-    state.leaving.retain(|(_, handle)| !gone.contains(handle));
     for handle in gone {
         if let Some(physical) = state.physical.remove(&handle) {
             physical.give();

@@ -4,7 +4,6 @@ use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::tiling::{GRAIN, Shape};
-use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
@@ -22,20 +21,10 @@ fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()
     out.put(array::create(context, shape, levels)?)
 }
 
-/// `CUDA_ARRAY_DESCRIPTOR_v1`: 32-bit sizes.
-pub fn create_v1(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
-    let shape = || {
-        let [width, height, format, channels] = descriptor.field::<[u32; 4]>(0).get()?;
-        Ok(Shape {
-            width: width.into(),
-            height: height.into(),
-            depth: 0,
-            format,
-            channels,
-            flags: 0,
-        })
-    };
-    make(out, shape(), None)
+/// `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes: measured, no process of 64 bits has a context for them.
+pub fn create_v1(_array: Out<u64>, _descriptor: In<u8>) -> Outcome<()> {
+    driver()?;
+    Err(Status::INVALID_CONTEXT)
 }
 
 /// `CUDA_ARRAY_DESCRIPTOR`.
@@ -50,23 +39,6 @@ pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
             format,
             channels,
             flags: 0,
-        })
-    };
-    make(out, shape(), None)
-}
-
-/// `CUDA_ARRAY3D_DESCRIPTOR_v1`: 32-bit sizes.
-pub fn create_3d_v1(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
-    let shape = || {
-        let words = descriptor.field::<[u32; 6]>(0).get()?;
-        let [width, height, depth, format, channels, flags] = words;
-        Ok(Shape {
-            width: width.into(),
-            height: height.into(),
-            depth: depth.into(),
-            format,
-            channels,
-            flags,
         })
     };
     make(out, shape(), None)
@@ -199,6 +171,5 @@ pub fn map(list: In<u8>, count: u32, handle: usize, twin: bool) -> Outcome<()> {
     }
     let infos = (0..count as usize).map(|index| mapping(list.field(index * MAP_INFO)));
     let mappings = infos.collect::<Outcome<Vec<Mapping>>>()?;
-    let queue = (Name { handle, twin }).queue();
-    array::map(&mappings, queue.map_or(0, |queue| queue.end()))
+    array::map(&mappings)
 }

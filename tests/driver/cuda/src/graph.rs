@@ -160,6 +160,24 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
     params.at(104).cast::<[u64; 2]>().put([bytes, address])
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS`: the function first, nothing else is known here.
+fn kernel_params<const WORDS: usize>(node: usize, params: Out<u8>) -> Outcome<()> {
+    let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind else {
+        return Err(Status::INVALID_VALUE);
+    };
+    let mut words = [0u64; WORDS];
+    words[0] = function as u64;
+    params.cast::<[u64; WORDS]>().put(words)
+}
+
+pub fn kernel_params_v1(node: usize, params: Out<u8>) -> Outcome<()> {
+    kernel_params::<7>(node, params)
+}
+
+pub fn kernel_params_v2(node: usize, params: Out<u8>) -> Outcome<()> {
+    kernel_params::<9>(node, params)
+}
+
 pub fn free_params(node: usize, address: Out<u64>) -> Outcome<()> {
     match Node::from_handle(node)?.kind {
         Kind::Free(freed) => address.put(freed),

@@ -7,8 +7,7 @@
 //! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`,
 //! `cuLibraryGetGlobal`, `cuLibraryGetModule` or the launch of a kernel first needs the module.
 
-use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
@@ -447,6 +446,10 @@ pub fn kernel_function(out: Out<usize>, kernel: usize) -> Outcome<()> {
     })?)
 }
 
+pub fn kernel_library(out: Out<usize>, kernel: usize) -> Outcome<()> {
+    out.put(kernel_of(kernel)?.owner)
+}
+
 fn kernel_of(kernel: usize) -> Outcome<Function> {
     match known(kernel)? {
         kernel if kernel.kernel => Ok(kernel),
@@ -454,30 +457,24 @@ fn kernel_of(kernel: usize) -> Outcome<Function> {
     }
 }
 
+fn function_of(function: usize) -> Outcome<Function> {
+    match known(function)? {
+        function if !function.kernel => Ok(function),
+        _ => Err(Status::INVALID_HANDLE),
+    }
+}
+
 pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
-    let function = known(function)?;
-    out.put(if function.kernel {
-        module_of(function.owner)?
-    } else {
-        function.owner
-    })
+    out.put(function_of(function)?.owner)
 }
 
 pub fn load_function(function: usize) -> Outcome<()> {
     known(function).map(drop)
 }
 
-/// NVIDIA's documentation: kernels have a function of their own for this. Whether this one takes them is not known.
+/// Measured: kernels have a function of their own for this, and neither takes what the other does.
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
-    match known(function)? {
-        kernel
-            if kernel.kernel
-                && driver()?.machine.knobs.kernels_are_functions.load(Relaxed) == 0 =>
-        {
-            Err(Status::INVALID_HANDLE)
-        }
-        function => put_attribute(value, attribute, function),
-    }
+    put_attribute(value, attribute, function_of(function)?)
 }
 
 /// Measured: it loads nothing.
@@ -517,13 +514,16 @@ fn place_kernel(kernel: Function) -> Outcome<()> {
     module_of(kernel.owner).map(drop)
 }
 
-fn start(function: usize, handle: usize, twin: bool) -> Outcome<()> {
-    let function = known(function)?;
+fn start(number: usize, handle: usize, twin: bool) -> Outcome<()> {
+    let function = known(number)?;
     if function.kernel {
         place_kernel(function)?;
     }
     let context = match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Ok(()),
+        Some(stream) if stream.captures()? => {
+            capture::add_kernel(stream, number, function.local);
+            return Ok(());
+        }
         Some(stream) => stream.context,
         None => implicit(context::current()?, handle, twin)?,
     };
@@ -583,11 +583,18 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40.
+/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40. No two on one GPU (NVIDIA's documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
         return Err(Status::INVALID_VALUE);
+    }
+    let mut gpus = HashSet::new();
+    for index in 0..count as usize {
+        let [_, .., stream, _] = list.at(index).get()?;
+        if !gpus.insert(Stream::context_of(stream as usize)?.device()) {
+            return Err(Status::INVALID_VALUE);
+        }
     }
     for index in 0..count as usize {
         let [function, .., stream, _] = list.at(index).get()?;

@@ -234,7 +234,7 @@ symbols! {
 
     cuArrayCreate(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 2000 => array::create_v1;
     cuArrayCreate_v2(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 3020 => array::create;
-    cuArray3DCreate(array: Out<u64>, descriptor: In<u8>) "cuArray3DCreate" 2000 => array::create_3d_v1;
+    cuArray3DCreate(array: Out<u64>, descriptor: In<u8>) "cuArray3DCreate" 2000 => array::create_v1;
     cuArray3DCreate_v2(array: Out<u64>, descriptor: In<u8>) "cuArray3DCreate" 3020 => array::create_3d;
     cuArrayDestroy(array: u64) "cuArrayDestroy" 2000 => array::destroy;
     cuArrayGetDescriptor_v2(descriptor: Out<u8>, array: u64) "cuArrayGetDescriptor" 3020 => array::descriptor;
@@ -287,6 +287,8 @@ symbols! {
     cuGraphAddNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: Out<u8>) "cuGraphAddNode" 12020 => graph::add_node;
     cuGraphAddNode_v2(node: Out<usize>, graph: usize, dependencies: In<usize>, edges: In<u8>, count: usize, params: Out<u8>) "cuGraphAddNode" 12030 => graph::add_node_v2;
     cuGraphNodeGetType(node: usize, number: Out<i32>) "cuGraphNodeGetType" 10000 => graph::node_type;
+    cuGraphKernelNodeGetParams(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 10000 => graph::kernel_params_v1;
+    cuGraphKernelNodeGetParams_v2(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 12000 => graph::kernel_params_v2;
     cuGraphMemAllocNodeGetParams(node: usize, params: Out<u8>) "cuGraphMemAllocNodeGetParams" 11040 => graph::alloc_params;
     cuGraphMemFreeNodeGetParams(node: usize, address: Out<u64>) "cuGraphMemFreeNodeGetParams" 11040 => graph::free_params;
     cuGraphChildGraphNodeGetGraph(node: usize, graph: Out<usize>) "cuGraphChildGraphNodeGetGraph" 10000 => graph::child_graph;
@@ -319,6 +321,7 @@ symbols! {
     cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
+    cuKernelGetLibrary(library: Out<usize>, kernel: usize) "cuKernelGetLibrary" 12050 => module::kernel_library;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;
     cuFuncSetCacheConfig(function: usize, config: i32) "cuFuncSetCacheConfig" 3000 => module::set_cache_config;

@@ -6,7 +6,6 @@ use std::ffi::CStr;
 
 use gpulimit_sim::machine;
 
-use crate::arrays::{self, SPARSE};
 use crate::rig::{CONTEXT, Cuda, MIB, alone};
 
 const HOUR: u64 = 3_600_000_000_000;
@@ -398,27 +397,5 @@ fn work_goes_with_its_context() {
         program.start();
         assert_eq!((program.query(0), program.query(PER_THREAD)), (0, 0));
         assert_eq!(program.call("cuCtxSynchronize", &[]), 0);
-    });
-}
-
-#[test]
-fn what_a_stream_has_yet_to_unmap_from_an_array_stays() {
-    busy(&[], |program| {
-        let array = arrays::create(program, [64, 64, 0, 32, 4, SPARSE]).expect("an array");
-        let memory = arrays::memory(program, 2 * MIB);
-        let stream = program.stream();
-        let before = program.beyond();
-        let map = |memory| {
-            let info = arrays::map_info(0, array, [0, 0, 0, 0, 0, 64, 64, 1], memory);
-            let arguments = [info.as_ptr() as usize, 1, stream];
-            assert_eq!(program.call("cuMemMapArrayAsync", &arguments), 0);
-        };
-        map(Some(memory));
-        assert_eq!(arrays::release(program, memory), 0);
-        program.launch(stream, SHORT);
-        map(None);
-        assert_eq!(program.beyond(), before);
-        assert_eq!(program.call("cuStreamSynchronize", &[stream]), 0);
-        assert_eq!(program.beyond(), before - 2 * MIB);
     });
 }

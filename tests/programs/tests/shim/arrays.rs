@@ -25,9 +25,7 @@ const EVERY_KIND: &[(&str, u64)] = &[
     ("array a 65536", 8),
     ("array a 1000,1000", 16),
     ("array a 1000,1000 2d", 16),
-    ("array a 1000,1000 2d-v1", 16),
     ("array a 100,100,100", 18),
-    ("array a 100,100,100 3d-v1", 18),
     ("array a 1000,1000,10,32,4,1", 158),
     ("array a 1000,1000,6,16,2,4", 24),
     ("array a 100,100,12,32,4,5", 4),
@@ -114,9 +112,7 @@ fn arrays_stop_at_the_limit_on_an_old_driver() {
 #[test]
 fn every_function_is_refused_at_the_limit() {
     for (command, call) in [
-        ("array a 20000,10000 2d-v1", "cuArrayCreate"),
         ("array a 20000,10000 2d", "cuArrayCreate"),
-        ("array a 1000,1000,100 3d-v1", "cuArray3DCreate"),
         ("array a 1000,1000,100", "cuArray3DCreate"),
         ("mipmap a 10000,10000 5", "cuMipmappedArrayCreate"),
     ] {
@@ -293,7 +289,7 @@ fn a_context_takes_its_arrays_along() {
         assert_eq!(world.machine().used(), CONTEXT + 4 * MIB);
         assert_eq!(shown(&world), 4, "{:?}", world.usage(0));
         world.judge(4096 * MIB);
-        program.expect(&[("destroy-array large", "400"), ("reset 0", "0")]);
+        program.expect(&[("destroy-array large", "709"), ("reset 0", "0")]);
         assert_eq!(world.machine().used(), 0);
         assert_eq!(world.counted(0), 0);
         program.end_quietly();
@@ -308,7 +304,8 @@ fn levels_and_strangers_are_the_drivers() {
     program.expect(&[
         ("mipmap m 1000,1000 10", "0"),
         ("level l m 3", "0"),
-        ("destroy-array l", "400"),
+        ("destroy-array l", "0"),
+        ("destroy-array l", "0"),
         ("destroy-array m", "400"),
         ("level none m 10", "1"),
     ]);
@@ -316,14 +313,14 @@ fn levels_and_strangers_are_the_drivers() {
     world.judge(CAP);
     program.expect(&[
         ("destroy-mipmap m", "0"),
-        ("destroy-mipmap m", "400"),
+        ("destroy-mipmap m", "709"),
         ("array a 1000,1000", "0"),
         ("destroy-array a", "0"),
-        ("destroy-array a", "400"),
+        ("destroy-array a", "709"),
         ("array s 1,0,0,1,1", "0"),
         ("destroy-mipmap s", "400"),
         ("destroy-array s", "0"),
-        ("destroy-array s", "400"),
+        ("destroy-array s", "709"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
@@ -343,8 +340,6 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
         "array a 9223372036854775808,9223372036854775808,9223372036854775808",
         "array a 18446744073709551615",
         "array a 18446744073709551615,1 2d",
-        "array a 4294967295,4294967295 2d-v1",
-        "array a 4294967295,4294967295,4294967295 3d-v1",
         "array a 1000,1000,0,7",
         "array a 1000,1000,0,32,3",
         "array a 1000,1000,0,32,4,32768",
@@ -418,21 +413,12 @@ fn what_the_driver_refuses_is_given_back_and_what_it_keeps_stays() {
     world.judge_end(CAP);
 }
 
+/// What is mapped into them keeps nothing alive: memory is ours as long as its handle is.
 #[test]
-fn sparse_and_deferred_arrays_live_by_what_is_mapped_into_them() {
-    mapped(&[]);
-}
-
-#[test]
-fn so_they_do_by_the_twin_for_the_per_thread_stream() {
-    mapped(&["--ptsz"]);
-}
-
-fn mapped(arguments: &[&str]) {
+fn memory_in_sparse_and_deferred_arrays_goes_with_its_handle() {
     let world = World::new(CAP);
-    let mut program = world.start_with(arguments);
+    let mut program = world.on_gpu();
     program.expect(&[
-        ("start", "0 0"),
         ("array sparse 16384,16384,0,32,4,64", "0"),
         ("mipmap chain 1024,1024,0,32,4,128 11", "0"),
         ("array deferred 16384,16384,0,32,4,128", "0"),
@@ -445,131 +431,54 @@ fn mapped(arguments: &[&str]) {
         ("create b 22M 0", "0"),
         ("map-tiles sparse 0 1024 a", "0"),
         ("map-whole chain 22413312 b", "0"),
-        ("release a", "0"),
-        ("release b", "0"),
-        ("create c 400M 0", "2"),
+        ("sync", "0"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT + 122 * MIB);
     assert_eq!(created(&world), 122);
     world.judge(CAP);
-    program.expect(&[
-        ("map-tiles sparse 0 512 none", "0"),
-        ("destroy-mipmap chain", "0"),
-        ("destroy-array deferred", "0"),
-    ]);
-    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
-    assert_eq!(created(&world), 100);
-    world.judge(CAP);
-    program.expect(&[("map-tiles sparse 512 512 none", "0")]);
-    assert_eq!(world.machine().used(), CONTEXT);
-    assert_eq!(created(&world), 0);
+    program.expect(&[("release a", "0"), ("destroy-mipmap chain", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT + 22 * MIB);
+    assert_eq!(created(&world), 22);
     world.judge(CAP);
     program.expect(&[
         ("create c 400M 0", "0"),
-        ("map-tiles sparse 64 64 c", "0"),
-        ("release c", "0"),
+        ("map-tiles sparse 0 64 c", "0"),
+        ("map-tiles sparse 0 1024 none", "0"),
+        ("release b", "0"),
+        ("create d 110M 0", "2"),
         ("destroy-array sparse", "0"),
-        ("create d 400M 0", "0"),
-        ("release d", "0"),
+        ("destroy-array deferred", "0"),
+        ("release c", "0"),
     ]);
     assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
     world.judge(CAP);
     program.end();
     world.judge_end(CAP);
 }
 
+/// Mapped both ways, memory stays until it is unmapped from its addresses.
 #[test]
-fn a_context_takes_along_what_is_mapped_into_its_arrays() {
-    let world = World::new(4096 * MIB);
-    let mut program = world.on_gpu();
-    program.expect(&[
-        ("context second 0 v2", "0"),
-        ("array sparse 16384,16384,0,32,4,64", "0"),
-        ("create a 100M 0", "0"),
-        ("map-tiles sparse 0 1024 a", "0"),
-        ("release a", "0"),
-        ("destroy second", "0"),
-    ]);
-    assert_eq!(world.machine().used(), CONTEXT);
-    assert_eq!(created(&world), 0);
-    world.judge(4096 * MIB);
-    program.end_quietly();
-    world.judge_end(4096 * MIB);
-}
-
-#[test]
-fn a_failed_mapping_changes_nothing() {
+fn addresses_keep_what_is_also_in_an_array() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
-        ("array sparse 1024,1024,0,32,4,64", "0"),
-        ("create a 20M 0", "0"),
-        ("create b 30M 0", "0"),
+        ("array sparse 16384,16384,0,32,4,64", "0"),
+        ("create a 100M 0", "0"),
+        ("reserve range 100M", "0"),
+        ("map range 0 a 100M", "0"),
         ("map-tiles sparse 0 1024 a", "0"),
         ("release a", "0"),
-        ("map-tiles sparse 1 64 none", "1"),
-        ("map-tiles sparse 0 2048 b", "1"),
-        ("release b", "0"),
     ]);
-    assert_eq!(world.machine().used(), CONTEXT + 20 * MIB);
-    assert_eq!(created(&world), 20);
+    assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
+    assert_eq!(created(&world), 100);
     world.judge(CAP);
-    program.expect(&[("map-tiles sparse 0 1024 none", "0")]);
+    program.expect(&[("unmap range 0 100M", "0")]);
     assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(created(&world), 0);
     world.judge(CAP);
     program.end_quietly();
     world.judge_end(CAP);
-}
-
-/// The two orders in which a busy stream comes to be the last that has memory.
-const ENDS: [[&str; 2]; 2] = [
-    ["release a", "map-tiles sparse 0 64 none work"],
-    ["map-tiles sparse 0 64 none work", "release a"],
-];
-
-/// A program with a stream that is busy for so many ns, and has then yet to unmap 300 MiB.
-fn unmapping(world: &World, busy: &str, end: [&str; 2]) -> Session {
-    let mut program = world.on_gpu();
-    program.expect(&[
-        ("stream work", "0"),
-        ("module code 1000", "0"),
-        ("launch code", "0"),
-        ("array sparse 1024,1024,0,32,4,64", "0"),
-        ("create a 300M 0", "0"),
-        ("map-tiles sparse 0 64 a work", "0"),
-    ]);
-    world.machine().knob("work", busy);
-    program.expect(&[("launch code work", "0"), (end[0], "0"), (end[1], "0")]);
-    world.machine().knob("work", "0");
-    program
-}
-
-#[test]
-fn what_a_stream_has_yet_to_unmap_stays_charged() {
-    const HOUR: &str = "3600000000000";
-    for end in ENDS {
-        let world = World::new(CAP);
-        let mut program = unmapping(&world, HOUR, end);
-        world.judge(CAP);
-        program.expect(&[("create b 300M 0", "2")]);
-        world.judge(CAP);
-        program.end();
-        world.judge_end(CAP);
-    }
-}
-
-#[test]
-fn what_a_stream_has_unmapped_can_be_had_again() {
-    for end in ENDS {
-        let world = World::new(CAP);
-        let mut program = unmapping(&world, "100000000", end);
-        program.expect(&[("sync work", "0"), ("create b 300M 0", "0")]);
-        world.judge(CAP);
-        program.expect(&[("release b", "0"), ("destroy-array sparse", "0")]);
-        world.judge(CAP);
-        program.end_quietly();
-        world.judge_end(CAP);
-    }
 }
 
 #[test]

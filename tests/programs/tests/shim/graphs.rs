@@ -626,3 +626,31 @@ fn threads_own_streams_are_told_apart() {
     program.kill();
     world.judge_end(cap);
 }
+
+/// The local memory of a graph's kernels comes with its instantiation.
+#[test]
+fn kernels_in_a_graph_are_paid_for_when_it_is_instantiated() {
+    // 16 KiB for each of 132 × 2,048 threads are 3,960 MiB more than there are.
+    for (cap, outcome) in [(CONTEXT + 3900 * MIB, "2"), (CONTEXT + 3980 * MIB, "0")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("stream work", "0"),
+            ("kernels deep 16K", "0"),
+            ("capture work", "0"),
+            ("launch deep work", "0"),
+            ("end-capture work nodes", "0"),
+            ("instantiate runs nodes", outcome),
+        ]);
+        world.judge(cap);
+        if outcome == "0" {
+            program.expect(&[
+                ("launch-graph runs work", "0"),
+                ("launch-graph runs work", "0"),
+            ]);
+            world.judge(cap);
+        }
+        program.end();
+        world.judge_end(cap);
+    }
+}

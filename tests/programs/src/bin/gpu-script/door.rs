@@ -42,7 +42,7 @@ fn path() -> Option<String> {
 /// The CUDA version that changed a function's name to this variant, where it is not the newest one that the scripts ask for.
 fn version_of(name: &str) -> Option<i32> {
     Some(match name {
-        "cuCtxCreate" | "cuCtxDestroy" | "cuArrayCreate" | "cuArray3DCreate" => 2000,
+        "cuCtxCreate" | "cuCtxDestroy" => 2000,
         "cuMemAlloc" | "cuMemAllocPitch" | "cuMemFree" | "cuMemGetInfo" | "cuDeviceTotalMem" => {
             2000
         }

@@ -14,7 +14,6 @@ const TWINS: &[&str] = &[
     "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
-    "cuMemMapArrayAsync",
     "cuStreamSynchronize",
     "cuStreamQuery",
     "cuLaunchKernel",

@@ -64,11 +64,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let (x, width) = (words.size(2)? as u64, words.size(3)? as u64);
             // Level, layer; x, y; z, width; height, depth: height and width of a tile of sixteen-byte elements are 64.
             let part = [0, x, width << 32, 64 | 1 << 32];
-            map(driver, scope, words, 0, part, words.get(5))?
+            map(driver, scope, words, 0, part)?
         }
         "map-whole" => {
             let part = [0, 0, words.size(2)? as u64, 0];
-            map(driver, scope, words, 1, part, None)?
+            map(driver, scope, words, 1, part)?
         }
         _ => return Ok(None),
     }))
@@ -81,7 +81,6 @@ fn map(
     words: &Words<'_>,
     kind: u64,
     part: [u64; 4],
-    stream: Option<&str>,
 ) -> Answer<String> {
     let place = if kind == 0 { 4 } else { 3 };
     let (operation, memory) = match words.at(place)? {
@@ -93,7 +92,7 @@ fn map(
     let info: [u64; 12] = [
         kind, array, kind, one, two, three, four, operation, memory, 0, 1, 0,
     ];
-    let arguments = [info.as_ptr() as usize, 1, scope.stream(stream)?];
+    let arguments = [info.as_ptr() as usize, 1, 0];
     Ok(plain(driver.call("cuMemMapArrayAsync", &arguments)))
 }
 
@@ -125,18 +124,12 @@ impl Shape {
         [width, height, depth, format | channels << 32, flags]
     }
 
-    /// Creates an array through one of the four functions.
+    /// Creates an array through one of both functions.
     fn create(&self, driver: &Driver, through: Option<&str>) -> (i32, u64) {
         let wide = self.wide();
-        let [width, height, depth] = self.sizes.map(|length| length as u32);
-        let [format, channels, flags] = self.words;
-        let narrow = [width, height, depth, format, channels, flags];
         let flat = [wide[0], wide[1], wide[3]];
-        let narrow_flat = [width, height, format, channels];
         let (function, place) = match through {
-            Some("2d-v1") => ("cuArrayCreate", narrow_flat.as_ptr() as usize),
             Some("2d") => ("cuArrayCreate_v2", flat.as_ptr() as usize),
-            Some("3d-v1") => ("cuArray3DCreate", narrow.as_ptr() as usize),
             _ => ("cuArray3DCreate_v2", wide.as_ptr() as usize),
         };
         driver.get(function, &[place])
