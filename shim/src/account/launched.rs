@@ -170,6 +170,9 @@ impl Launched {
 
     /// One handle was destroyed.
     pub fn remove(&self, function: Opaque) {
+        self.large
+            .write()
+            .retain(|(large, _), _| *large != function);
         if self.functions.write().remove(&function) {
             next_generation();
         }

@@ -453,8 +453,11 @@ impl Exec {
     /// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed.
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
+        let plan = self.plan()?;
+        // A stack limit that was lowered since has taken it.
+        self.context.grow_local(plan.local)?;
         let run = || work::launch(stream);
-        memory::launch(&*self.plan()?, stream.identity()?, auto_free, run)
+        memory::launch(&plan, stream.identity()?, auto_free, run)
     }
 
     /// Destroys it. The memory stays for other graphs.

@@ -461,6 +461,44 @@ fn a_captured_launch_is_none() {
 }
 
 #[test]
+fn a_graph_pays_again_for_what_a_lowered_limit_has_taken() {
+    // The first graph takes a block.
+    let cap = CONTEXT + BLOCK + local(4096) + RESERVE;
+    for (load, launch) in [
+        ("kernels big 4096", "launch big s"),
+        ("kernel-library big 4096", "launch-kernel big s"),
+    ] {
+        for (cap, answer) in [(cap, "0"), (cap - 4 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[
+                (load, "0"),
+                ("stream s", "0"),
+                ("capture s", "0"),
+                (launch, "0"),
+                ("end-capture s g", "0"),
+                ("instantiate e g", answer),
+            ]);
+            world.judge(cap);
+            if answer == "0" {
+                for _ in 0..2 {
+                    program.expect(&[("launch-graph e s", "0"), ("launch-graph e s", "0")]);
+                    assert_eq!(world.machine().used(), CONTEXT + BLOCK + local(4096));
+                    world.judge(cap);
+                    program.expect(&[(&format!("set-limit {STACK} 1024"), "0")]);
+                    assert_eq!(world.machine().used(), CONTEXT + BLOCK);
+                    world.judge(cap);
+                }
+                program.expect(&[("alloc a 8M", "0"), ("launch-graph e s", "2")]);
+            }
+            world.judge(cap);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
 fn a_heap_is_charged_when_it_is_asked_for() {
     // 138 MiB come with the module, the heap and 2 MiB with the launch.
     let cap = CONTEXT + (138 + 256 + 2) * MIB + RESERVE;
