@@ -596,6 +596,8 @@ fn figures_of_a_member() {
     for (key, expected) in [
         ("pid", u64::from(std::process::id())),
         ("allocations", GIB),
+        ("linear", GIB),
+        ("arrays", 0),
         ("pools", 0),
         ("managed", GIB / 2),
         ("driver", GIB / 4),

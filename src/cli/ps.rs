@@ -28,7 +28,8 @@ pub struct Args {
 const HELP: &str = "\
 TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for
 contexts and code. nvidia-smi shows the same without managed memory. A process that is `draining`
-has ended, and the driver has not freed its memory yet.
+has ended, and the driver has not freed its memory yet. ALLOCATIONS are plain and virtual memory,
+arrays and graphs; --json shows each.
 
 Examples:
   gpulimit ps
@@ -92,32 +93,33 @@ struct Parts {
     split: Option<Split>,
 }
 
-struct Split {
-    allocations: u64,
-    pools: u64,
-    managed: u64,
-    driver: u64,
+/// Bytes by what the memory is for.
+struct Split([u64; Category::COUNT]);
+
+impl Split {
+    fn of(&self, category: Category) -> u64 {
+        self.0.get(category as usize).copied().unwrap_or(0)
+    }
+
+    /// What the program has asked for by address, handle or graph.
+    fn allocations(&self) -> u64 {
+        [
+            Category::Linear,
+            Category::Vmm,
+            Category::Arrays,
+            Category::Graphs,
+        ]
+        .map(|category| self.of(category))
+        .into_iter()
+        .fold(0, u64::saturating_add)
+    }
 }
 
 impl Parts {
     fn of(usage: &DeviceUsage) -> Self {
-        let by = |category: Category| usage.by[category as usize];
         let total = usage.charged.saturating_sub(usage.idle);
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
-        let split = said.then(|| Split {
-            allocations: [
-                Category::Linear,
-                Category::Vmm,
-                Category::Arrays,
-                Category::Graphs,
-            ]
-            .into_iter()
-            .map(by)
-            .fold(0, u64::saturating_add),
-            pools: by(Category::Pools),
-            managed: by(Category::Managed),
-            driver: by(Category::Driver),
-        });
+        let split = said.then_some(Split(usage.by));
         Self { total, split }
     }
 }
@@ -155,11 +157,11 @@ impl Line {
     }
 
     fn json(&self, driver: Option<&Driver>) -> Value {
-        let part = |of: fn(&Split) -> u64| {
-            let (_, parts) = self.gpu.as_ref()?;
-            parts.split.as_ref().map(of)
-        };
-        let managed = part(|split| split.managed);
+        let split = self
+            .gpu
+            .as_ref()
+            .and_then(|(_, parts)| parts.split.as_ref());
+        let part = |category| split.map(|split| split.of(category));
         json!({
             "pid": self.pid,
             "uid": self.uid,
@@ -170,10 +172,14 @@ impl Line {
                 "index": groups::index(*id, driver),
             })),
             "command": self.command,
-            "allocations": part(|split| split.allocations),
-            "pools": part(|split| split.pools),
-            "managed": managed,
-            "driver": part(|split| split.driver),
+            "allocations": split.map(Split::allocations),
+            "linear": part(Category::Linear),
+            "vmm": part(Category::Vmm),
+            "arrays": part(Category::Arrays),
+            "graphs": part(Category::Graphs),
+            "pools": part(Category::Pools),
+            "managed": part(Category::Managed),
+            "driver": part(Category::Driver),
             "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
             "state": self.state(),
         })
@@ -206,10 +212,10 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
             line.gpu
                 .as_ref()
                 .map_or_else(|| "-".to_owned(), |(id, _)| groups::label(*id, driver)),
-            bytes(split.map(|split| split.allocations)),
-            bytes(split.map(|split| split.pools)),
-            bytes(split.map(|split| split.managed)),
-            bytes(split.map(|split| split.driver)),
+            bytes(split.map(Split::allocations)),
+            bytes(split.map(|split| split.of(Category::Pools))),
+            bytes(split.map(|split| split.of(Category::Managed))),
+            bytes(split.map(|split| split.of(Category::Driver))),
             bytes(parts.map(|parts| parts.total)),
             line.state().into(),
             line.command.clone(),
