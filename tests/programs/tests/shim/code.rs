@@ -45,7 +45,6 @@ fn libraries_are_loaded_where_they_are_first_needed() {
         ("library", "library-module"),
         ("library", "library-global"),
         ("library", "library-launch"),
-        ("library", "library-function"),
         ("library-file", "library-module"),
     ] {
         let world = World::new(CAP);

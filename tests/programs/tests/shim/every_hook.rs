@@ -118,6 +118,23 @@ fn every_end_of_the_primary_context_gives_its_memory_back() {
     }
 }
 
+/// Asking for a kernel's function loads its library.
+#[test]
+fn functions_of_kernels_are_paid_for_ahead() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("library a 300M", "0"),
+        ("library b 300M", "0"),
+        ("library-function a", "0"),
+        ("library-function b", "2"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 300 * MIB);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn twins_of_launches_are_paid_for_ahead() {
     let cap = CONTEXT + 100 * MIB;

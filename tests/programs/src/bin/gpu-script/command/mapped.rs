@@ -3,6 +3,7 @@
 use super::{Answer, placed, plain};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
+use crate::process;
 
 /// Runs a command of this subject; `None` for others.
 pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
@@ -56,6 +57,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 0 => {
                     let arguments = [descriptor as usize, 1];
                     let answer = driver.get("cuMemImportFromShareableHandle", &arguments);
+                    process::close(descriptor);
                     scope.keep(words.at(1)?, answer)
                 }
                 failed => plain(failed),
