@@ -21,8 +21,8 @@ const HEAP: u64 = 8 << 20;
 /// The buffer of device `printf` where no limit is set, bytes (measured).
 const FIFO: u64 = 8_650_752;
 
-/// `cuCtxSetLimit`. The stack limit takes its memory at once; the heap and the buffer of `printf` take theirs when a kernel first needs them,
-/// and are charged from here on. The others take nothing (measured).
+/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap and the buffer of `printf` take theirs when a
+/// kernel first needs them, and are charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
