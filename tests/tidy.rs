@@ -348,7 +348,7 @@ fn docs_name_every_hook() {
             library = row.library.clone();
             write!(
                 page,
-                "\n## {library}\n| function | class | | test |\n|---|---|---|---|\n"
+                "\n## {library}\n| function | class | what | test |\n|---|---|---|---|\n"
             )
             .unwrap();
         }
