@@ -3,7 +3,7 @@
 //! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` anew from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -274,26 +274,90 @@ fn rows() -> Vec<Row> {
     rows
 }
 
+/// What a handler's documentation says, without the list of functions that it begins with; of `linear::alloc` and the like.
+fn documented(handler: &str) -> String {
+    let (module, function) = handler.split(',').next().unwrap().split_once("::").unwrap();
+    let text = read(&format!("shim/src/handler/{module}.rs"));
+    let head = format!("pub fn {function}(");
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| line.starts_with(&head));
+    let before = &lines[..at.unwrap_or_else(|| panic!("{handler} is there"))];
+    let docs: Vec<&str> = before
+        .iter()
+        .rev()
+        .skip_while(|line| line.starts_with("#["))
+        .map_while(|line| line.strip_prefix("/// "))
+        .collect();
+    assert!(!docs.is_empty(), "{handler} is documented");
+    let docs = docs.into_iter().rev().collect::<Vec<_>>().join(" ");
+    match docs.split_once(": ") {
+        Some((functions, rest)) if functions.starts_with('`') => rest.to_owned(),
+        _ if docs.starts_with('`') => String::new(),
+        _ => docs,
+    }
+}
+
+/// The process test that fails without a hook, by symbol: what scripts/prove-hooks has found.
+fn proofs() -> BTreeMap<String, String> {
+    let text = read("tests/programs/proofs.txt");
+    let pair = |line: &str| {
+        let (symbol, test) = line.split_once(' ').unwrap();
+        (symbol.to_owned(), test.to_owned())
+    };
+    text.lines().map(pair).collect()
+}
+
+#[test]
+fn every_hook_is_proven_by_a_test() {
+    let (rows, proofs) = (rows(), proofs());
+    let unproven: Vec<String> = rows
+        .iter()
+        .filter(|row| !proofs.contains_key(&row.symbol))
+        .map(|row| row.symbol.clone())
+        .collect();
+    none(
+        "hooks without a test that misses them (scripts/prove-hooks)",
+        &unproven,
+    );
+    for (symbol, test) in proofs {
+        assert!(
+            rows.iter().any(|row| row.symbol == symbol),
+            "{symbol} is no hook any more"
+        );
+        let (module, function) = test.split_once("::").unwrap();
+        let text = read(&format!("tests/programs/tests/shim/{module}.rs"));
+        assert!(
+            text.contains(&format!("fn {function}(")),
+            "{test} of {symbol} is there"
+        );
+    }
+}
+
 #[test]
 fn docs_name_every_hook() {
     let mut page = String::from(
-        "# Hooks\n\nEvery function of the driver that gpulimit stands in front of. Made from `shim/src/table.rs` by\n\
-         `UPDATE=1 cargo test --test tidy`; the classes are explained in `shim/src/hook.rs`, the handlers are in `shim/src/handler`.\n",
+        "# Hooks\n\nEvery function of the driver that gpulimit stands in front of, and a test that fails without the hook. Made from\n\
+         `shim/src/table.rs`, the handlers' documentation and `tests/programs/proofs.txt` (scripts/prove-hooks) by\n\
+         `UPDATE=1 cargo test --test tidy`. The classes are explained in `shim/src/hook.rs`, the tests are in `tests/programs/tests/shim`.\n\
+         [unhooked.md](unhooked.md) says why the others are not hooked.\n",
     );
+    let proofs = proofs();
     let mut library = String::new();
     for row in rows() {
         if row.library != library {
             library = row.library.clone();
             write!(
                 page,
-                "\n## {library}\n| function | class | handler |\n|---|---|---|\n"
+                "\n## {library}\n| function | class | what | test |\n|---|---|---|---|\n"
             )
             .unwrap();
         }
+        let test = proofs.get(&row.symbol).cloned().unwrap_or_default();
+        let what = documented(&row.handler);
         writeln!(
             page,
-            "| `{}` | {} | `{}` |",
-            row.symbol, row.class, row.handler
+            "| `{}` | {} | {what} | `{test}` |",
+            row.symbol, row.class
         )
         .unwrap();
     }

@@ -19,7 +19,8 @@ use crate::capture::relaxed;
 use crate::hook::Call;
 use crate::table::cuda::{self, has};
 
-/// `cuArrayCreate_v2`.
+/// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
+/// shares blocks is paid ahead by a block and measured.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Array>, In<ArrayDescriptor>) -> Status,
@@ -37,7 +38,7 @@ pub fn create(
     plain(call, flat, array, || real(array, descriptor))
 }
 
-/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime.
+/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse and deferred ones take nothing by themselves.
 pub fn create_3d(
     call: Call,
     real: impl Fn(Out<Array>, In<Array3dDescriptor>) -> Status,
@@ -47,7 +48,7 @@ pub fn create_3d(
     plain(call, descriptor.read(), array, || real(array, descriptor))
 }
 
-/// `cuMipmappedArrayCreate`.
+/// `cuMipmappedArrayCreate`: charged as by `cuArray3DCreate_v2`, for all levels.
 pub fn create_mipmapped(
     call: Call,
     real: impl Fn(Out<Array>, In<Array3dDescriptor>, u32) -> Status,
@@ -256,12 +257,12 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`.
+/// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds gone.
 pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
     end(call, Kind::Plain, array, || real(array))
 }
 
-/// `cuMipmappedArrayDestroy`: also of what external memory was mapped as, which is not ours.
+/// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as is not ours.
 pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
     end(call, Kind::Mipmapped, array, || real(array))
 }

@@ -50,7 +50,7 @@ fn load_module(
     load(call, variables, real, Some(&unload))
 }
 
-/// `cuModuleLoad`.
+/// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
 pub fn module_file(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
@@ -62,7 +62,8 @@ pub fn module_file(
     })
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
+/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares are charged before the call; the rest is measured after
+/// it, and unloaded again where it does not fit.
 pub fn module(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
@@ -74,7 +75,7 @@ pub fn module(
     })
 }
 
-/// `cuModuleLoadDataEx`.
+/// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
 pub fn module_ex(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, u32, Opaque, Opaque) -> Status,
@@ -89,7 +90,7 @@ pub fn module_ex(
     })
 }
 
-/// `cuLibraryLoadData`.
+/// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are remembered for the call that loads them.
 #[allow(clippy::too_many_arguments)]
 pub fn library(
     call: Call,
@@ -117,7 +118,7 @@ pub fn library(
     })
 }
 
-/// `cuLibraryLoadFromFile`.
+/// `cuLibraryLoadFromFile`: as `cuLibraryLoadData`, from a file.
 #[allow(clippy::too_many_arguments)]
 pub fn library_file(
     call: Call,
@@ -164,7 +165,8 @@ fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Sta
     status
 }
 
-/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time.
+/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its variables are charged before that, the rest
+/// is measured after it.
 pub fn library_module(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
@@ -174,7 +176,7 @@ pub fn library_module(
     load_once(call, library, Some(library), || real(module, library))
 }
 
-/// `cuKernelGetFunction`: likewise.
+/// `cuKernelGetFunction`: as `cuLibraryGetModule`.
 pub fn kernel_function(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
@@ -184,7 +186,7 @@ pub fn kernel_function(
     load_once(call, kernel, None, || real(function, kernel))
 }
 
-/// `cuLibraryGetGlobal`: likewise.
+/// `cuLibraryGetGlobal`: as `cuLibraryGetModule`.
 pub fn global(
     call: Call,
     real: impl Fn(Out<DevicePtr>, Out<usize>, Opaque, Opaque) -> Status,
@@ -226,7 +228,7 @@ fn load_once(
     status
 }
 
-/// `cuLibraryGetKernel`: a kernel, which can be launched in any context.
+/// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in each context by itself.
 pub fn kernel(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
@@ -282,7 +284,7 @@ impl Lazy {
     }
 }
 
-/// `cuModuleUnload`.
+/// `cuModuleUnload`: given back after the call is what a measurement finds gone.
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
     let status = real(module);
     if status == SUCCESS {
@@ -291,7 +293,7 @@ pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> St
     status
 }
 
-/// `cuLibraryUnload`.
+/// `cuLibraryUnload`: as `cuModuleUnload`.
 pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
     let status = real(library);
     if status == SUCCESS {

@@ -173,7 +173,8 @@ fn gone(call: Call, device: &'static Device, context: Context) {
     device.driver.measure(device);
 }
 
-/// `cuDevicePrimaryCtxRetain`.
+/// `cuDevicePrimaryCtxRetain`: the first one is charged before the call by what the group has measured a context to take, and measured after
+/// it; later ones take nothing.
 pub fn retain_primary(
     call: Call,
     real: impl Fn(Out<Context>, Ordinal) -> Status,
@@ -201,7 +202,8 @@ pub fn retain_primary(
     )
 }
 
-/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix.
+/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all that is in it is given back after the call,
+/// and the context itself.
 pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let was = active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
@@ -223,7 +225,8 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     status
 }
 
-/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`.
+/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has measured a context to take, measured after it,
+/// and destroyed again where it does not fit.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
@@ -241,7 +244,7 @@ pub fn create(
     )
 }
 
-/// `cuCtxCreate_v3`.
+/// `cuCtxCreate_v3`: as `cuCtxCreate`.
 pub fn create_v3(
     call: Call,
     real: impl Fn(Out<Context>, Opaque, i32, u32, Ordinal) -> Status,
@@ -261,7 +264,7 @@ pub fn create_v3(
     )
 }
 
-/// `cuCtxCreate_v4`.
+/// `cuCtxCreate_v4`: as `cuCtxCreate`.
 pub fn create_v4(
     call: Call,
     real: impl Fn(Out<Context>, Opaque, u32, Ordinal) -> Status,
@@ -280,7 +283,7 @@ pub fn create_v4(
     )
 }
 
-/// `cuVDPAUCtxCreate` and `_v2`.
+/// `cuVDPAUCtxCreate` and `_v2`: as `cuCtxCreate`.
 #[allow(clippy::too_many_arguments)]
 pub fn create_vdpau(
     call: Call,
@@ -305,7 +308,7 @@ fn discard(context: Context) {
     cuda::cuCtxDestroy_v2(context);
 }
 
-/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`.
+/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the call, and the context itself.
 pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
     let Ok(device) = device::of_context(context).and_then(|ordinal| call.process.device(ordinal))
     else {

@@ -91,7 +91,8 @@ fn prepare(
     )
 }
 
-/// `cuGraphInstantiateWithFlags`.
+/// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and the rest measured after it; what its memory
+/// nodes need is remembered for the launch.
 pub fn instantiate_with_flags(
     call: Call,
     real: impl Fn(Out<GraphExec>, Graph, u64) -> Status,
@@ -102,7 +103,7 @@ pub fn instantiate_with_flags(
     instantiate(call, graph, exec, None, || real(exec, graph, flags))
 }
 
-/// `cuGraphInstantiateWithParams` and its twin.
+/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads, as `cuGraphUpload` as well.
 pub fn instantiate_with_params(
     call: Call,
     real: impl Fn(Out<GraphExec>, Graph, In<GraphInstantiateParams>) -> Status,
@@ -117,7 +118,7 @@ pub fn instantiate_with_params(
     instantiate(call, graph, exec, upload, || real(exec, graph, params))
 }
 
-/// `cuGraphInstantiate` and `_v2`.
+/// `cuGraphInstantiate` and `_v2`: as `cuGraphInstantiateWithFlags`.
 pub fn instantiate_with_log(
     call: Call,
     real: impl Fn(Out<GraphExec>, Graph, Opaque, Opaque, usize) -> Status,
@@ -132,7 +133,8 @@ pub fn instantiate_with_log(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins.
+/// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the device keeps for graphs is charged before
+/// the call, and what was not needed given back after it.
 pub fn launch(
     call: Call,
     real: impl Fn(GraphExec, Stream) -> Status,
@@ -221,7 +223,7 @@ fn pay(
     Err(device.refuse(call.symbol, launch.bytes()))
 }
 
-/// `cuGraphExecDestroy`: the memory stays with the device; the handle may come back as another graph.
+/// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may come back as another graph.
 pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);
@@ -238,7 +240,7 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
     status
 }
 
-/// `cuDeviceGraphMemTrim`.
+/// `cuDeviceGraphMemTrim`: given back after the call is what the device no longer keeps for graphs.
 pub fn trim(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let status = real(ordinal);
     if let Ok(device) = call.process.device(ordinal) {

@@ -11,7 +11,8 @@ use crate::table::cuda;
 /// stream).
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`.
+/// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one are charged before the call, measured after
+/// it, and undone where they do not fit.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, Ordinal, u32) -> Status,
@@ -54,7 +55,7 @@ pub fn create(
     status
 }
 
-/// `cuGreenCtxDestroy`: the primary context may go with the last of them.
+/// `cuGreenCtxDestroy`: the primary context may go with the last of them, and is given back then.
 pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> Status {
     // Before the call: the handle may come back as another's.
     let Some(known) = call.process.greens.take(green) else {
@@ -67,7 +68,7 @@ pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> St
     status
 }
 
-/// `cuGreenCtxStreamCreate`: as other streams.
+/// `cuGreenCtxStreamCreate`: as `cuStreamCreate`.
 pub fn stream(
     call: Call,
     real: impl Fn(Out<Stream>, Opaque, u32, i32) -> Status,

@@ -103,7 +103,8 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// `cuLaunchKernel` and its twin.
+/// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local memory, its library and the driver's reserve are
+/// paid ahead, and measured after it; later ones pass.
 #[allow(clippy::too_many_arguments)]
 pub fn kernel(
     call: Call,
@@ -127,7 +128,7 @@ pub fn kernel(
     })
 }
 
-/// `cuLaunchKernelEx` and its twin.
+/// `cuLaunchKernelEx` and its twin: as `cuLaunchKernel`.
 pub fn kernel_ex(
     call: Call,
     real: impl Fn(In<LaunchConfig>, Opaque, Opaque, Opaque) -> Status,
@@ -143,7 +144,7 @@ pub fn kernel_ex(
     }
 }
 
-/// `cuLaunchCooperativeKernel` and its twin.
+/// `cuLaunchCooperativeKernel` and its twin: as `cuLaunchKernel`.
 #[allow(clippy::too_many_arguments)]
 pub fn cooperative(
     call: Call,
@@ -203,12 +204,12 @@ pub fn multi_device(
     each(call, list, count, &real)
 }
 
-/// `cuLaunch`.
+/// `cuLaunch`: as `cuLaunchKernel`.
 pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
     launch(call, What::Function(function), 0, || real(function))
 }
 
-/// `cuLaunchGrid`.
+/// `cuLaunchGrid`: as `cuLaunchKernel`.
 pub fn grid(
     call: Call,
     real: impl Fn(Opaque, i32, i32) -> Status,
@@ -221,7 +222,7 @@ pub fn grid(
     })
 }
 
-/// `cuLaunchGridAsync`.
+/// `cuLaunchGridAsync`: as `cuLaunchKernel`.
 pub fn grid_async(
     call: Call,
     real: impl Fn(Opaque, i32, i32, Stream) -> Status,

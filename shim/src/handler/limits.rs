@@ -23,8 +23,8 @@ const FIFO: u64 = 8_650_752;
 /// What comes with a module that uses device `printf` where more is set, whatever it is, beside the module's variables (measured).
 const LARGER_FIFO: u64 = 62 << 20;
 
-/// `cuCtxSetLimit`. The stack limit takes its memory at once; the heap and the buffer of `printf` take theirs when a kernel first needs them,
-/// and are charged from here on. The others take nothing (measured).
+/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap and the buffer of `printf` take theirs when a
+/// kernel first needs them, and are charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,

@@ -11,7 +11,8 @@ use crate::hook::Call;
 use crate::process::Process;
 use crate::table::cuda;
 
-/// `cuMemAlloc_v2`.
+/// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for one block ahead, which goes back where it lies
+/// in blocks that are there.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -26,7 +27,7 @@ pub fn alloc(
     )
 }
 
-/// `cuMemAlloc`, of 32 bits.
+/// `cuMemAlloc`: as `cuMemAlloc_v2`, of 32 bits.
 pub fn alloc_v1(
     call: Call,
     real: impl Fn(Out<DevicePtrV1>, u32) -> Status,
@@ -41,7 +42,7 @@ pub fn alloc_v1(
     )
 }
 
-/// `cuMemAllocPitch_v2`.
+/// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch, corrected to the real one after it.
 pub fn alloc_pitch(
     call: Call,
     real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
@@ -60,7 +61,7 @@ pub fn alloc_pitch(
     )
 }
 
-/// `cuMemAllocPitch`, of 32 bits.
+/// `cuMemAllocPitch`: as `cuMemAllocPitch_v2`, of 32 bits.
 pub fn alloc_pitch_v1(
     call: Call,
     real: impl Fn(Out<DevicePtrV1>, Out<u32>, u32, u32, u32) -> Status,
@@ -268,7 +269,8 @@ fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: 
     );
 }
 
-/// `cuMemFree_v2`: takes pointers of every kind.
+/// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its own whole, a shared block with the last
+/// request in it.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let blocks = &call.process.blocks;
@@ -312,7 +314,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     status
 }
 
-/// `cuMemFree`, of 32 bits.
+/// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
 pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
     free(call, |_| real(dptr), dptr.into())
 }

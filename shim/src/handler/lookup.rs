@@ -16,7 +16,7 @@ fn translated(status: Status, pfn: Out<Opaque>) -> Status {
     status
 }
 
-/// `cuGetProcAddress`.
+/// `cuGetProcAddress`: where the driver gives out a function that is hooked, the program gets the hook.
 pub fn proc_address(
     _: Call,
     real: impl Fn(Opaque, Out<Opaque>, i32, u64) -> Status,
@@ -28,7 +28,7 @@ pub fn proc_address(
     translated(real(symbol, pfn, version, flags), pfn)
 }
 
-/// `cuGetProcAddress_v2`.
+/// `cuGetProcAddress_v2`: as `cuGetProcAddress`.
 pub fn proc_address_v2(
     _: Call,
     real: impl Fn(Opaque, Out<Opaque>, i32, u64, Opaque) -> Status,

@@ -8,7 +8,7 @@ use crate::account::managed::Allocation;
 use crate::account::{BLOCK, round_up};
 use crate::hook::Call;
 
-/// `cuMemAllocManaged`.
+/// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, u32) -> Status,

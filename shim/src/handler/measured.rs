@@ -65,7 +65,7 @@ pub fn small(call: Call, real: impl Fn() -> Status) -> Status {
     }
 }
 
-/// `cuStreamCreate`: every few streams take a block or two, for good.
+/// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid ahead, and the rest measured after the call.
 pub fn stream(
     call: Call,
     real: impl Fn(Out<Stream>, u32) -> Status,
@@ -75,7 +75,7 @@ pub fn stream(
     small(call, || real(stream, flags))
 }
 
-/// `cuStreamCreateWithPriority`.
+/// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
 pub fn stream_with_priority(
     call: Call,
     real: impl Fn(Out<Stream>, u32, i32) -> Status,

@@ -14,7 +14,8 @@ use crate::hook::Call;
 use crate::refusal::Refused;
 use crate::table::cuda;
 
-/// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
+/// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device. The most by which the pool may grow, in
+/// steps of 32 MiB, is charged before the call, and what it did not grow by given back.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -36,7 +37,7 @@ pub fn alloc(
     }
 }
 
-/// `cuMemAllocFromPoolAsync` and its twin: the pool's device counts, not the stream's.
+/// `cuMemAllocFromPoolAsync` and its twin: charged as by `cuMemAllocAsync`; the pool's device counts, not the stream's.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -205,7 +206,7 @@ fn take_back(
     pool.trim(device, growth);
 }
 
-/// `cuMemFreeAsync` and its twin: the pool keeps the memory until a synchronise call, at least.
+/// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at least, which then looks at the pools.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -219,7 +220,7 @@ pub fn free(
     status
 }
 
-/// `cuMemPoolCreate`.
+/// `cuMemPoolCreate`: charges nothing; remembers whose memory the pool will take.
 pub fn create(
     call: Call,
     real: impl Fn(Out<MemPool>, In<AllocationProp>) -> Status,
@@ -239,7 +240,7 @@ pub fn create(
     status
 }
 
-/// `cuMemPoolDestroy`: returns at once; what is still in use goes back when it is freed.
+/// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
     let status = real(pool);
@@ -261,7 +262,7 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     status
 }
 
-/// `cuMemPoolTrimTo`.
+/// `cuMemPoolTrimTo`: given back after the call is what the pool no longer reserves.
 pub fn trim(
     call: Call,
     real: impl Fn(MemPool, usize) -> Status,
@@ -273,7 +274,7 @@ pub fn trim(
     status
 }
 
-/// `cuDeviceSetMemPool`.
+/// `cuDeviceSetMemPool`: charges nothing; the next allocation asks which pool is current.
 pub fn set_current(
     call: Call,
     real: impl Fn(Ordinal, MemPool) -> Status,
@@ -285,7 +286,7 @@ pub fn set_current(
     status
 }
 
-/// `cuMemSetMemPool`.
+/// `cuMemSetMemPool`: as `cuDeviceSetMemPool`.
 pub fn set_current_at(
     call: Call,
     real: impl Fn(In<Location>, i32, MemPool) -> Status,

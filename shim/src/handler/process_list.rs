@@ -83,7 +83,7 @@ fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// Lists of [`NvmlProcessV1`].
+/// The group's processes alone, with the driver's own figures, as `NvmlProcessV1`.
 pub fn v1(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV1>) -> Status,
@@ -95,7 +95,7 @@ pub fn v1(
     list(call, real, device, count, infos)
 }
 
-/// Lists of [`NvmlProcessV2`].
+/// The group's processes alone, with the driver's own figures, as `NvmlProcessV2`.
 pub fn v2(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
@@ -107,7 +107,7 @@ pub fn v2(
     list(call, real, device, count, infos)
 }
 
-/// Lists of [`NvmlProcessV2`], or in some drivers of [`NvmlProcessDetail`].
+/// The group's processes alone, with the driver's own figures, as `NvmlProcessV2`, or in some drivers as `NvmlProcessDetail`.
 pub fn v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
@@ -122,7 +122,7 @@ pub fn v3(
     list(call, real, device, count, infos.cast())
 }
 
-/// `nvmlDeviceGetRunningProcessDetailList`.
+/// `nvmlDeviceGetRunningProcessDetailList`: the group's processes alone, with the driver's own figures.
 pub fn details(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlProcessDetailList>) -> Status,

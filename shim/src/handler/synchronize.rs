@@ -8,22 +8,22 @@ fn synchronized(call: Call, status: Status, all: bool) -> Status {
     status
 }
 
-/// `cuStreamSynchronize` and its twin.
+/// `cuStreamSynchronize` and its twin: given back after the call is what pools no longer reserve, where anything was allocated or freed since.
 pub fn stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
     synchronized(call, real(stream), false)
 }
 
-/// `cuEventSynchronize`.
+/// `cuEventSynchronize`: as `cuStreamSynchronize`.
 pub fn event(call: Call, real: impl Fn(Event) -> Status, event: Event) -> Status {
     synchronized(call, real(event), false)
 }
 
-/// `cuCtxSynchronize`.
+/// `cuCtxSynchronize`: as `cuStreamSynchronize`; after it no work is left that could let pools shrink.
 pub fn current(call: Call, real: impl Fn() -> Status) -> Status {
     synchronized(call, real(), true)
 }
 
-/// `cuCtxSynchronize_v2`.
+/// `cuCtxSynchronize_v2`: as `cuCtxSynchronize`.
 pub fn context(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
     synchronized(call, real(context), true)
 }

@@ -12,7 +12,7 @@ use crate::hook::Call;
 use crate::nvml;
 use crate::table::{self, cuda};
 
-/// `cuMemGetInfo_v2`.
+/// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could still get.
 pub fn mem_get_info(
     call: Call,
     real: impl Fn(Out<usize>, Out<usize>) -> Status,
@@ -29,7 +29,7 @@ pub fn mem_get_info(
     status
 }
 
-/// `cuMemGetInfo`, of 32 bits: what does not fit is the largest number that does.
+/// `cuMemGetInfo`: as `cuMemGetInfo_v2`, of 32 bits; what does not fit is the largest number that does.
 pub fn mem_get_info_v1(
     call: Call,
     real: impl Fn(Out<u32>, Out<u32>) -> Status,
@@ -50,7 +50,7 @@ pub fn mem_get_info_v1(
     status
 }
 
-/// `cuDeviceTotalMem_v2`.
+/// `cuDeviceTotalMem_v2`: the smallest limit on the group's path.
 pub fn device_total_mem(
     call: Call,
     real: impl Fn(Out<usize>, Ordinal) -> Status,
@@ -66,7 +66,7 @@ pub fn device_total_mem(
     status
 }
 
-/// `cuDeviceTotalMem`, of 32 bits: what does not fit is the largest number that does.
+/// `cuDeviceTotalMem`: as `cuDeviceTotalMem_v2`, of 32 bits; what does not fit is the largest number that does.
 pub fn device_total_mem_v1(
     call: Call,
     real: impl Fn(Out<u32>, Ordinal) -> Status,
@@ -131,7 +131,7 @@ pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
         && share(call, device, memory.total).is_none()
 }
 
-/// `nvmlDeviceGetMemoryInfo`: total = free + used.
+/// `nvmlDeviceGetMemoryInfo`: the group's figures, total = free + used.
 pub fn nvml_memory_info(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlMemory>) -> Status,
@@ -151,7 +151,7 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: total = reserved + free + used. What the driver reserves is outside of the group's share.
+/// `nvmlDeviceGetMemoryInfo_v2`: the group's figures, total = reserved + free + used. What the driver reserves is outside of the group's share.
 pub fn nvml_memory_info_v2(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlMemoryV2>) -> Status,

@@ -10,7 +10,7 @@ use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::hook::Call;
 
-/// `cuMemCreate`: charged on the device of its properties, whatever context is current.
+/// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, usize, In<AllocationProp>, u64) -> Status,
@@ -48,7 +48,7 @@ pub fn create(
     status
 }
 
-/// `cuMemRelease`.
+/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping.
 pub fn release(
     call: Call,
     real: impl Fn(AllocationHandle) -> Status,
@@ -62,7 +62,7 @@ pub fn release(
     )
 }
 
-/// `cuMemMap`.
+/// `cuMemMap`: charges nothing; the memory now lives as long as the mapping, too.
 pub fn map(
     call: Call,
     real: impl Fn(DevicePtr, usize, usize, AllocationHandle, u64) -> Status,
@@ -79,7 +79,7 @@ pub fn map(
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings.
+/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory.
 pub fn unmap(
     call: Call,
     real: impl Fn(DevicePtr, usize) -> Status,
@@ -94,7 +94,7 @@ pub fn unmap(
     )
 }
 
-/// `cuMemRetainAllocationHandle`: the same handle value, one reference more.
+/// `cuMemRetainAllocationHandle`: the same handle value, one reference more; charges nothing.
 pub fn retain(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, Opaque) -> Status,

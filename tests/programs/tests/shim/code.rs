@@ -7,7 +7,7 @@ const CAP: u64 = CONTEXT + 800 * MIB;
 
 #[test]
 fn modules() {
-    for load in ["module", "module-ex", "module-file"] {
+    for load in ["module", "module-ex", "module-fat", "module-file"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
         program.expect(&[
@@ -41,7 +41,12 @@ fn small_modules_fit_into_a_full_group() {
 
 #[test]
 fn libraries_are_loaded_where_they_are_first_needed() {
-    for first_use in ["library-module", "library-global", "library-launch"] {
+    for (load, first_use) in [
+        ("library", "library-module"),
+        ("library", "library-global"),
+        ("library", "library-launch"),
+        ("library-file", "library-module"),
+    ] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
         let fine = match first_use {
@@ -49,7 +54,7 @@ fn libraries_are_loaded_where_they_are_first_needed() {
             _ => "0",
         };
         for library in ["a", "b", "c"] {
-            program.expect(&[(&format!("library {library} 300M"), "0")]);
+            program.expect(&[(&format!("{load} {library} 300M"), "0")]);
         }
         assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
         program.expect(&[

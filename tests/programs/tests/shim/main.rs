@@ -6,6 +6,7 @@ mod contexts;
 mod death;
 mod doors;
 mod drivers;
+mod every_hook;
 mod fork;
 mod graphs;
 mod limits;

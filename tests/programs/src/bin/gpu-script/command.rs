@@ -10,7 +10,7 @@
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
-//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET` | virtual memory |
+//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME` | virtual memory |
 //! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, what is left out is `0,0,32,4,0` |
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
 //! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory of arrays that have none, `none` to unmap: the top row of tiles of an array, all of a mipmapped array |
@@ -19,7 +19,7 @@
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
 //! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD` | graphs |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
-//! | `module NAME BYTES`, `module-file NAME BYTES`, `library NAME BYTES`, `library-module NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
+//! | `module NAME BYTES`, `module-ex …`, `module-fat …`, `module-file …`, `library NAME BYTES`, `library-file …`, `library-module NAME`, `library-function NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `kernels NAME LOCAL [malloc] [printf]`, `kernel-library NAME LOCAL [malloc] [printf]`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to launch it |
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |

@@ -171,9 +171,14 @@ pub fn exec() {
 /// Closes all descriptors from `first` on.
 pub fn close_from(first: i32) {
     for descriptor in first..1024 {
-        // SAFETY: closing a descriptor that is not open is harmless; that it may be somebody else's is the point.
-        unsafe { libc::close(descriptor) };
+        close(descriptor);
     }
+}
+
+/// Closes a descriptor.
+pub fn close(descriptor: i32) {
+    // SAFETY: closing a descriptor that is not open is harmless; that it may be somebody else's is the point.
+    unsafe { libc::close(descriptor) };
 }
 
 /// Empties the environment.

@@ -8,11 +8,15 @@ use crate::interpreter::{Scope, Words};
 pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
     let name = words.name();
     Ok(Some(match name {
-        "module" => {
+        "module" | "module-fat" => {
+            let function = match name {
+                "module" => "cuModuleLoadData",
+                _ => "cuModuleLoadFatBinary",
+            };
             let text = ptx(words.size(2)?);
             scope.keep(
                 words.at(1)?,
-                driver.get("cuModuleLoadData", &[text.as_ptr() as usize]),
+                driver.get(function, &[text.as_ptr() as usize]),
             )
         }
         "module-ex" => {
@@ -25,14 +29,18 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let arguments = [text.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
-        "module-file" => {
+        "module-file" | "library-file" => {
             let file = std::env::temp_dir().join(format!("gpu-script-{}.ptx", std::process::id()));
             let text = ptx(words.size(2)?);
             std::fs::write(&file, text.trim_end_matches('\0'))
                 .map_err(|error| format!("{}: {error}", file.display()))?;
             let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())
                 .map_err(|error| error.to_string())?;
-            let answer = driver.get("cuModuleLoad", &[path.as_ptr() as usize]);
+            let arguments = [path.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
+            let answer = match name {
+                "module-file" => driver.get("cuModuleLoad", &arguments[..1]),
+                _ => driver.get("cuLibraryLoadFromFile", &arguments),
+            };
             let _ = std::fs::remove_file(&file);
             scope.keep(words.at(1)?, answer)
         }
@@ -53,6 +61,14 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                     let arguments = [kernel as usize, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0];
                     plain(driver.call("cuLaunchKernel", &arguments))
                 }
+                (failed, _) => plain(failed),
+            }
+        }
+        "library-function" => {
+            let library = scope.value(words.at(1)?)?;
+            let kernel = c"kernel".as_ptr() as usize;
+            match driver.get("cuLibraryGetKernel", &[library, kernel]) {
+                (0, kernel) => plain(driver.get("cuKernelGetFunction", &[kernel as usize]).0),
                 (failed, _) => plain(failed),
             }
         }

@@ -3,13 +3,16 @@
 use super::{Answer, placed, plain};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
+use crate::process;
 
 /// Runs a command of this subject; `None` for others.
 pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
     let name = words.name();
     Ok(Some(match name {
         "create" => {
-            let properties = placed(words.gpu(3)?);
+            let mut properties = placed(words.gpu(3)?);
+            // So that it can be exported: a file descriptor.
+            properties[1] = 1;
             let place = properties.as_ptr() as usize;
             scope.keep(
                 words.at(1)?,
@@ -45,6 +48,20 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 words.at(1)?,
                 driver.get("cuMemRetainAllocationHandle", &[address]),
             )
+        }
+        "import" => {
+            let mut descriptor = 0i32;
+            let place = &raw mut descriptor as usize;
+            let exported = [place, scope.value(words.at(2)?)?, 1, 0];
+            match driver.call("cuMemExportToShareableHandle", &exported) {
+                0 => {
+                    let arguments = [descriptor as usize, 1];
+                    let answer = driver.get("cuMemImportFromShareableHandle", &arguments);
+                    process::close(descriptor);
+                    scope.keep(words.at(1)?, answer)
+                }
+                failed => plain(failed),
+            }
         }
         _ => return Ok(None),
     }))
