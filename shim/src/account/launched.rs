@@ -117,6 +117,13 @@ impl Launched {
         }
     }
 
+    /// The library that a `CUkernel` has come from; `None` where nobody has seen it being got.
+    pub fn library_of(&self, kernel: Opaque) -> Option<Opaque> {
+        let kernels = self.kernels.read();
+        let known = kernels.get(&kernel)?;
+        Some(known.library).filter(|library| *library != 0)
+    }
+
     /// Whether `handle` is known to be a `CUkernel`.
     pub fn is_kernel(&self, handle: Opaque) -> bool {
         self.kernels.read().contains_key(&handle)

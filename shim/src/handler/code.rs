@@ -263,6 +263,9 @@ impl Lazy {
             return lazy;
         }
         if library.is_none() {
+            lazy.library = call.process.launched.library_of(kernel);
+        }
+        if lazy.library.is_none() {
             let mut owner = 0;
             match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
                 SUCCESS => lazy.library = Some(owner),

@@ -545,7 +545,8 @@ KERNEL = """.version 6.4
 ret; }}
 """
 
-LOCAL = """.local .align 16 .b8 buffer[{size}]; .reg .b64 %l<9>; .reg .b32 %i<9>; .reg .pred p;
+LOCAL = """.local .align 16 .b8 buffer[{size}];
+.reg .b64 %l<9>; .reg .b32 %i<9>; .reg .pred p;
 ld.param.u64 %l1, [out]; cvt.u32.u64 %i1, %l1; and.b32 %i2, %i1, 12; cvt.u64.u32 %l2, %i2; mov.u64 %l3, buffer; add.u64 %l4, %l3, %l2;
 st.local.u32 [%l4], %i1; st.local.u32 [%l4+{last}], %i1; ld.local.u32 %i3, [%l3+{middle}];
 setp.eq.u32 p, %i3, 77; @!p bra done; cvta.to.global.u64 %l5, %l1; st.global.u32 [%l5], %i3; done:"""
