@@ -103,13 +103,11 @@ impl DriverShare {
                 Err(missing) => missing,
             }
         };
-        let mut state = if device.charge_ahead_without_trim(missing).is_ok() {
-            let mut state = self.state.lock();
+        let charged = device.charge_ahead_without_trim(missing).is_ok();
+        let mut state = self.state.lock();
+        if charged {
             state.held += missing;
-            state
-        } else {
-            self.state.lock()
-        };
+        }
         let idle = state.idle().min(bytes);
         if idle >= BLOCK {
             state.prepaid += idle;

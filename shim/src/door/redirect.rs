@@ -50,19 +50,19 @@ pub fn redirect(
     let Some(symbols) = find(handle) else {
         return false;
     };
+    // SAFETY: only asks for a figure.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = symbols.first as usize / page * page;
+    let end = symbols.first as usize + symbols.count * size_of::<libc::Elf64_Sym>();
+    let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
     let writable = |on| {
-        // SAFETY: only asks for a figure.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-        let start = symbols.first as usize / page * page;
-        let end = symbols.first as usize + symbols.count * size_of::<libc::Elf64_Sym>();
-        let protection = libc::PROT_READ | if on { libc::PROT_WRITE } else { 0 };
-        let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
+        let write = if on { libc::PROT_WRITE } else { 0 };
         // SAFETY: pages of the library's own mapping, which stays loaded. They keep what they allow, and may be written meanwhile.
         unsafe {
             libc::mprotect(
                 start as *mut c_void,
                 end.next_multiple_of(page) - start,
-                protection | executable,
+                libc::PROT_READ | write | executable,
             ) == 0
         }
     };
