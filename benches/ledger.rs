@@ -42,13 +42,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for live in [1, 8, 64, 256, 1024] {
         let (before, started) = (slots.len(), Instant::now());
         while slots.len() < live {
-            slots.push(ledger.claim(&me)?);
+            slots.push(ledger.claim(&me, "")?);
         }
         let claims = started.elapsed() / (live - before) as u32;
         let level = |max| Level {
             slot: &slots[0],
             device,
             max,
+            protection: None,
+            keeps_low: false,
         };
         let level_40g = [level(40 << 30)];
         let rounds = 4_000_000 / (live as u32 + 10);
@@ -73,6 +75,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                     slot,
                     device,
                     max: u64::MAX,
+                    protection: None,
+                    keeps_low: false,
                 }]
             })
             .collect();

@@ -1,26 +1,42 @@
-//! Groups on disk: a directory each, below a root, with the limits and the ledger in it.
+//! Groups on disk: a directory each, below a root.
 //!
-//! The ownership of these files is the permission model: who may write `limits` administers the group, who may
-//! write `ledger` can be a member.
+//! ```text
+//! lab/limits        what the group may use; its owner administers the group
+//! lab/ledger        who uses what; who may write it can be a member
+//! lab/lock          held by those who are coming in, and by who removes the group; opened by members only
+//! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make some
+//! ```
+//! The ownership of these files is the permission model. The groups below are in a directory of their own so that it can belong to a user:
+//! in the directory of the group itself he could replace the files.
 
+mod access;
+mod at_limit;
 mod context_size;
 mod error;
 mod hold;
+mod kill;
 mod member;
 mod name;
+mod protection;
 mod root;
 mod user;
 
+pub use access::{Access, Members};
+pub use at_limit::Insistence;
 pub use error::{Fault, GroupError};
 pub use hold::Hold;
+pub use kill::{kill, send};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
-pub use name::{Kind, check as check_name};
-pub use root::{Created, Root, SYSTEM};
+pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
+pub use root::{Created, Garbage, Root, SYSTEM};
 
 use crate::ledger::Ledger;
 use crate::limits::{LimitSet, Limits};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+
+/// The directory of the groups below a group, in its own.
+const BELOW: &str = "sub";
 
 /// A group on disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -32,14 +48,21 @@ pub struct Group {
 
 impl Group {
     fn at(root: &Path, name: &str) -> Self {
+        let mut path = root.to_path_buf();
+        for (depth, part) in name.split('/').enumerate() {
+            if depth > 0 {
+                path.push(BELOW);
+            }
+            path.push(part);
+        }
         Self {
             name: name.into(),
-            path: root.join(name),
+            path,
             root: root.into(),
         }
     }
 
-    /// Its name.
+    /// Its name, with those of the groups above it: `lab/alice`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -64,6 +87,25 @@ impl Group {
         self.path.join("ledger")
     }
 
+    /// The directory of the groups below it.
+    pub fn below_path(&self) -> PathBuf {
+        self.path.join(BELOW)
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.path.join("lock")
+    }
+
+    /// The group and all above it, from itself upwards.
+    pub fn upwards(&self) -> impl Iterator<Item = Self> + '_ {
+        name::upwards(&self.name).map(|name| Self::at(&self.root, name))
+    }
+
+    /// The group that it is directly below; `None` at the top.
+    pub fn parent(&self) -> Option<Self> {
+        name::parent(&self.name).map(|name| Self::at(&self.root, name))
+    }
+
     /// Opens its limits for reading.
     pub fn limits(&self) -> Result<Limits, GroupError> {
         Ok(Limits::open(&self.limits_path())?)
@@ -71,7 +113,25 @@ impl Group {
 
     /// Changes its limits, for programs that run in it as for those that will.
     pub fn write_limits(&self, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, GroupError> {
-        Ok(Limits::write(&self.limits_path(), change)?)
+        let mut before = false;
+        let now = Limits::write(&self.limits_path(), |set| {
+            before = set.protects();
+            change(set);
+        })?;
+        if before || now.protects() {
+            self.tell_parent();
+        }
+        Ok(now)
+    }
+
+    /// Lets the members of the group above see that this one is protected, or no longer. Where its ledger is not ours to write
+    /// they see it a little later.
+    fn tell_parent(&self) {
+        if let Some(parent) = self.parent()
+            && let Ok(ledger) = Ledger::open(&parent.ledger_path())
+        {
+            ledger.children_changed();
+        }
     }
 
     /// Opens its ledger for looking only.
@@ -81,7 +141,7 @@ impl Group {
 
     /// Keeps the group from being removed until the answer is dropped.
     pub fn hold(&self) -> Result<Hold, GroupError> {
-        Hold::shared(&self.path).map_err(|error| match error.kind() {
+        Hold::shared(&self.lock_path()).map_err(|error| match error.kind() {
             ErrorKind::NotFound => GroupError::Missing {
                 name: self.name.clone(),
                 root: self.root.clone(),

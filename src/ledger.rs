@@ -7,6 +7,7 @@
 pub(crate) mod atomic;
 mod charge;
 mod error;
+mod events;
 mod file;
 mod gpu_table;
 mod identity;
@@ -17,21 +18,26 @@ mod map;
 #[cfg(all(test, loom))]
 mod model;
 mod os;
+mod protection;
 mod random;
 mod reap;
 mod removal;
 mod slot;
 mod usage;
+mod wait;
 
 pub use error::LedgerError;
+pub use events::{Event, EventKind, Happening};
 pub use identity::{Identity, SeenProcess};
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };
+pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
 pub use usage::{DeviceUsage, ProcessUsage, Usage};
+pub use wait::{Line, Turn};
 
 use crate::device::DeviceId;
 use atomic::{AtomicU64, Ordering};
@@ -200,6 +206,13 @@ impl Ledger {
         gpu_table::find(&self.content().header, id)
     }
 
+    /// What the group has seen of a device.
+    pub fn device_entry(&self, device: DeviceIndex) -> Option<DeviceEntry> {
+        self.devices()
+            .into_iter()
+            .find(|entry| entry.index == device)
+    }
+
     /// The devices that the group has seen.
     pub fn devices(&self) -> Vec<DeviceEntry> {
         gpu_table::entries(&self.content().header)
@@ -219,9 +232,73 @@ impl Ledger {
         }
     }
 
-    /// Claims a slot for this process: once per process and ledger, not once per thread.
-    pub fn claim(self: &Arc<Self>, identity: &Identity) -> Result<Slot, LedgerError> {
-        slot::claim(self, identity)
+    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is the group that the process is in as
+    /// seen from this one, such as `alice/job7`; empty: this one.
+    pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
+        slot::claim(self, identity, below)
+    }
+
+    /// Counts the groups directly below that came or went, and the changes of their limits. One load.
+    pub fn children(&self) -> u64 {
+        self.content()
+            .header
+            .signals
+            .children
+            .load(Ordering::Acquire)
+    }
+
+    /// Of `bytes` that are kept for the group directly below that `child` stands for ([`child_key`]), those that it has not taken yet.
+    pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
+        protection::untaken(self, device, child, bytes)
+    }
+
+    /// Tells the members that a group directly below came or went, or that its limits changed.
+    pub fn children_changed(&self) {
+        if self.map.writable() {
+            let children = &self.content().header.signals.children;
+            children.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Counts the times that somebody asked the members for what they hold unused. One load.
+    pub fn asked(&self) -> u64 {
+        self.content().header.signals.asked.load(Ordering::Relaxed)
+    }
+
+    /// Asks the other members for what they hold unused: they give it back at their next call that takes, frees or waits.
+    pub fn ask_members(&self) {
+        if self.map.writable() {
+            let asked = &self.content().header.signals.asked;
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody may be waiting for memory here. One load.
+    pub fn has_waiters(&self) -> bool {
+        self.content()
+            .header
+            .signals
+            .waiting
+            .load(Ordering::Relaxed)
+            != 0
+    }
+
+    /// Whether another process waits for memory of the device, as it did a moment ago.
+    pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        wait::somebody_waits(self, slot.index(), device)
+    }
+
+    /// Notes that usage of the device is above `high`; true when that was not noted within the last second.
+    pub fn note_above_high(&self, device: DeviceIndex) -> bool {
+        let noted = &self.content().header.above_high[device.get()];
+        let now = os::boot_ms();
+        let before = noted.load(Ordering::Relaxed);
+        let fresh = before <= now && now - before < 1_000;
+        !fresh
+            && self.map.writable()
+            && noted
+                .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// What the group uses of a device. Sums only: the dead count until somebody cleans them.
@@ -238,6 +315,18 @@ impl Ledger {
     /// The living members, and the dead that drain.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
         usage::processes(self, witness)
+    }
+
+    /// Writes down what happened; the oldest event goes. Nothing on a ledger opened for reading.
+    pub fn record(&self, happening: &Happening) {
+        if self.map.writable() {
+            events::record(&self.content().header.ring, happening);
+        }
+    }
+
+    /// The events from number `since` on that are still there, oldest first.
+    pub fn events(&self, since: u64) -> Vec<Event> {
+        events::read(&self.content().header.ring, since)
     }
 
     /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened for reading or removed.
@@ -290,8 +379,8 @@ impl Ledger {
         let named = self
             .content()
             .header
+            .signals
             .high_water
-            .value
             .load(Ordering::Acquire);
         (named as usize).min(MAX_SLOTS)
     }

@@ -2,10 +2,15 @@
 //! while programs run.
 
 mod error;
+mod keys;
 mod layout;
 mod map;
 
 pub use error::LimitsError;
+pub use keys::{
+    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near, names,
+    parse_duration,
+};
 pub use layout::MAX_RULES;
 
 use crate::device::DeviceId;
@@ -39,62 +44,102 @@ impl fmt::Display for Selector {
     }
 }
 
-/// The rules of a group, one per selector.
+/// The rules of a group, one per selector, and what it does at its limit.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LimitSet {
     /// What the group may use, and of which GPU.
-    pub rules: Vec<(Selector, Size)>,
+    pub rules: Vec<(Selector, Values)>,
+    /// What happens at the limit.
+    pub options: Options,
 }
 
 impl LimitSet {
-    /// One rule for every GPU.
+    /// One `max` for every GPU.
     pub fn all(max: Size) -> Self {
-        Self {
-            rules: vec![(Selector::All, max)],
-        }
+        let mut set = Self::default();
+        set.set(Selector::All, Key::Max, max);
+        set
     }
 
-    /// The rule for exactly this selector.
-    pub fn get(&self, selector: Selector) -> Option<Size> {
+    /// What the rule for exactly this selector says.
+    pub fn get(&self, selector: Selector, key: Key) -> Option<Size> {
         let rule = self.rules.iter().find(|(rule, _)| *rule == selector);
-        rule.map(|(_, size)| *size)
+        rule.and_then(|(_, values)| values.get(key))
     }
 
-    /// Adds a rule or replaces the one with the same selector.
-    pub fn set(&mut self, selector: Selector, max: Size) {
+    /// Sets one key of the rule with this selector, which is added where there is none.
+    pub fn set(&mut self, selector: Selector, key: Key, size: Size) {
         match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
-            Some((_, size)) => *size = max,
-            None => self.rules.push((selector, max)),
+            Some((_, values)) => values.set(key, Some(size)),
+            None => {
+                let mut values = Values::default();
+                values.set(key, Some(size));
+                self.rules.push((selector, values));
+            }
         }
     }
 
-    /// The rule that counts for a device: its own before the one for all. `None` is no limit.
-    pub fn for_device(&self, device: DeviceId) -> Option<Size> {
-        self.get(Selector::Device(device))
-            .or_else(|| self.get(Selector::All))
+    /// Takes one key out of the rule with this selector; a rule that says nothing goes.
+    pub fn unset(&mut self, selector: Selector, key: Key) {
+        for (rule, values) in &mut self.rules {
+            if *rule == selector {
+                values.set(key, None);
+            }
+        }
+        self.rules
+            .retain(|(_, values)| *values != Values::default());
+    }
+
+    /// What counts for a device: its own rule before the one for all, key by key. `None` where neither says anything.
+    pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
+        self.get(Selector::Device(device), key)
+            .or_else(|| self.get(Selector::All, key))
+    }
+
+    /// Whether anything is kept for the group.
+    pub fn protects(&self) -> bool {
+        let kept = |(key, size): (Key, Size)| {
+            matches!(key, Key::Low | Key::Min) && size.resolve(u64::MAX) > 0
+        };
+        self.rules.iter().any(|(_, values)| values.iter().any(kept))
     }
 
     /// Whether both say the same, in whichever order.
     pub fn same_as(&self, other: &Self) -> bool {
-        self.rules.len() == other.rules.len()
+        let value = |set: &Self, rule: &Selector| {
+            set.rules
+                .iter()
+                .find_map(|(there, values)| (there == rule).then_some(*values))
+        };
+        self.options == other.options
+            && self.rules.len() == other.rules.len()
             && self
                 .rules
                 .iter()
-                .all(|(rule, size)| other.get(*rule) == Some(*size))
+                .all(|(rule, values)| value(other, rule) == Some(*values))
     }
 }
 
 impl fmt::Display for LimitSet {
-    /// `max 4GiB`, or `max 4GiB, GPU-…: 2GiB`.
+    /// `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.rules.is_empty() {
-            return f.write_str("no limit");
+        let mut comma = "";
+        for (selector, values) in &self.rules {
+            for (key, size) in values.iter() {
+                write!(f, "{comma}{key} {size}")?;
+                if let Selector::Device(id) = selector {
+                    write!(f, " of {id}")?;
+                }
+                comma = ", ";
+            }
         }
-        for (i, (selector, size)) in self.rules.iter().enumerate() {
-            let comma = if i == 0 { "" } else { ", " };
-            match selector {
-                Selector::All => write!(f, "{comma}max {size}")?,
-                Selector::Device(id) => write!(f, "{comma}max {size} of {id}")?,
+        if comma.is_empty() {
+            f.write_str("no limit")?;
+            comma = ", ";
+        }
+        for (key, value) in self.options.iter() {
+            if Options::default().get(key) != value {
+                write!(f, "{comma}{key} {value}")?;
             }
         }
         Ok(())
@@ -155,14 +200,24 @@ impl Limits {
         self.map.generation()
     }
 
-    /// The bytes that the group may use of `device`, which has `capacity` bytes; `u64::MAX` when there is no limit.
-    pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
-        self.map.max(device, capacity).0
+    /// What holds for `device`, which has `capacity` bytes; the file's last valid word on it.
+    pub fn bounds(&self, device: &DeviceId, capacity: u64) -> Bounds {
+        self.map.bounds(device, capacity).0
     }
 
-    /// As [`Limits::max`], with the generation that the answer belongs to.
-    pub fn max_at(&self, device: &DeviceId, capacity: u64) -> (u64, u64) {
-        self.map.max(device, capacity)
+    /// As [`Limits::bounds`], with the generation that the answer belongs to.
+    pub fn bounds_at(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
+        self.map.bounds(device, capacity)
+    }
+
+    /// The bytes that the group may use of `device`; `u64::MAX` when there is no limit.
+    pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
+        self.bounds(device, capacity).max
+    }
+
+    /// What happens at the limit.
+    pub fn options(&self) -> Options {
+        self.map.options()
     }
 
     /// All rules.
@@ -174,14 +229,15 @@ impl Limits {
     ///
     /// Returns the rules as they are now. Writers wait for each other, for a bounded time.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
-        let (mapped, file) = open(path, true)?;
+        let (mapped, _) = open(path, true)?;
         let failed = |error| LimitsError::Io {
             what: "lock",
             path: path.into(),
             error,
         };
+        let lock = writers_lock(path).map_err(failed)?;
         let start = Instant::now();
-        while !map::try_lock(&file).map_err(failed)? {
+        while !map::try_lock(&lock).map_err(failed)? {
             if start.elapsed() > PATIENCE {
                 return Err(LimitsError::Busy { path: path.into() });
             }
@@ -195,6 +251,19 @@ impl Limits {
         mapped.replace(&set);
         Ok(set)
     }
+}
+
+/// The file that writers lock: not the limits themselves, which others may read, and who may read a file may lock it against its writers.
+fn writers_lock(path: &Path) -> io::Result<File> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path.with_file_name(format!(".{name}.lock")))
 }
 
 fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
@@ -311,12 +380,15 @@ mod tests {
     const B: DeviceId = DeviceId::mig([2; 16]);
 
     fn set() -> LimitSet {
-        LimitSet {
-            rules: vec![
-                (Selector::All, Size::Percent(5000)),
-                (Selector::Device(A), Size::Bytes(4 << 30)),
-            ],
-        }
+        let mut set = LimitSet::all(Size::Percent(5000));
+        set.set(Selector::Device(A), Key::Max, Size::Bytes(4 << 30));
+        set.set(Selector::Device(A), Key::High, Size::Bytes(3 << 30));
+        set.set(Selector::All, Key::Min, Size::Bytes(1 << 30));
+        set.options.on_limit = OnLimit::Wait;
+        set.options.wait_timeout = Duration::from_secs(5);
+        set.options.oom = Oom::KillGroup;
+        set.options.count_context = false;
+        set
     }
 
     #[test]
@@ -330,6 +402,9 @@ mod tests {
         assert_eq!(limits.rules().expect("rules"), set());
         assert_eq!(limits.max(&A, 80 << 30), 4 << 30);
         assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+        let own = limits.bounds(&A, 80 << 30);
+        assert_eq!((own.high, own.low, own.min), (3 << 30, 0, 1 << 30));
+        assert_eq!(limits.options(), set().options);
         assert_eq!(fs::read_dir(&place.0).expect("listed").count(), 1);
     }
 
@@ -358,10 +433,14 @@ mod tests {
         let limits = Limits::open(&place.file()).expect("opened");
         for round in 1..5_u64 {
             let before = limits.generation();
-            let change =
-                |set: &mut LimitSet| set.set(Selector::Device(A), Size::Bytes(round << 30));
+            let change = |set: &mut LimitSet| {
+                set.set(Selector::Device(A), Key::Max, Size::Bytes(round << 30))
+            };
             let after = Limits::write(&place.file(), change).expect("written");
-            assert_eq!(after.for_device(A), Some(Size::Bytes(round << 30)));
+            assert_eq!(
+                after.for_device(A, Key::Max),
+                Some(Size::Bytes(round << 30))
+            );
             assert_ne!(limits.generation(), before);
             assert_eq!(limits.max(&A, 80 << 30), round << 30);
             assert_eq!(limits.rules().expect("rules"), after);
@@ -372,8 +451,8 @@ mod tests {
     fn readers_never_see_half_a_change() {
         let place = Place::new();
         let both = |set: &mut LimitSet, size: u64| {
-            set.set(Selector::Device(A), Size::Bytes(size));
-            set.set(Selector::Device(B), Size::Bytes(size));
+            set.set(Selector::Device(A), Key::Max, Size::Bytes(size));
+            set.set(Selector::Device(B), Key::Max, Size::Bytes(size));
         };
         let mut first = LimitSet::default();
         both(&mut first, 1);
@@ -389,7 +468,7 @@ mod tests {
             });
             while !done.load(Ordering::Relaxed) {
                 let set = limits.rules().expect("rules");
-                assert_eq!(set.for_device(A), set.for_device(B));
+                assert_eq!(set.for_device(A, Key::Max), set.for_device(B, Key::Max));
             }
         });
     }
@@ -400,7 +479,11 @@ mod tests {
         Limits::create(&place.file(), 0o600, &set()).expect("created");
         let flood = |set: &mut LimitSet| {
             for i in 0..=MAX_RULES as u8 {
-                set.set(Selector::Device(DeviceId::gpu([i; 16])), Size::Max);
+                set.set(
+                    Selector::Device(DeviceId::gpu([i; 16])),
+                    Key::Max,
+                    Size::Max,
+                );
             }
         };
         let error = Limits::write(&place.file(), flood).expect_err("refused");
@@ -431,8 +514,8 @@ mod tests {
             file.write_all_at(&value.to_ne_bytes(), at)
                 .expect("written");
         };
-        poke(8, 2);
-        refused("of format 2, this gpulimit understands 1");
+        poke(8, 1);
+        refused("of format 1, this gpulimit understands 2");
         poke(16, 12);
         refused("wrong size");
         // The valid bank of a new file is the second one.
@@ -469,7 +552,7 @@ mod tests {
     fn a_stopped_writer_does_not_block_for_ever() {
         let place = Place::new();
         Limits::create(&place.file(), 0o600, &set()).expect("created");
-        let (_map, held) = open(&place.file(), true).expect("opened");
+        let held = writers_lock(&place.file()).expect("opened");
         assert!(map::try_lock(&held).expect("asked"));
         let error = Limits::write(&place.file(), |_| ()).expect_err("busy");
         assert!(matches!(error, LimitsError::Busy { .. }), "{error}");

@@ -10,9 +10,9 @@ pub use error::{PolicyError, Why};
 pub use request::{LimitRequest, RequestSelector};
 
 use crate::device::DeviceId;
-use crate::group::{Group, Kind, Member, Root, check_name};
+use crate::group::{Garbage, Group, Kind, Member, Root, check_name, parent};
 use crate::ledger::Identity;
-use crate::limits::{LimitSet, Selector};
+use crate::limits::{Key, LimitSet, Selector};
 use std::ffi::OsString;
 
 /// The group to be in.
@@ -133,7 +133,9 @@ impl Assignment {
         };
         let limits = request.resolve(&gpus)?;
         // Garbage that stays does no harm to this job.
-        let _ = self.root.collect_garbage();
+        let _ = self
+            .root
+            .collect_garbage(Garbage::Below(parent(&self.group)));
         let created = self.root.create(&self.group, &limits)?;
         if !created.new {
             add_missing(&created.group, &limits)?;
@@ -149,16 +151,19 @@ fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
         .limits()?
         .rules()
         .map_err(crate::group::GroupError::from)?;
-    let missing = |there: &LimitSet, selector: Selector| there.get(selector).is_none();
-    if limits
-        .rules
-        .iter()
-        .any(|(selector, _)| missing(&there, *selector))
-    {
+    let missing =
+        |there: &LimitSet, selector: Selector, key: Key| there.get(selector, key).is_none();
+    let asked = || {
+        limits
+            .rules
+            .iter()
+            .flat_map(|(selector, values)| values.iter().map(|(key, size)| (*selector, key, size)))
+    };
+    if asked().any(|(selector, key, _)| missing(&there, selector, key)) {
         group.write_limits(|set| {
-            for (selector, size) in &limits.rules {
-                if missing(set, *selector) {
-                    set.set(*selector, *size);
+            for (selector, key, size) in asked() {
+                if missing(set, selector, key) {
+                    set.set(selector, key, size);
                 }
             }
         })?;

@@ -3,9 +3,9 @@
 //! The test process itself is the member whose figures are shown.
 
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Member, MemberDevice, Root};
+use gpulimit::group::{Insistence, Member, MemberDevice, Root};
 use gpulimit::ledger::{Category, DeviceIndex, NoWitness, Pressure, Witness};
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
 use serde_json::Value;
 use std::fs;
@@ -178,7 +178,7 @@ fn mistakes_end_with_2() {
         (&["run", "--max", "4G"], "COMMAND"),
         (&["run", "--", "true"], "no limit given"),
         (
-            &["run", "--max", "4G", "--name", "a/b", "--", "true"],
+            &["run", "--max", "4G", "--name", "a/../b", "--", "true"],
             "no name of a group",
         ),
         (
@@ -217,7 +217,7 @@ fn an_unknown_group_is_named_with_those_that_exist() {
         let error = place.refused(status, arguments);
         assert!(error.starts_with("gpulimit: no group 'lob'"), "{error}");
         assert!(
-            error.contains("there is lab") && error.contains("gpulimit run --name lob"),
+            error.contains("there is lab") && error.contains("gpulimit create lob"),
             "{error}"
         );
     }
@@ -390,10 +390,11 @@ fn a_full_uuid_needs_no_driver() {
         .expect("there")
         .limits()
         .expect("read");
-    assert_eq!(
-        limits.rules().expect("rules").rules,
-        [(Selector::Device(GPU), Size::Percent(2500))]
-    );
+    assert_eq!(limits.rules().expect("rules"), {
+        let mut expected = LimitSet::default();
+        expected.set(Selector::Device(GPU), Key::Max, Size::Percent(2500));
+        expected
+    });
 }
 
 #[test]
@@ -549,7 +550,7 @@ fn unknown_is_a_dash_and_null() {
     // A limit in percent of a GPU that nobody has seen.
     let group = place.root().group("lab").expect("there");
     group
-        .write_limits(|set| set.set(Selector::Device(GPU), Size::Percent(1000)))
+        .write_limits(|set| set.set(Selector::Device(GPU), Key::Max, Size::Percent(1000)))
         .expect("written");
     let gpu = &place.json(&["show", "--json"])["groups"][0]["gpus"][0];
     assert_eq!(gpu["uuid"], GPU.to_string());
@@ -565,14 +566,18 @@ fn figures_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     let (member, device) = place.member("lab");
-    member.charge(&device, 3 * GIB, &Nothing).expect("fits");
-    assert!(member.charge(&device, 2 * GIB, &Nothing).is_err());
-    member.count_refusal(&device);
+    member
+        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    let refusal = member
+        .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+        .expect_err("full");
+    member.count_refusal(&device, 2 * GIB, &refusal);
     member.uncharge(&device, GIB);
     member.publish(&device, Category::Linear, GIB);
     member.publish(&device, Category::Managed, GIB / 2);
     member.publish(&device, Category::Driver, GIB / 4);
-    member.publish_idle(&device, GIB / 4);
+    member.publish_idle(&device, GIB / 4, 0);
 
     let json = place.json(&["show", "lab", "--json"]);
     assert_eq!(json["schema"], 1);
@@ -637,7 +642,9 @@ fn set_holds_for_members_at_once() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     let (member, device) = place.member("lab");
-    member.charge(&device, 6 * GIB, &Nothing).expect("fits");
+    member
+        .charge(&device, 6 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
     assert_eq!(
         place.said(&["set", "lab", "max=10%"]),
         "lab: max=10% applied to all GPUs\n"
@@ -651,14 +658,16 @@ fn set_holds_for_members_at_once() {
     assert_eq!(member.max(&device), 4 * GIB);
     assert_eq!(member.free(&device), 0);
     let refusal = member
-        .charge(&device, GIB, &Nothing)
+        .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect_err("above the limit");
     assert_eq!(
         (refusal.group, refusal.charged, refusal.max),
         ("lab", 6 * GIB, 4 * GIB)
     );
     member.uncharge(&device, 3 * GIB);
-    member.charge(&device, GIB, &Nothing).expect("fits again");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits again");
 
     place.said(&["set", "lab", "max=2G", "--device", &GPU.to_string()]);
     assert_eq!(member.max(&device), 2 * GIB);
@@ -674,13 +683,13 @@ fn a_group_of_another_version_is_said_and_the_others_are_shown() {
     place.group("old", Size::Max);
     let path = place.root_path().join("new/limits");
     let mut bytes = fs::read(&path).expect("read");
-    bytes[8] = 2;
+    bytes[8] = 1;
     fs::write(&path, bytes).expect("written");
     let output = place.output(&["show", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
     assert!(
-        error.contains("new/limits are of format 2, this gpulimit understands 1"),
+        error.contains("new/limits are of format 1, this gpulimit understands 2"),
         "{error}"
     );
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -1,9 +1,11 @@
 //! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the environment.
 
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Fault, Group, GroupError, Kind, Member, MemberDevice, Root};
+use gpulimit::group::{
+    Fault, Garbage, Group, GroupError, Insistence, Kind, Member, MemberDevice, Root,
+};
 use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::{self, Assignment, PolicyError, RequestSelector};
 use gpulimit::units::Size;
 use std::collections::HashMap;
@@ -88,7 +90,8 @@ fn looking_makes_nothing_and_the_first_group_makes_the_root() {
     assert!(!root.exists());
     assert_eq!(root.groups().expect("listed"), []);
     assert_eq!(
-        root.collect_garbage().expect("collected"),
+        root.collect_garbage(Garbage::Everywhere)
+            .expect("collected"),
         Vec::<String>::new()
     );
     assert!(!root.exists());
@@ -219,7 +222,8 @@ fn many_who_create_the_same_group_make_one() {
     let left = fs::read_dir(root.path().join("lab"))
         .expect("listed")
         .count();
-    assert_eq!(left, 2, "temporary files stay behind");
+    // limits, ledger, lock, sub
+    assert_eq!(left, 4, "temporary files stay behind");
 }
 
 #[test]
@@ -270,8 +274,9 @@ fn garbage_is_jobs_that_nobody_needs() {
     let _member = Member::join(&root, "job-4-4").expect("joined");
     fs::create_dir(root.path().join("job-5-5")).expect("created");
     assert_eq!(
-        root.collect_garbage().expect("collected"),
-        ["job-3-3", "job-5-5", "run-1-1"]
+        root.collect_garbage(Garbage::Everywhere)
+            .expect("collected"),
+        ["run-1-1", "job-5-5", "job-3-3"]
     );
     assert_eq!(
         names(root.groups().expect("listed")),
@@ -338,11 +343,13 @@ fn a_member_follows_its_limit() {
         (member.group(), member.max(&a), member.free(&a)),
         ("lab", 4 * GIB, 4 * GIB)
     );
-    member.charge(&a, 3 * GIB, &Nothing).expect("fits");
+    member
+        .charge(&a, 3 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
     assert_eq!((member.free(&a), member.charged(&a)), (GIB, 3 * GIB));
     for size in [Size::Bytes(2 * GIB), Size::Percent(1000), Size::Max] {
         group
-            .write_limits(|set| set.set(Selector::Device(A), size))
+            .write_limits(|set| set.set(Selector::Device(A), Key::Max, size))
             .expect("written");
         for _ in 0..2 {
             assert_eq!(member.max(&a), size.resolve(CAPACITY));
@@ -375,7 +382,7 @@ fn threads_see_a_changed_limit_at_once() {
         }
         for size in 1..=2_000 {
             group
-                .write_limits(|set| set.set(Selector::All, Size::Bytes(size)))
+                .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(size)))
                 .expect("written");
             assert_eq!(member.max(&a), size);
         }
@@ -484,7 +491,7 @@ fn whatever_is_wrong_is_shown_and_never_no_limit() {
     let place = Place::new();
     for (name, value, expected) in [
         ("GPULIMIT_GROUP", "", "it is empty"),
-        ("GPULIMIT_GROUP", "a/b", "no name of a group"),
+        ("GPULIMIT_GROUP", "a//b", "no name of a group"),
         ("GPULIMIT_MAX", "", "it is empty"),
         ("GPULIMIT_MAX", " ", "it is empty"),
         ("GPULIMIT_MAX", "4Q", "'4Q' is no size"),
@@ -551,7 +558,7 @@ fn a_job_makes_its_group_and_its_children_join_it() {
     // A change made since is not undone by the next child.
     let group = place.root().group("job-1-1").expect("there");
     group
-        .write_limits(|set| set.set(Selector::Device(A), Size::Bytes(GIB)))
+        .write_limits(|set| set.set(Selector::Device(A), Key::Max, Size::Bytes(GIB)))
         .expect("written");
     let third = job.join(&gpus).expect("joined");
     assert_eq!(max(&third, A), GIB);

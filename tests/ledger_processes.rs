@@ -42,7 +42,7 @@ impl Scratch {
 
     fn join(&self) -> Member {
         let ledger = self.open();
-        let slot = ledger.claim(&Identity::of_self()).expect("claim");
+        let slot = ledger.claim(&Identity::of_self(), "").expect("claim");
         let device = ledger.device(GPU, CAPACITY).expect("device");
         Member { slot, device }
     }
@@ -84,6 +84,8 @@ impl Member {
             slot: &self.slot,
             device: self.device,
             max,
+            protection: None,
+            keeps_low: false,
         }]
     }
 
@@ -610,12 +612,12 @@ fn a_full_ledger_says_so() {
         .expect("open");
     lock(&file, 0, MAX_SLOTS);
     let ledger = scratch.open();
-    let error = ledger.claim(&Identity::of_self()).expect_err("full");
+    let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
     drop(file);
     ledger
-        .claim(&Identity::of_self())
+        .claim(&Identity::of_self(), "")
         .expect("there is room again");
 }
 
@@ -646,7 +648,7 @@ fn removal_keeps_out_who_comes_late() {
     let removal = ledger.begin_removal().expect("nobody is there");
     let late = scratch.open();
     let result = std::thread::scope(|scope| {
-        let late = scope.spawn(|| late.claim(&Identity::of_self()));
+        let late = scope.spawn(|| late.claim(&Identity::of_self(), ""));
         std::thread::sleep(Duration::from_millis(20));
         std::fs::remove_file(&scratch.0).expect("remove");
         drop(removal);
@@ -658,7 +660,7 @@ fn removal_keeps_out_who_comes_late() {
     Ledger::create(&scratch.0, 0o600).expect("create");
     assert!(ledger.is_unlinked());
     let error = ledger
-        .claim(&Identity::of_self())
+        .claim(&Identity::of_self(), "")
         .expect_err("another file");
     assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
 }
@@ -753,7 +755,9 @@ fn a_reader_changes_nothing() {
     reader.set_context_hint(device, 1);
     assert_eq!(reader.context_hint(device), 0);
     assert_eq!(reader.clean(&AlwaysGone).cleaned, 0);
-    let error = reader.claim(&Identity::of_self()).expect_err("a reader");
+    let error = reader
+        .claim(&Identity::of_self(), "")
+        .expect_err("a reader");
     assert!(matches!(error, LedgerError::ReadOnly { .. }), "{error}");
     let error = reader
         .device(DeviceId::gpu([1; 16]), 0)

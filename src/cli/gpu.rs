@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit::device::DeviceId;
+use gpulimit::limits::Selector;
 
 /// The GPU that `text` names. A full UUID needs no driver.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
@@ -21,6 +22,18 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
         )));
     };
     find(text, driver.gpus())
+}
+
+/// The rules that `--device` options mean; all GPUs where there are none.
+pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
+    if devices.is_empty() {
+        return Ok(vec![Selector::All]);
+    }
+    let selector = |device: &String| match device.as_str() {
+        "all" => Ok(Selector::All),
+        device => resolve(device, driver).map(Selector::Device),
+    };
+    devices.iter().map(selector).collect()
 }
 
 fn is_mig(text: &str) -> bool {

@@ -4,9 +4,9 @@ use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
 use super::nvml::Driver;
 use super::signals::{self, End, Inherited};
 use super::{gpu, library};
-use gpulimit::group::{Group, GroupError, Hold, Kind, Root};
+use gpulimit::group::{Garbage, Group, GroupError, Hold, Kind, Root};
 use gpulimit::ledger::{Identity, Ledger, LedgerError};
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy;
 use gpulimit::units::Size;
 use std::env;
@@ -64,7 +64,7 @@ pub fn run(args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     let library = library::find().map_err(Failure::of_run)?;
     let root = super::root().map_err(Failure::of_run)?;
     // What cannot be collected is in nobody's way.
-    let _ = root.collect_garbage();
+    let _ = root.collect_garbage(Garbage::Everywhere);
     let place = place(&args, &root).map_err(Failure::of_run)?;
 
     let mut words = args.command.into_iter();
@@ -141,7 +141,7 @@ fn limits(max: Size, devices: &[String]) -> Result<LimitSet, Failure> {
     let mut limits = LimitSet::default();
     for device in devices {
         let id = gpu::resolve(device, driver.as_ref())?;
-        limits.set(Selector::Device(id), max);
+        limits.set(Selector::Device(id), Key::Max, max);
     }
     Ok(limits)
 }
@@ -168,9 +168,9 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
     if asked.same_as(there) {
         return Ok(());
     }
-    let set = match asked.rules[..] {
-        [(Selector::All, max)] => format!("gpulimit set {name} max={max}"),
-        _ => format!("gpulimit set {name} max=SIZE --device GPU"),
+    let set = match asked.get(Selector::All, Key::Max) {
+        Some(max) => format!("gpulimit set {name} max={max}"),
+        None => format!("gpulimit set {name} max=SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
         "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"

@@ -5,8 +5,8 @@ use super::groups::{self, View};
 use super::nvml::Driver;
 use super::{gpu, output};
 use gpulimit::group::{Group, GroupError};
-use gpulimit::limits::{LimitSet, LimitsError, Selector};
-use gpulimit::units::{Size, gib};
+use gpulimit::limits::{LimitSet, LimitsError, Selector, Setting};
+use gpulimit::units::gib;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -18,9 +18,9 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// What to change
-    #[arg(value_name = "max=SIZE")]
-    change: String,
+    /// What to change: max, high, low, min, on_limit, wait_timeout, oom, count_context
+    #[arg(value_name = "KEY=VALUE", required = true)]
+    changes: Vec<String>,
 
     /// Change it for this GPU only; index, UUID or its beginning, or PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
@@ -28,81 +28,71 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The change holds for programs that run as for those that start later. A smaller limit takes
-nothing away: it refuses growth until the usage is below it.
+All changes of one call are made at once. They hold for programs that run as for those that start
+later. A smaller max takes nothing away: it refuses growth until the usage is below it.
+
+Keys of each GPU (--device), or of all:
+  max     hard limit: no byte above it                                          [default: max]
+  high    above it members give back what they hold unused before they grow     [default: max]
+  low     not asked back, and taken last by the growth of others                [default: 0]
+  min     never taken by the growth of others below the same group              [default: 0]
+Keys of the group:
+  on_limit       fail, or wait until others give memory back                    [default: fail]
+  wait_timeout   how long a request waits, such as 30s or 10m                   [default: 10m]
+  oom            none, kill-largest or kill-group before a request is refused   [default: none]
+  count_context  whether the memory of CUDA contexts counts, yes or no          [default: yes]
 
 Examples:
   gpulimit set lab max=8G
-  gpulimit set lab max=25% --device 1
+  gpulimit set lab max=25% high=20% --device 1
+  gpulimit set lab on_limit=wait wait_timeout=5m
   gpulimit set lab max=max                 no limit";
 
-/// The keys that can be set.
-const KEYS: [&str; 1] = ["max"];
-
-/// Changes the limit.
+/// Changes the limits.
 pub fn set(args: &Args) -> Result<ExitCode, Failure> {
-    let max = parse(&args.change)?;
+    let changes = settings(&args.changes)?;
     let root = super::root()?;
     let group = root.group(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let mut targets = Vec::new();
-    for device in &args.devices {
-        targets.push(Selector::Device(gpu::resolve(device, driver)?));
-    }
-    if targets.is_empty() {
-        targets.push(Selector::All);
-    }
-    let change = |rules: &mut LimitSet| {
-        for target in &targets {
-            rules.set(*target, max);
-        }
-    };
+    let targets = gpu::selectors(&args.devices, driver)?;
+    let change = |rules: &mut LimitSet| apply(&changes, &targets, rules);
     let now = group
         .write_limits(change)
         .map_err(|error| refused(&group, error))?;
-    output::print(&report(group, &targets, max, &now, driver)?)?;
+    output::print(&report(group, &targets, &changes, &now, driver)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn parse(change: &str) -> Result<Size, Failure> {
-    let shown = change.escape_debug();
-    let Some((key, value)) = change.split_once('=') else {
-        return Err(Failure::usage(format_args!(
-            "'{shown}' is no change: expected max=SIZE, such as max=8G"
-        )));
-    };
-    if !KEYS.contains(&key) {
-        let near = KEYS.iter().find(|known| is_near(key, known));
-        let hint = near
-            .map(|known| format!(", did you mean {known}?"))
-            .unwrap_or_default();
-        return Err(Failure::usage(format_args!(
-            "unknown key '{}'{hint} (keys: {})",
-            key.escape_debug(),
-            KEYS.join(", ")
-        )));
+/// Reads `KEY=VALUE` arguments, each key once.
+pub fn settings(texts: &[String]) -> Result<Vec<Setting>, Failure> {
+    let mut settings: Vec<Setting> = Vec::new();
+    for text in texts {
+        let setting: Setting = text.parse().map_err(Failure::usage)?;
+        if settings.iter().any(|there| there.name() == setting.name()) {
+            return Err(Failure::usage(format_args!(
+                "{} is given twice",
+                setting.name()
+            )));
+        }
+        settings.push(setting);
     }
-    value.parse().map_err(Failure::usage)
+    Ok(settings)
 }
 
-/// Whether one is likely a slip of the other: up to two letters wrong, missing, too many or swapped.
-fn is_near(text: &str, known: &str) -> bool {
-    let text: Vec<char> = text.to_lowercase().chars().take(16).collect();
-    let known: Vec<char> = known.chars().collect();
-    // Edit distance, row by row.
-    let mut row: Vec<usize> = (0..=known.len()).collect();
-    for (i, letter) in text.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, other) in known.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != other);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+/// Makes the changes in a set of rules.
+pub fn apply(changes: &[Setting], targets: &[Selector], rules: &mut LimitSet) {
+    for change in changes {
+        match change {
+            Setting::Size(key, size) => {
+                for target in targets {
+                    rules.set(*target, *key, *size);
+                }
+            }
+            // Checked when it was read.
+            Setting::Option(key, value) => drop(rules.options.set(*key, value)),
         }
     }
-    row[known.len()] <= 2 && text.first() == known.first()
-        || text.iter().collect::<String>().contains("max")
 }
 
 fn refused(group: &Group, error: GroupError) -> Failure {
@@ -124,7 +114,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
 fn report(
     group: Group,
     targets: &[Selector],
-    max: Size,
+    changes: &[Setting],
     now: &LimitSet,
     driver: Option<&Driver>,
 ) -> Result<String, Failure> {
@@ -134,20 +124,27 @@ fn report(
         // Writing to a string does not fail.
         let _ = writeln!(out, "{name}: {line}");
     };
-    for target in targets {
-        match target {
-            Selector::All => say(format_args!("max={max} applied to all GPUs")),
-            Selector::Device(id) => say(format_args!(
-                "max={max} applied to GPU {}",
-                groups::label(*id, driver)
-            )),
+    for change in changes {
+        let Setting::Size(key, _) = change else {
+            say(format_args!("{change} applied"));
+            continue;
+        };
+        for target in targets {
+            match target {
+                Selector::All => say(format_args!("{change} applied to all GPUs")),
+                Selector::Device(id) => say(format_args!(
+                    "{change} applied to GPU {}",
+                    groups::label(*id, driver)
+                )),
+            }
         }
-    }
-    if targets.contains(&Selector::All) {
+        if !targets.contains(&Selector::All) {
+            continue;
+        }
         for (selector, own) in &now.rules {
-            if let Selector::Device(id) = selector {
+            if let (Selector::Device(id), Some(size)) = (selector, own.get(*key)) {
                 say(format_args!(
-                    "GPU {} keeps its own max={own}; change it with --device",
+                    "GPU {} keeps its own {key}={size}; change it with --device",
                     groups::label(*id, driver)
                 ));
             }
@@ -174,33 +171,4 @@ fn report(
         }
     }
     Ok(out)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changes() {
-        assert_eq!(parse("max=4G").expect("a change"), Size::Bytes(4 << 30));
-        assert_eq!(parse("max=max").expect("a change"), Size::Max);
-    }
-
-    #[test]
-    fn mistakes_say_what_is_accepted() {
-        for (text, expected) in [
-            ("max", "expected max=SIZE"),
-            ("4G", "expected max=SIZE"),
-            ("max=", "empty size"),
-            ("max=4Q", "'4Q' is no size"),
-            ("mx=4G", "did you mean max?"),
-            ("amx=4G", "(keys: max)"),
-            ("MAX=4G", "did you mean max?"),
-            ("memory.max=4G", "did you mean max?"),
-            ("colour=red", "unknown key 'colour' (keys: max)"),
-        ] {
-            let error = parse(text).expect_err(text).to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
 }

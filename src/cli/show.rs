@@ -8,7 +8,7 @@ use super::table::{Column, Table};
 use gpulimit::device::DeviceId;
 use gpulimit::group::Kind;
 use gpulimit::ledger::{DeviceUsage, ProcessUsage};
-use gpulimit::limits::Selector;
+use gpulimit::limits::{Key, Selector, Values};
 use gpulimit::units::{Size, gib};
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -67,7 +67,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
 struct Shown {
     name: String,
     kind: Kind,
-    rules: Vec<(Selector, Size)>,
+    rules: Vec<(Selector, Values)>,
     /// `None` where the ledger is not ours to read; so for all figures of the GPUs.
     processes: Option<usize>,
     gpus: Vec<Gpu>,
@@ -112,10 +112,13 @@ impl Shown {
     }
 
     fn json(&self) -> Value {
-        let rules = self
-            .rules
-            .iter()
-            .map(|(selector, max)| json!({ "gpu": selector.to_string(), "max": max.to_string() }));
+        let rules = self.rules.iter().map(|(selector, values)| {
+            let mut rule = json!({ "gpu": selector.to_string() });
+            for (key, size) in values.iter() {
+                rule[key.name()] = size.to_string().into();
+            }
+            rule
+        });
         let gpus = self.gpus.iter().map(|gpu| {
             json!({
                 "uuid": gpu.id.to_string(),
@@ -152,7 +155,7 @@ impl Gpu {
             let gpu = driver?.gpus().iter().find(|gpu| gpu.id == id)?;
             gpu.capacity
         });
-        let rule = view.rules.for_device(id);
+        let rule = view.rules.for_device(id, Key::Max);
         let max = match (rule, capacity) {
             (None | Some(Size::Max), _) | (Some(Size::Percent(_)), None) => None,
             (Some(size), capacity) => Some(size.resolve(capacity.unwrap_or(0))),
@@ -219,7 +222,10 @@ fn table(shown: &[Shown]) -> Table {
             table.row(vec![
                 group.name.clone(),
                 "all".into(),
-                size(all.map_or(Size::Max, |(_, max)| *max)),
+                size(
+                    all.and_then(|(_, values)| values.get(Key::Max))
+                        .unwrap_or(Size::Max),
+                ),
                 bytes(None),
                 bytes(None),
                 bytes(None),

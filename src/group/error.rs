@@ -1,5 +1,6 @@
 //! What goes wrong with groups.
 
+use super::MAX_DEPTH;
 use super::name::LONGEST;
 use crate::ledger::LedgerError;
 use crate::limits::LimitsError;
@@ -40,6 +41,13 @@ pub enum GroupError {
         root: PathBuf,
         /// The groups that there are.
         known: Vec<String>,
+    },
+    /// There are groups below the group.
+    HasGroups {
+        /// The group.
+        name: String,
+        /// One of them.
+        below: String,
     },
     /// Programs run in the group.
     InUse {
@@ -112,7 +120,7 @@ impl fmt::Display for GroupError {
         match self {
             Self::Name { name } => write!(
                 f,
-                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -",
+                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -, and up to {MAX_DEPTH} of these separated by /",
                 name.escape_debug()
             ),
             Self::Io { what, path, error } => {
@@ -140,11 +148,12 @@ impl fmt::Display for GroupError {
                     1..=8 => f.write_str(")")?,
                     more => write!(f, " and {} more)", more - 8)?,
                 }
-                write!(
-                    f,
-                    ": make it with `gpulimit run --name {name} --max SIZE -- COMMAND`"
-                )
+                write!(f, ": make it with `gpulimit create {name} max=SIZE`")
             }
+            Self::HasGroups { name, below } => write!(
+                f,
+                "there are groups below '{name}', such as {below}: remove them first, or all with `gpulimit rm --recursive {name}`"
+            ),
             Self::InUse { name } => {
                 write!(
                     f,

@@ -1,13 +1,15 @@
-//! One process's membership in a group and, later, in the groups above it.
+//! One process's membership in a group and in the groups above it.
 
-use super::{Group, GroupError, Root, context_size};
+use super::at_limit::{self, Held, Insistence};
+use super::protection::Kept;
+use super::{Group, GroupError, Root, context_size, name};
 use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
-    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Pressure,
-    ProcessUsage, Slot, Witness,
+    self, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Identity, Ledger, Level,
+    MAX_DEVICES, Pressure, ProcessUsage, Slot, Witness, child_key,
 };
-use crate::limits::Limits;
+use crate::limits::{Bounds, Limits};
 use std::error::Error;
 use std::fmt;
 use std::path::Path;
@@ -22,7 +24,7 @@ const ATTEMPTS: u32 = 16;
 /// A process in a group, until drop.
 pub struct Member {
     /// From the group itself upwards; never empty, [`MAX_DEPTH`] at most.
-    levels: Vec<Station>,
+    pub(super) levels: Vec<Station>,
     /// Where the sizes of contexts are kept.
     root: Box<Path>,
 }
@@ -33,7 +35,7 @@ pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
     /// Its index in the ledger of each level.
-    index: [DeviceIndex; MAX_DEPTH],
+    pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
 impl MemberDevice {
@@ -49,13 +51,17 @@ impl MemberDevice {
 }
 
 /// One group on the path: what it allows, and our slot in it.
-struct Station {
-    name: Box<str>,
-    limits: Limits,
+pub(super) struct Station {
+    pub(super) name: Box<str>,
+    pub(super) limits: Limits,
     // Dropped before the ledger that it is in.
-    slot: Slot,
-    ledger: Arc<Ledger>,
-    max: [Remembered; MAX_DEVICES],
+    pub(super) slot: Slot,
+    pub(super) ledger: Arc<Ledger>,
+    bounds: [Remembered; MAX_DEVICES],
+    /// What is kept for groups directly below this one.
+    kept: Kept,
+    /// The request for unused memory that was answered last.
+    answered: AtomicU64,
 }
 
 /// A process and what it uses of one device.
@@ -100,14 +106,15 @@ impl Member {
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
-            match Station::enter(&group) {
+            let path = group.upwards().map(|above| Station::enter(&above, name));
+            match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
                 // Removed by hand under us: what was entered is not the group that others see.
-                Ok(station) if station.ledger.is_unlinked() => {}
-                Ok(station) => {
+                Ok(levels) if levels.iter().any(|level| level.ledger.is_unlinked()) => {}
+                Ok(levels) => {
                     return Ok(Self {
-                        levels: vec![station],
+                        levels,
                         root: root.path().into(),
                     });
                 }
@@ -147,71 +154,68 @@ impl Member {
     }
 
     /// Charges `bytes`, at every level or at none.
+    ///
+    /// A request that a level has no room for may wait there, or have processes killed, as the level's options say.
+    #[inline]
     pub fn charge(
         &self,
         device: &MemberDevice,
         bytes: u64,
         pressure: &dyn Pressure,
+        insistence: Insistence,
     ) -> Result<(), Refusal<'_>> {
-        let refused = match self.levels.len() {
-            1 => ledger::charge(&[self.level(device, 0)], bytes, pressure),
-            deep => ledger::charge(&self.path(device)[..deep], bytes, pressure),
-        };
-        refused.map_err(|refused| Refusal {
-            group: self
-                .levels
-                .get(refused.level)
-                .map_or("", |station| &station.name),
-            charged: refused.charged,
-            max: refused.max,
-        })
+        if self.try_charge(device, bytes) {
+            return Ok(());
+        }
+        at_limit::charge(self, device, bytes, pressure, insistence)
     }
 
-    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting.
+    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high` and nothing that is kept for others.
+    #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
-        match self.levels.len() {
-            1 => ledger::try_charge(&[self.level(device, 0)], bytes),
-            deep => ledger::try_charge(&self.path(device)[..deep], bytes),
+        match &self.levels[..] {
+            [only] => {
+                !only.ledger.has_waiters()
+                    && ledger::try_charge(&[only.level(device, 0, Held::Back)], bytes)
+            }
+            levels => {
+                !levels.iter().any(|level| level.ledger.has_waiters())
+                    && ledger::try_charge(&self.path(device, Held::Back)[..levels.len()], bytes)
+            }
         }
     }
 
     /// Charges `bytes` that the driver has taken without asking, whatever the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
         match self.levels.len() {
-            1 => ledger::charge_unchecked(&[self.level(device, 0)], bytes),
-            deep => ledger::charge_unchecked(&self.path(device)[..deep], bytes),
+            1 => ledger::charge_unchecked(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
+            deep => ledger::charge_unchecked(&self.path(device, Held::Nothing)[..deep], bytes),
         }
     }
 
     /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         match self.levels.len() {
-            1 => ledger::note_usage(&[self.level(device, 0)]),
-            deep => ledger::note_usage(&self.path(device)[..deep]),
+            1 => ledger::note_usage(&[self.leaf().level(device, 0, Held::Nothing)]),
+            deep => ledger::note_usage(&self.path(device, Held::Nothing)[..deep]),
         }
     }
 
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
         match self.levels.len() {
-            1 => ledger::uncharge(&[self.level(device, 0)], bytes),
-            deep => ledger::uncharge(&self.path(device)[..deep], bytes),
-        }
-    }
-
-    fn level(&self, device: &MemberDevice, at: usize) -> Level<'_> {
-        let station = &self.levels[at];
-        Level {
-            slot: &station.slot,
-            device: device.index[at],
-            max: station.max(device, device.index[at]),
+            1 => ledger::uncharge(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
+            deep => ledger::uncharge(&self.path(device, Held::Nothing)[..deep], bytes),
         }
     }
 
     /// All levels; beyond the last one, the last one again.
-    fn path(&self, device: &MemberDevice) -> [Level<'_>; MAX_DEPTH] {
+    pub(super) fn path(&self, device: &MemberDevice, held: Held) -> [Level<'_>; MAX_DEPTH] {
         let last = self.levels.len() - 1;
-        std::array::from_fn(|at| self.level(device, at.min(last)))
+        std::array::from_fn(|at| {
+            let at = at.min(last);
+            self.levels[at].level(device, at, held)
+        })
     }
 
     fn stations<'a>(
@@ -225,8 +229,36 @@ impl Member {
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
-            .map(|(station, index)| station.max(device, index));
+            .map(|(station, index)| station.bounds(device, index).max);
         limits.min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether somebody has asked the members for what they hold unused since the last time this said so. One load a level.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        self.levels
+            .iter()
+            .any(|level| level.ledger.asked() != level.answered.load(Ordering::Relaxed))
+            && self.note_asked()
+    }
+
+    /// Whether the one who asks may have something of ours: not as long as our group uses no more than is to be left to it.
+    #[cold]
+    fn note_asked(&self) -> bool {
+        for level in &self.levels {
+            level
+                .answered
+                .store(level.ledger.asked(), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Whether the group uses no more than its `low`, or one above it no more than its own: then nothing is asked back.
+    pub fn is_low(&self, device: &MemberDevice) -> bool {
+        self.stations(device).any(|(station, index)| {
+            let Bounds { low, min, .. } = station.bounds(device, index);
+            low.max(min) > 0 && station.ledger.charged(index) <= low.max(min)
+        })
     }
 
     /// The bytes that could still be charged; `u64::MAX` when there is no limit.
@@ -245,7 +277,7 @@ impl Member {
     /// What is free and what is charged at the level with the least left; `None` without any limit.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
-            let max = station.max(device, index);
+            let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
                 let charged = station.ledger.charged(index);
                 (max.saturating_sub(charged), charged)
@@ -261,17 +293,32 @@ impl Member {
         }
     }
 
-    /// Shows how many of our charged bytes are not in use.
-    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
+    /// Shows how many of our charged bytes are not in use, and how many of these we could give back.
+    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64, reclaimable: u64) {
+        let reclaimable = if reclaimable > 0 && self.is_low(device) {
+            0
+        } else {
+            reclaimable
+        };
         for (station, index) in self.stations(device) {
-            station.slot.publish_idle(index, bytes);
+            station.slot.publish_idle(index, bytes, reclaimable);
         }
     }
 
-    /// Counts a refusal.
-    pub fn count_refusal(&self, device: &MemberDevice) {
+    /// Counts a refusal, and writes it down in the group that refused.
+    pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
+            if *station.name == *refusal.group {
+                station.ledger.record(&Happening {
+                    kind: EventKind::Refusal,
+                    device: Some(index),
+                    process: Identity::of_self(),
+                    bytes,
+                    charged: refusal.charged,
+                    max: refusal.max,
+                });
+            }
         }
     }
 
@@ -322,23 +369,49 @@ impl Member {
 }
 
 impl Station {
-    fn enter(group: &Group) -> Result<Self, GroupError> {
+    /// Enters one of the groups on the path of the process, which is in `leaf`.
+    fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
         let limits = Limits::open(&group.limits_path())?;
         let ledger = Arc::new(Ledger::open(&group.ledger_path())?);
-        let slot = ledger.claim(&Identity::of_self())?;
+        let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
+        let slot = ledger.claim(&Identity::of_self(), below)?;
+        let own = name::upwards(below).last().filter(|own| !own.is_empty());
         Ok(Self {
             name: group.name().into(),
             limits,
             slot,
+            kept: Kept::new(group.below_path(), own.map_or(0, child_key)),
+            answered: AtomicU64::new(ledger.asked()),
             ledger,
-            max: std::array::from_fn(|_| Remembered::default()),
+            bounds: std::array::from_fn(|_| Remembered::default()),
         })
     }
 
-    fn max(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
-        let compute = || self.limits.max_at(&device.id, device.capacity);
-        match self.max.get(index.get()) {
+    /// This group as a level of a charge; `at` is its place on the path.
+    #[inline]
+    pub(super) fn level(&self, device: &MemberDevice, at: usize, held: Held) -> Level<'_> {
+        let index = device.index[at];
+        let bounds = self.bounds(device, index);
+        Level {
+            slot: &self.slot,
+            device: index,
+            max: match held {
+                Held::Back => bounds.max.min(bounds.high),
+                Held::Low | Held::Min | Held::Nothing => bounds.max,
+            },
+            protection: match held {
+                Held::Nothing => None,
+                Held::Back | Held::Low | Held::Min => self.kept.protection(&self.ledger),
+            },
+            keeps_low: matches!(held, Held::Back | Held::Low),
+        }
+    }
+
+    #[inline]
+    pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
+        let compute = || self.limits.bounds_at(&device.id, device.capacity);
+        match self.bounds.get(index.get()) {
             Some(remembered) => remembered.get(self.limits.generation(), compute),
             None => compute().0,
         }
@@ -353,26 +426,33 @@ impl Station {
 struct Remembered {
     /// Twice (the generation plus 1), plus 1 while a thread stores; 0 when nothing is remembered.
     stamp: AtomicU64,
-    max: AtomicU64,
+    /// Max, high, low, min.
+    words: [AtomicU64; 4],
 }
 
 impl Remembered {
     #[inline]
-    fn get(&self, generation: u64, compute: impl FnOnce() -> (u64, u64)) -> u64 {
+    fn get(&self, generation: u64, compute: impl FnOnce() -> (Bounds, u64)) -> Bounds {
         let wanted = Self::stamp(generation);
         let before = self.stamp.load(Ordering::Acquire);
         if before == wanted {
-            let max = self.max.load(Ordering::Relaxed);
+            let [max, high, low, min] =
+                std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if self.stamp.load(Ordering::Relaxed) == wanted {
-                return max;
+                return Bounds {
+                    max,
+                    high,
+                    low,
+                    min,
+                };
             }
         }
         self.renew(before, compute())
     }
 
     #[cold]
-    fn renew(&self, before: u64, (max, generation): (u64, u64)) -> u64 {
+    fn renew(&self, before: u64, (bounds, generation): (Bounds, u64)) -> Bounds {
         let busy = before | 1;
         let mine = before & 1 == 0
             && self
@@ -381,10 +461,18 @@ impl Remembered {
                 .is_ok();
         if mine {
             fence(Ordering::Release);
-            self.max.store(max, Ordering::Relaxed);
+            let Bounds {
+                max,
+                high,
+                low,
+                min,
+            } = bounds;
+            for (word, value) in self.words.iter().zip([max, high, low, min]) {
+                word.store(value, Ordering::Relaxed);
+            }
             self.stamp.store(Self::stamp(generation), Ordering::Release);
         }
-        max
+        bounds
     }
 
     const fn stamp(generation: u64) -> u64 {

@@ -1,8 +1,8 @@
-//! Names of groups.
+//! Names of groups: `lab`, and `lab/alice/job7` for one below it.
 
-use super::GroupError;
+use super::{GroupError, MAX_DEPTH};
 
-/// Longest name, in bytes.
+/// Longest part of a name, in bytes.
 pub(super) const LONGEST: usize = 64;
 
 /// How long a group stays.
@@ -17,10 +17,11 @@ pub enum Kind {
 impl Kind {
     /// The kind that a name stands for: `run-<pid>-<start>` and `job-<pid>-<start>` are jobs.
     pub fn of(name: &str) -> Self {
+        let last = last(name);
         let job = || {
-            let rest = name
+            let rest = last
                 .strip_prefix("run-")
-                .or_else(|| name.strip_prefix("job-"))?;
+                .or_else(|| last.strip_prefix("job-"))?;
             let (pid, start) = rest.split_once('-')?;
             let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
             (number(pid) && number(start)).then_some(())
@@ -32,17 +33,40 @@ impl Kind {
     }
 }
 
-/// Accepts `[A-Za-z0-9._-]{1,64}` that does not start with `.` or `-`.
+/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` that does not start with `.` or `-`.
 pub fn check(name: &str) -> Result<(), GroupError> {
-    let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
-    let fits = (1..=LONGEST).contains(&name.len())
-        && name.bytes().all(good)
-        && !name.starts_with(['.', '-']);
-    if fits {
+    let parts = name.split('/').count();
+    if parts <= MAX_DEPTH && name.split('/').all(is_part) {
         Ok(())
     } else {
         Err(GroupError::Name { name: name.into() })
     }
+}
+
+/// Whether this can be one part of a name.
+pub(super) fn is_part(part: &str) -> bool {
+    let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    (1..=LONGEST).contains(&part.len()) && part.bytes().all(good) && !part.starts_with(['.', '-'])
+}
+
+/// The name of the group that this one is directly below; `None` at the top.
+pub fn parent(name: &str) -> Option<&str> {
+    name.rsplit_once('/').map(|(parent, _)| parent)
+}
+
+/// The last part of a name.
+pub fn last(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, last)| last)
+}
+
+/// The name and those of all groups above it, from itself upwards.
+pub fn upwards(name: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(name), |name| parent(name))
+}
+
+/// Whether `name` is `group` or below it.
+pub fn is_within(name: &str, group: &str) -> bool {
+    upwards(name).any(|above| above == group)
 }
 
 #[cfg(test)]
@@ -52,12 +76,15 @@ mod tests {
     #[test]
     fn names() {
         let long = "a".repeat(LONGEST);
-        for yes in ["a", "train", "Job_7.b-c", "0", &long] {
+        let deep = ["d"; MAX_DEPTH].join("/");
+        for yes in ["a", "train", "Job_7.b-c", "0", "a/b", &long, &deep] {
             assert!(check(yes).is_ok(), "{yes}");
         }
         let longer = "a".repeat(LONGEST + 1);
+        let deeper = ["d"; MAX_DEPTH + 1].join("/");
         for no in [
-            "", ".", "..", ".a", "-a", "a/b", "a b", "é", "a\0", "a\n", &longer,
+            "", ".", "..", ".a", "-a", "/", "/a", "a/", "a//b", "a/../b", "a/.b", "a b", "é",
+            "a\0", "a\n", &longer, &deeper,
         ] {
             let error = check(no).expect_err(no).to_string();
             assert!(error.contains(&no.escape_debug().to_string()), "{error}");
@@ -66,7 +93,7 @@ mod tests {
 
     #[test]
     fn kinds() {
-        for job in ["run-1-2", "job-4711-998877"] {
+        for job in ["run-1-2", "job-4711-998877", "lab/job-1-2"] {
             assert_eq!(Kind::of(job), Kind::Job, "{job}");
         }
         for named in [
@@ -79,8 +106,22 @@ mod tests {
             "run-a-1",
             "job-1-2-3",
             "runs-1-2",
+            "job-1-2/lab",
         ] {
             assert_eq!(Kind::of(named), Kind::Named, "{named}");
         }
+    }
+
+    #[test]
+    fn relations() {
+        assert_eq!(parent("lab/alice/job7"), Some("lab/alice"));
+        assert_eq!(parent("lab"), None);
+        assert_eq!(last("lab/alice"), "alice");
+        let path: Vec<_> = upwards("lab/alice/job7").collect();
+        assert_eq!(path, ["lab/alice/job7", "lab/alice", "lab"]);
+        assert!(is_within("lab/alice/job7", "lab/alice"));
+        assert!(is_within("lab", "lab"));
+        assert!(!is_within("lab", "lab/alice"));
+        assert!(!is_within("laboratory", "lab"));
     }
 }

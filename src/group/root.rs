@@ -1,13 +1,13 @@
 //! The directory below which all groups of a user, or of a machine, are.
 
 use super::hold::Hold;
-use super::{Fault, Group, GroupError, Kind, name, user};
+use super::{Access, Fault, Group, GroupError, Kind, Members, name, user};
 use crate::ledger::{Ledger, LedgerError, NoWitness};
 use crate::limits::{LimitSet, Limits};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where an administrator makes the root for everybody.
@@ -19,29 +19,25 @@ pub struct Root {
     path: PathBuf,
 }
 
-/// Permissions of what is made below a root.
+/// Permissions of what is made below a root and not for members.
 #[derive(Copy, Clone)]
 struct Modes {
     directory: u32,
     limits: u32,
-    ledger: u32,
 }
 
 const PRIVATE: Modes = Modes {
     directory: 0o700,
     limits: 0o600,
-    ledger: 0o600,
 };
-
 /// In a system root everybody may see which groups there are and what they may use.
 const PUBLIC: Modes = Modes {
     directory: 0o755,
     limits: 0o644,
-    ledger: 0o600,
 };
 
 impl Root {
-    /// `GPULIMIT_ROOT`, else [`SYSTEM`] where it is a directory, else `/dev/shm/gpulimit-<uid>`.
+    /// Where new groups are made: `GPULIMIT_ROOT`, else [`SYSTEM`] where we may make some there, else `/dev/shm/gpulimit-<uid>`.
     ///
     /// Refuses a directory that others could tamper with. One that does not exist is fine: it is made with the
     /// first group.
@@ -61,10 +57,23 @@ impl Root {
                     error: io::Error::new(ErrorKind::InvalidInput, why),
                 });
             }
-            None if is_directory(Path::new(SYSTEM)) => SYSTEM.into(),
+            None if user::may_write(Path::new(SYSTEM)) => SYSTEM.into(),
             None => format!("/dev/shm/gpulimit-{}", user::effective()).into(),
         };
         Self::at(path)
+    }
+
+    /// The root that has a group of this name, [`SYSTEM`] before our own; as [`Root::locate`] where none has.
+    pub fn locate_group(
+        env: &dyn Fn(&str) -> Option<OsString>,
+        name: &str,
+    ) -> Result<Self, GroupError> {
+        let system = Path::new(SYSTEM);
+        let top = name.split('/').next().unwrap_or(name);
+        if env("GPULIMIT_ROOT").is_none() && name::is_part(top) && is_directory(&system.join(top)) {
+            return Self::at(system);
+        }
+        Self::locate(env)
     }
 
     /// A root at this path; see [`Root::locate`].
@@ -86,35 +95,57 @@ impl Root {
         is_directory(&self.path)
     }
 
-    /// All groups, by name.
+    /// All groups, each before those below it, by name. What we may not look into is left out.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
-        let mut groups = Vec::new();
-        for name in self.names()? {
-            let group = Group::at(&self.path, &name);
-            if group.limits_path().exists() {
-                groups.push(group);
-            }
-        }
+        let mut groups = self.directories()?;
+        groups.retain(|group| group.limits_path().exists());
+        Ok(groups)
+    }
+
+    /// The groups directly below one, or at the top, by name.
+    pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+        let mut groups = self.directories_in(parent)?;
+        groups.retain(|group| group.limits_path().exists());
         Ok(groups)
     }
 
     /// Directories that are no complete group: left by somebody who was killed while making or removing one.
     pub fn leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
-        let groups = self
-            .names()?
-            .into_iter()
-            .map(|name| Group::at(&self.path, &name));
         let lacks = |path: PathBuf| {
             fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
         };
-        let incomplete =
-            groups.filter(|group| lacks(group.limits_path()) || lacks(group.ledger_path()));
-        Ok(incomplete.map(|group| group.path().into()).collect())
+        let mut groups = self.directories()?;
+        groups.retain(|group| lacks(group.limits_path()) || lacks(group.ledger_path()));
+        Ok(groups.into_iter().map(|group| group.path).collect())
     }
 
-    fn names(&self) -> Result<Vec<String>, GroupError> {
-        let failed = |error| self.failed("list", error);
-        let entries = match fs::read_dir(&self.path) {
+    /// Every directory that a group could be in, each before those below it.
+    fn directories(&self) -> Result<Vec<Group>, GroupError> {
+        let mut found = Vec::new();
+        let mut ahead = self.directories_in(None)?;
+        ahead.reverse();
+        while let Some(group) = ahead.pop() {
+            if group.name.split('/').count() < super::MAX_DEPTH
+                && let Ok(below) = self.directories_in(Some(&group))
+            {
+                ahead.extend(below.into_iter().rev());
+            }
+            found.push(group);
+        }
+        Ok(found)
+    }
+
+    fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+        let (path, prefix) = match parent {
+            Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
+            None => (self.path.clone(), String::new()),
+        };
+        let failed = |error| GroupError::Io {
+            what: "list",
+            path: path.clone(),
+            error,
+        };
+        let entries = match fs::read_dir(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
         };
@@ -122,22 +153,30 @@ impl Root {
         for entry in entries {
             let entry = entry.map_err(failed)?;
             if let Ok(name) = entry.file_name().into_string()
-                && name::check(&name).is_ok()
+                && name::is_part(&name)
                 && is_directory(&entry.path())
             {
-                names.push(name);
+                names.push(prefix.clone() + &name);
             }
         }
         names.sort_unstable();
-        Ok(names)
+        Ok(names
+            .iter()
+            .map(|name| Group::at(&self.path, name))
+            .collect())
     }
 
     /// The group of this name, which must exist.
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        if is_directory(group.path()) {
-            check(group.path())?;
+        // Somebody who could replace one of the directories on the way could put another group in this one's place.
+        for above in group.upwards() {
+            for directory in [above.below_path(), above.path] {
+                if is_directory(&directory) {
+                    check(&directory)?;
+                }
+            }
         }
         // Not `exists`, which cannot tell "there is none" from "may not look".
         match fs::symlink_metadata(group.limits_path()) {
@@ -164,22 +203,52 @@ impl Root {
         }
     }
 
-    /// Makes a group with these limits, or finds the one that is there, whose limits stay as they are.
+    /// Makes a group with these limits for ourselves, or finds the one that is there, whose limits stay as they are. The group above it
+    /// must be there.
     ///
     /// The group cannot be removed before the [`Created`] is dropped. Permissions are set as they should be,
     /// whatever the umask, which is left alone.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
+        self.create_for(name, limits, Access::default())
+    }
+
+    /// As [`Root::create`], for others. They may then be in the groups above it, too.
+    pub fn create_for(
+        &self,
+        name: &str,
+        limits: &LimitSet,
+        access: Access,
+    ) -> Result<Created, GroupError> {
         name::check(name)?;
         let modes = self.ensure()?;
         let group = Group::at(&self.path, name);
+        if let Some(parent) = group.parent() {
+            self.group(parent.name())?;
+        }
         loop {
             make_directory(group.path(), modes.directory)?;
-            let hold = match group.hold() {
-                Err(GroupError::Missing { .. }) => continue,
+            let hold = match group.make_lock(access).and_then(|()| group.hold()) {
+                // Removed meanwhile, with the directory.
+                Err(error) if error.is_missing() => continue,
                 held => held?,
             };
+            let failed = |error| group.failed("create", error);
+            if !is_directory(&group.below_path()) {
+                make_directory(&group.below_path(), modes.directory)?;
+                access.give_directory(&group.below_path()).map_err(failed)?;
+            }
+            if !group.ledger_path().exists() {
+                Ledger::create(&group.ledger_path(), 0o600)?;
+                access.give_file(&group.ledger_path()).map_err(failed)?;
+            }
+            // Last: with them it is a group.
             let new = Limits::create(&group.limits_path(), modes.limits, limits)?;
-            Ledger::create(&group.ledger_path(), modes.ledger)?;
+            if new {
+                group.admit_above(access)?;
+                if limits.protects() {
+                    group.tell_parent();
+                }
+            }
             return Ok(Created { group, new, hold });
         }
     }
@@ -189,23 +258,25 @@ impl Root {
         self.remove_if(&self.group(name)?, |_| true)
     }
 
-    /// Removes the job groups that nobody needs any longer, and says which.
+    /// Removes the job groups that nobody needs any longer, of all or of those directly below one, and says which.
     ///
-    /// A group is needed while a program runs in it, while it is held, and while the driver may not have let go
-    /// of what its dead processes held.
-    pub fn collect_garbage(&self) -> Result<Vec<String>, GroupError> {
-        let mut collected = Vec::new();
-        for name in self.names()? {
-            if Kind::of(&name) != Kind::Job {
-                continue;
+    /// A group is needed while a program runs in it, while it is held, while there are groups below it, and while the driver may not
+    /// have let go of what its dead processes held.
+    pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
+        let mut groups = match within {
+            Garbage::Everywhere => self.directories()?,
+            Garbage::Below(parent) => {
+                self.directories_in(parent.map(|name| Group::at(&self.path, name)).as_ref())?
             }
-            let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
+        };
+        // Those below before the one that they are in.
+        groups.reverse();
+        let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
+        groups.retain(|group| {
             // One that cannot be removed is in the way of nobody.
-            if self.remove_if(&Group::at(&self.path, &name), idle).is_ok() {
-                collected.push(name);
-            }
-        }
-        Ok(collected)
+            group.kind() == Kind::Job && self.remove_if(group, idle).is_ok()
+        });
+        Ok(groups.into_iter().map(|group| group.name).collect())
     }
 
     fn remove_if(
@@ -217,10 +288,18 @@ impl Root {
             name: group.name().into(),
         };
         check(group.path())?;
-        let _alone = match Hold::alone(group.path()) {
+        group.make_lock(Access::default())?;
+        let _alone = match Hold::alone(&group.lock_path()) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(busy()),
             held => held.map_err(|error| group.failed("remove", error))?,
         };
+        let below = self.directories_in(Some(group))?;
+        if let Some(first) = below.first() {
+            return Err(GroupError::HasGroups {
+                name: group.name().into(),
+                below: first.name().into(),
+            });
+        }
         // A ledger that cannot be read is nobody's: those who could are of another version or gone.
         let ledger = Ledger::open(&group.ledger_path()).ok();
         let _removal = match &ledger {
@@ -231,15 +310,29 @@ impl Root {
             })?),
             None => None,
         };
+        let failed = |error| group.failed("remove", error);
+        let protected = group
+            .limits()
+            .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
         // The limits go first: without them there is no group to come into.
-        remove_file(&group.limits_path()).map_err(|error| group.failed("remove", error))?;
-        let entries = fs::read_dir(group.path()).map_err(|error| group.failed("remove", error))?;
+        remove_file(&group.limits_path()).map_err(failed)?;
+        let entries = fs::read_dir(group.path()).map_err(failed)?;
         for entry in entries.flatten() {
-            if !is_directory(&entry.path()) {
-                remove_file(&entry.path()).map_err(|error| group.failed("remove", error))?;
+            if !is_directory(&entry.path()) && entry.path() != group.lock_path() {
+                remove_file(&entry.path()).map_err(failed)?;
             }
         }
-        fs::remove_dir(group.path()).map_err(|error| group.failed("remove", error))
+        match fs::remove_dir(group.below_path()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        // Last of the files: until then nobody comes in.
+        remove_file(&group.lock_path()).map_err(failed)?;
+        fs::remove_dir(group.path()).map_err(failed)?;
+        if protected {
+            group.tell_parent();
+        }
+        Ok(())
     }
 
     /// Makes the root where it does not exist.
@@ -256,14 +349,6 @@ impl Root {
         let public = about.uid() == 0 && about.mode() & 0o005 == 0o005;
         Ok(if public { PUBLIC } else { PRIVATE })
     }
-
-    fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
-        GroupError::Io {
-            what,
-            path: self.path.clone(),
-            error,
-        }
-    }
 }
 
 /// A group that has just been made or found, and cannot be removed before this is dropped.
@@ -275,6 +360,77 @@ pub struct Created {
     pub new: bool,
     /// Keeps it from being removed.
     pub hold: Hold,
+}
+
+/// Which garbage to collect.
+#[derive(Copy, Clone, Debug)]
+pub enum Garbage<'a> {
+    /// All of the root.
+    Everywhere,
+    /// What is directly below this group, or at the top.
+    Below(Option<&'a str>),
+}
+
+impl Group {
+    /// Makes the file that is locked, where it is not there.
+    fn make_lock(&self, access: Access) -> Result<(), GroupError> {
+        let path = self.lock_path();
+        let made = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        match made {
+            Ok(_) => access
+                .give_file(&path)
+                .map_err(|error| self.failed("create", error)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
+                name: self.name.clone(),
+                root: self.root.clone(),
+                known: Vec::new(),
+            }),
+            Err(error) => Err(self.failed("create", error)),
+        }
+    }
+
+    /// Who may be in it.
+    pub fn access(&self) -> Result<Access, GroupError> {
+        Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
+    }
+
+    /// Says who may be in it, besides those who are.
+    pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
+        let given = access
+            .give_file(&self.ledger_path())
+            .and_then(|()| access.give_file(&self.lock_path()))
+            .and_then(|()| access.give_directory(&self.below_path()));
+        given.map_err(|error| self.failed("change", error))?;
+        self.admit_above(access)
+    }
+
+    /// Who is in a group is charged in all above it, and so must be able to write their ledgers.
+    fn admit_above(&self, access: Access) -> Result<(), GroupError> {
+        let Some(uid) = access.owner.filter(|uid| *uid != user::effective()) else {
+            return Ok(());
+        };
+        for above in self.upwards().skip(1) {
+            let there = above.access()?;
+            let wide = Access {
+                owner: None,
+                members: Members::All,
+            };
+            if !there.admits(uid)
+                || (access.members != Members::Owner && there.members != Members::All)
+            {
+                let given = wide
+                    .give_file(&above.ledger_path())
+                    .and_then(|()| wide.give_file(&above.lock_path()));
+                given.map_err(|error| above.failed("change", error))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A directory that is ours or root's and that nobody else can put other files into.

@@ -55,7 +55,7 @@ pub(super) trait Rung {
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// The limit in units.
+    /// The limit in units, less what is kept for others. To be read before the words that it is compared with.
     fn max(&self) -> u64;
     /// A request was granted: `total` units were seen in sum, `own` are this process's.
     fn note(&self, total: u64, own: u64);
@@ -67,6 +67,8 @@ pub(super) trait Surroundings<R> {
     fn reclaim(&mut self) -> bool;
     /// Cleans the dead slots of a level.
     fn reap(&mut self, rung: &R) -> Reaped;
+    /// Asks the other processes at a level for idle memory; false when none came.
+    fn ask_others(&mut self, rung: &R, n: u64) -> bool;
     /// Waits a random short time for other requests to be decided; false when the time for that is over.
     fn back_off(&mut self) -> bool;
     /// Waits a moment for dead slots to drain; false when the time for that is over.
@@ -99,13 +101,14 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     if word_is_full(rung, n) {
         return Err(level);
     }
+    let max = rung.max();
     // Releases, so that who sees memory arrive here also sees it gone from where it was.
     own.fetch_add(published(n), Ordering::Release);
     // Of two requests the one whose fence comes second sees what the other published. `high_water` is read behind it
     // too: a slot that is not below it now will see this request when it publishes its own first.
     R::Word::fence(Ordering::SeqCst);
     let total = total(rung);
-    if total > rung.max() {
+    if total > max {
         own.fetch_sub(published(n), Ordering::Release);
         return Err(level);
     }
@@ -140,7 +143,8 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
         let own = rung.own();
         // Not exact against another thread that gives back too much at the same time; a correct caller never does.
         let n = n.min(granted(own.load(Ordering::Relaxed)));
-        own.fetch_sub(n, Ordering::Release);
+        // Before the look whether somebody waits: one who began to wait after that look sees this gone.
+        own.fetch_sub(n, Ordering::SeqCst);
     }
 }
 
@@ -206,10 +210,10 @@ enum Verdict {
     Over,
 }
 
-fn verdict<R: Rung>(rung: &R, look: &Look, n: u64) -> Verdict {
-    if look.granted() + n > rung.max() || word_is_full(rung, n) {
+fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
+    if look.granted() + n > max || word_is_full(rung, n) {
         Verdict::Over
-    } else if look.charged + n > rung.max() {
+    } else if look.charged + n > max {
         Verdict::Contended
     } else {
         Verdict::Fits
@@ -228,7 +232,8 @@ pub(super) fn contend<R: Rung>(
     loop {
         let mut worst = Verdict::Fits;
         for (index, rung) in rungs.iter().enumerate() {
-            match verdict(rung, &look(rung), n) {
+            let max = rung.max();
+            match verdict(rung, max, &look(rung), n) {
                 Verdict::Fits => {}
                 Verdict::Contended => {
                     if worst == Verdict::Fits {
@@ -260,7 +265,11 @@ pub(super) fn contend<R: Rung>(
                     continue;
                 }
                 match confirm(rung, n, reaped.pending) {
-                    Confirmed::Over(charged) => return Err(Refusal { level, charged }),
+                    Confirmed::Over(charged) => {
+                        if !surroundings.ask_others(rung, n) {
+                            return Err(Refusal { level, charged });
+                        }
+                    }
                     Confirmed::OnlyDraining(charged) => {
                         if !surroundings.wait_for_drain() {
                             return Err(Refusal { level, charged });
@@ -287,7 +296,8 @@ enum Confirmed {
 /// Looks at least twice: one look may count memory twice that moves from a low slot to a high one under it. Two equal
 /// looks saw no movement; while they differ, it looks on, so that even steady movement does not make a refusal.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
-    let over = |look: &Look| verdict(rung, look, n) == Verdict::Over;
+    let max = rung.max();
+    let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;
     let mut last = look(rung);
     if !over(&last) {
         return Confirmed::Not;
@@ -303,7 +313,7 @@ fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
         last = next;
     }
     let charged = last.granted();
-    if charged.saturating_sub(pending) + n > rung.max() || word_is_full(rung, n) {
+    if charged.saturating_sub(pending) + n > max || word_is_full(rung, n) {
         Confirmed::Over(charged)
     } else {
         Confirmed::OnlyDraining(charged)

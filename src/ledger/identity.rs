@@ -139,6 +139,23 @@ pub struct SeenProcess {
 }
 
 impl SeenProcess {
+    /// The number that a process has in the caller's pid namespace; `None` when it is not to be found there.
+    ///
+    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells.
+    pub fn pid_of(process: &Identity) -> Option<u32> {
+        if process.pid_ns == Identity::own_pid_ns() {
+            return Self::by_pid(process.pid).is(process).then_some(process.pid);
+        }
+        let entries = fs::read_dir("/proc").ok()?;
+        let pids = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.into_iter().find(|pid| {
+            let seen = Self::by_pid(*pid);
+            seen.pid_ns == process.pid_ns && seen.is(process)
+        })
+    }
+
     /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);

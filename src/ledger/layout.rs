@@ -1,7 +1,7 @@
 //! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read any word at any time.
 //!
 //! ```text
-//! 0          header: preface, high_water, group statistics, GPU table, room for an event ring
+//! 0          header: preface, signals, group statistics, GPU table, event ring
 //! 16 KiB     words: for each block of 8 devices, one cache line per slot
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
@@ -16,7 +16,7 @@ use std::mem::{offset_of, size_of};
 /// "gpulimit" as the bytes of the file's first word.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 /// Version of this layout and of the protocol on it.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// Devices whose words share one cache line.
 pub(super) const LINE_DEVICES: usize = 8;
@@ -24,9 +24,14 @@ pub(super) const LINE_DEVICES: usize = 8;
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
 /// 64-bit words of a slot's command.
 pub(super) const COMMAND_WORDS: usize = 8;
+/// 64-bit words of a slot's group below this one.
+pub(super) const BELOW_WORDS: usize = 72;
+/// Events that the ring holds.
+pub(super) const EVENTS: usize = 95;
+/// 64-bit words of a command in an event.
+pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
 const PAGE: usize = 4096;
-const RING: usize = 12 * 1024;
 
 /// What the file says about itself, written once before the file has a name.
 #[repr(C, align(64))]
@@ -56,11 +61,51 @@ pub(super) const PREFACE: [u64; 8] = [
 /// Length of the file.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
 
-/// Slots that were ever claimed: all live slots lie below. Only grows.
+/// What members tell each other, in the one line that every charge reads anyway. Written rarely.
 #[repr(C, align(64))]
-pub(super) struct HighWater {
-    pub value: AtomicU64,
+pub(super) struct Signals {
+    /// Slots that were ever claimed: all live slots lie below. Only grows.
+    pub high_water: AtomicU64,
+    /// Counts the groups below that came or went, and changes of what they are protected from.
+    pub children: AtomicU64,
+    /// Not 0: somebody may be waiting for memory, and who gives some back wakes. Each waiter changes it.
+    pub waiting: AtomicU64,
+    /// Counts the times that memory came back while somebody waited. Its low half is a futex.
+    pub returned: AtomicU64,
+    /// Counts the times that somebody asked the others for what they hold unused.
+    pub asked: AtomicU64,
+    /// Counts the waiters so far: who has the lower number is before.
+    pub tickets: AtomicU64,
+    spare: [AtomicU64; 2],
+}
+
+/// What happened in a group; see `events`.
+#[repr(C, align(64))]
+pub(super) struct EventEntry {
+    /// The event's number plus 1; 0 while it is written, or never was.
+    pub stamp: AtomicU64,
+    /// Milliseconds of the wall clock.
+    pub time: AtomicU64,
+    /// The kind, and the device's index plus 1 above it.
+    pub what: AtomicU64,
+    pub pid: AtomicU64,
+    pub pid_ns: AtomicU64,
+    pub uid: AtomicU64,
+    pub bytes: AtomicU64,
+    pub charged: AtomicU64,
+    pub max: AtomicU64,
+    spare: [AtomicU64; 3],
+    pub command: [AtomicU64; EVENT_COMMAND_WORDS],
+}
+
+/// The last events of the group.
+#[repr(C, align(64))]
+pub(super) struct Ring {
+    /// Events so far.
+    pub head: AtomicU64,
     spare: [AtomicU64; 7],
+    pub entries: [EventEntry; EVENTS],
+    spare_high: [AtomicU64; 8],
 }
 
 /// One GPU or MIG instance that the group has seen.
@@ -79,15 +124,17 @@ pub(super) struct GpuEntry {
 #[repr(C)]
 pub(super) struct Header {
     pub preface: Preface,
-    pub high_water: HighWater,
-    spare_low: [AtomicU64; 48],
+    pub signals: Signals,
+    /// Milliseconds of the boot clock at which usage was last seen above `high`, per device.
+    pub above_high: [AtomicU64; MAX_DEVICES],
+    spare_low: [AtomicU64; 16],
     /// Largest sum in bytes that a granted request saw, per device.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Refused requests since the group began, per device.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
     spare_high: [AtomicU64; 128],
-    ring: [AtomicU64; RING / 8],
+    pub ring: Ring,
 }
 
 /// The words of one slot for eight devices: charged (low half) and undecided (high half), in units of 4 KiB.
@@ -109,7 +156,9 @@ pub(super) struct Owner {
     pub birth: AtomicU64,
     /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found dead.
     pub dead_since: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Stands for the group directly below this one that the owner is in, or below; 0: it is in this one.
+    pub child: AtomicU64,
+    spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
@@ -121,14 +170,33 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// A count.
     pub refusals: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Of `idle`, what the owner can give back when it is asked.
+    pub reclaimable: AtomicU64,
+    spare: AtomicU64,
+}
+
+/// A request of the slot's owner that waits in line.
+#[repr(C, align(64))]
+pub(super) struct Waiting {
+    /// From [`Signals::tickets`], plus 1; 0: nobody waits.
+    pub ticket: AtomicU64,
+    /// The device's index.
+    pub device: AtomicU64,
+    /// Bytes.
+    pub bytes: AtomicU64,
+    /// Milliseconds of the boot clock at which the owner last looked.
+    pub seen: AtomicU64,
+    spare: [AtomicU64; 4],
 }
 
 /// A slot without its words.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
-    spare: [AtomicU64; 112],
+    pub waiting: Waiting,
+    /// The owner's group, relative to this one, filled up with zeros.
+    pub below: [AtomicU64; BELOW_WORDS],
+    spare: [AtomicU64; 32],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -158,8 +226,13 @@ const _: () = {
     assert!(offset_of!(Preface, file_size) == 56);
 
     assert!(offset_of!(Header, preface) == 0);
-    assert!(size_of::<HighWater>() == 64 && offset_of!(HighWater, value) == 0);
-    assert!(offset_of!(Header, high_water) == 64);
+    assert!(size_of::<Signals>() == 64 && offset_of!(Signals, high_water) == 0);
+    assert!(offset_of!(Signals, children) == 8 && offset_of!(Signals, waiting) == 16);
+    assert!(offset_of!(Signals, returned) == 24 && offset_of!(Signals, asked) == 32);
+    assert!(offset_of!(Signals, tickets) == 40);
+    assert!(offset_of!(Header, signals) == 64 && offset_of!(Header, above_high) == 128);
+    assert!(size_of::<EventEntry>() == 128 && offset_of!(EventEntry, command) == 96);
+    assert!(size_of::<Ring>() == 3 * PAGE && offset_of!(Ring, entries) == 64);
     assert!(offset_of!(Header, peaks) == 512);
     assert!(offset_of!(Header, refusals) == 768);
     assert!(size_of::<GpuEntry>() == 64 && offset_of!(GpuEntry, id) == 0);
@@ -175,10 +248,12 @@ const _: () = {
     assert!(offset_of!(Owner, pid) == 0 && offset_of!(Owner, pid_ns) == 8);
     assert!(offset_of!(Owner, start_time) == 16 && offset_of!(Owner, uid) == 24);
     assert!(offset_of!(Owner, birth) == 32 && offset_of!(Owner, dead_since) == 40);
+    assert!(offset_of!(Owner, child) == 48);
     assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
+    assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, below) == 192);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
     assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
-    assert!(size_of::<DeviceStats>() == 96);
+    assert!(offset_of!(DeviceStats, reclaimable) == 80 && size_of::<DeviceStats>() == 96);
     assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
     assert!(size_of::<SlotPage>() == PAGE);
     assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);

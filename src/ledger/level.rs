@@ -3,9 +3,11 @@
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Reaped, Rung, Surroundings, UNIT};
 use super::layout::{LINE_DEVICES, WordLine};
+use super::protection::Protection;
 use super::random::Random;
 use super::reap;
-use super::{DeviceIndex, Slot, Witness};
+use super::usage;
+use super::{DeviceIndex, Slot, Witness, wait};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,10 @@ pub struct Level<'a> {
     pub device: DeviceIndex,
     /// The limit in bytes; `u64::MAX` none.
     pub max: u64,
+    /// Who knows what groups below are to keep; `None`: nothing.
+    pub protection: Option<&'a dyn Protection>,
+    /// Whether what they are to keep as long as there is another way counts.
+    pub keeps_low: bool,
 }
 
 /// What a process can do about a full group. Asked on the slow path only.
@@ -88,6 +94,9 @@ pub fn note_usage(levels: &[Level<'_>]) {
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     charge::uncharge(levels, bytes.div_ceil(UNIT));
+    for level in levels {
+        wait::returned(level.slot.ledger());
+    }
 }
 
 #[cold]
@@ -98,7 +107,7 @@ fn slow(
     pressure: &dyn Pressure,
 ) -> Result<(), Refused> {
     // No amount of waiting helps.
-    if let Some(level) = levels.iter().position(|level| n > Rung::max(level)) {
+    if let Some(level) = levels.iter().position(|level| n > level.max / UNIT) {
         return Err(never(levels, n, level));
     }
     let mut contention = Contention::new(levels, pressure);
@@ -113,7 +122,7 @@ fn slow(
 fn never(levels: &[Level<'_>], n: u64, level: usize) -> Refused {
     let level = levels
         .iter()
-        .position(|level| n > Rung::max(level))
+        .position(|level| n > level.max / UNIT)
         .unwrap_or(level);
     let at = levels.get(level);
     Refused {
@@ -133,7 +142,7 @@ impl Rung for Level<'_> {
 
     #[inline]
     fn high_water(&self) -> &AtomicU64 {
-        &self.slot.ledger().content().header.high_water.value
+        &self.slot.ledger().content().header.signals.high_water
     }
 
     #[inline]
@@ -152,7 +161,10 @@ impl Rung for Level<'_> {
 
     #[inline]
     fn max(&self) -> u64 {
-        self.max / UNIT
+        let kept = self.protection.map_or(0, |protection| {
+            protection.untaken(self.slot.ledger(), self.device, self.keeps_low)
+        });
+        self.max.saturating_sub(kept) / UNIT
     }
 
     #[inline]
@@ -180,6 +192,9 @@ fn raise(peak: &AtomicU64, bytes: u64) {
 /// How long undecided requests of others may stand in the way. The window in which a request is undecided is a
 /// microsecond, so this is for processes that lost the processor in it, and for those stopped in it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a request waits for other members to give back what it asked them for: they do at their next call, which may be far.
+const ASK_PATIENCE: Duration = Duration::from_millis(100);
+const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
 /// The longest that a slot drains, and some.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
@@ -196,6 +211,8 @@ struct Contention<'a> {
     since: Instant,
     backing_off_since: Option<Instant>,
     back_offs: u32,
+    /// Of [`ASK_PATIENCE`].
+    asked_for: Duration,
 }
 
 impl<'a> Contention<'a> {
@@ -207,6 +224,7 @@ impl<'a> Contention<'a> {
             since: Instant::now(),
             backing_off_since: None,
             back_offs: 0,
+            asked_for: Duration::ZERO,
         }
     }
 }
@@ -235,6 +253,30 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             freed: swept.cleaned,
             pending: swept.pending,
         }
+    }
+
+    fn ask_others(&mut self, level: &Level<'_>, n: u64) -> bool {
+        let reclaimable = || usage::reclaimable(level) / UNIT;
+        let ledger = level.slot.ledger();
+        let before = charge::look(level);
+        // Asking for less than is needed would take from others for nothing.
+        let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
+        if self.asked_for >= ASK_PATIENCE || reclaimable() < lacking {
+            return false;
+        }
+        ledger.ask_members();
+        while self.asked_for < ASK_PATIENCE {
+            std::thread::sleep(ASK_STEP);
+            self.asked_for += ASK_STEP;
+            if charge::look(level).granted() < before.granted() {
+                return true;
+            }
+            // Somebody is gone, or has come to use it.
+            if reclaimable() < lacking {
+                return false;
+            }
+        }
+        false
     }
 
     fn back_off(&mut self) -> bool {

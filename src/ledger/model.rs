@@ -97,6 +97,10 @@ impl Surroundings<Seat> for Patience {
         Reaped::default()
     }
 
+    fn ask_others(&mut self, _: &Seat, _: u64) -> bool {
+        false
+    }
+
     fn back_off(&mut self) -> bool {
         thread::yield_now();
         self.over = self.steps == 0;

@@ -1,9 +1,11 @@
 //! The few system calls that the standard library does not offer.
 #![allow(unsafe_code)]
 
+use super::atomic::AtomicU64;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 /// Milliseconds since boot, the same for all processes of a machine (but for those in a time namespace of their own);
 /// never 0.
@@ -58,4 +60,53 @@ pub(super) fn exists(pid: u32) -> bool {
     // SAFETY: signal 0 is sent to nobody.
     let sent = unsafe { libc::kill(pid, 0) } == 0;
     sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// Why a sleeper goes on.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Woken {
+    BySignal,
+    Other,
+}
+
+/// The half of a word that counts: the kernel's futexes have 32 bits.
+fn low_half(word: &AtomicU64) -> *mut u32 {
+    let word = word.as_ptr().cast::<u32>();
+    if cfg!(target_endian = "little") {
+        word
+    } else {
+        word.wrapping_add(1)
+    }
+}
+
+/// Sleeps while the low half of the word, which lies in a shared mapping, is `expected`, for `time` at most.
+pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) -> Woken {
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // SAFETY: the word outlives the call, and the kernel reads 32 aligned bits of it; so does the time.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            low_half(word),
+            libc::FUTEX_WAIT,
+            expected,
+            &raw const time,
+        )
+    };
+    let interrupted = result != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR);
+    if interrupted {
+        Woken::BySignal
+    } else {
+        Woken::Other
+    }
+}
+
+/// Wakes all who sleep on the word, and says how many there were.
+pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
+    // SAFETY: the kernel looks at the address only, which is that of a living word.
+    let woken =
+        unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAKE, i32::MAX) };
+    usize::try_from(woken).unwrap_or(0)
 }

@@ -6,7 +6,7 @@
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
 use super::lock::{self, Bytes};
-use super::{DeviceIndex, Identity, Ledger, charge, gpu_table, os};
+use super::{DeviceIndex, EventKind, Happening, Identity, Ledger, charge, gpu_table, os};
 use crate::device::DeviceId;
 use std::fs::File;
 
@@ -83,12 +83,33 @@ pub(super) fn reap_claimed(
             _ => Fate::Cleaned,
         }
     } else if is_drained(ledger, slot, witness) {
+        record(ledger, slot);
         Fate::Cleaned
     } else {
         return Fate::Draining;
     };
     zero(ledger, slot);
     fate
+}
+
+/// Writes down what comes back.
+fn record(ledger: &Ledger, slot: usize) {
+    let Some(process) = Identity::read(&ledger.content().slots[slot].owner) else {
+        return;
+    };
+    for device in DeviceIndex::all() {
+        let units = charge::granted(ledger.word(slot, device).load(Ordering::Relaxed));
+        if units > 0 {
+            ledger.record(&Happening {
+                kind: EventKind::Reap,
+                device: Some(device),
+                process,
+                bytes: units * charge::UNIT,
+                charged: ledger.charged(device),
+                max: 0,
+            });
+        }
+    }
 }
 
 /// The claim lock is held and the owner is dead. Stamps the time at which that was first seen.
@@ -135,7 +156,13 @@ pub(super) fn has_drained(
 
 /// Empties a slot. For its owner, or under its claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
-    let SlotPage { owner, stats, .. } = &ledger.content().slots[slot];
+    let SlotPage {
+        owner,
+        stats,
+        waiting,
+        ..
+    } = &ledger.content().slots[slot];
+    waiting.ticket.store(0, Ordering::Relaxed);
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
         if word.load(Ordering::Relaxed) != 0 {
@@ -148,14 +175,16 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             idle,
             peak,
             refusals,
+            reclaimable,
             ..
         } = stats;
-        for figure in by.iter().chain([idle, peak, refusals]) {
+        for figure in by.iter().chain([idle, peak, refusals, reclaimable]) {
             if figure.load(Ordering::Relaxed) != 0 {
                 figure.store(0, Ordering::Relaxed);
             }
         }
     }
+    owner.child.store(0, Ordering::Relaxed);
     Identity::erase(owner);
 }
 

@@ -3,9 +3,10 @@
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
 use super::file::Place;
-use super::layout::{self, BLOCKS, DeviceStats, SlotPage};
+use super::layout::{self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting};
 use super::lock::{self, Bytes};
 use super::map::Anchor;
+use super::protection::child_key;
 use super::random::Random;
 use super::reap::{self, Fate, NoWitness};
 use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_SLOTS, os};
@@ -46,9 +47,15 @@ impl Slot {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that are charged in advance but not used.
-    pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
-        self.stats(device).idle.store(bytes, Ordering::Relaxed);
+    /// Sets the bytes that are charged in advance but not used, and how many of these can be given back when somebody asks.
+    pub fn publish_idle(&self, device: DeviceIndex, bytes: u64, reclaimable: u64) {
+        let stats = self.stats(device);
+        stats.idle.store(bytes, Ordering::Relaxed);
+        stats.reclaimable.store(reclaimable, Ordering::Relaxed);
+    }
+
+    pub(super) fn waiting(&self) -> &Waiting {
+        &self.page().waiting
     }
 
     /// Counts a refused request, for this process and for the group.
@@ -112,7 +119,11 @@ const ROUND_PAUSE: Duration = Duration::from_millis(5);
 /// Low slots are preferred, as every charge reads all slots up to the highest ever claimed. Processes that start at
 /// once would all go for the lowest free slot; each slot that is lost to another doubles the number of free slots
 /// among which the next is drawn, so that a thousand of them need a handful of tries each.
-pub(super) fn claim(ledger: &Arc<Ledger>, identity: &Identity) -> Result<Slot, LedgerError> {
+pub(super) fn claim(
+    ledger: &Arc<Ledger>,
+    identity: &Identity,
+    below: &str,
+) -> Result<Slot, LedgerError> {
     let place = &ledger.place;
     if !ledger.map.writable() {
         return Err(LedgerError::ReadOnly {
@@ -124,6 +135,7 @@ pub(super) fn claim(ledger: &Arc<Ledger>, identity: &Identity) -> Result<Slot, L
     let candidate = Candidate {
         ledger,
         identity,
+        below,
         owner: &owner,
         claim: &claim,
     };
@@ -177,6 +189,27 @@ fn pick(
         .nth(wanted))
 }
 
+/// Writes the owner's group; what does not fit is cut off.
+fn write_below(page: &SlotPage, below: &str) {
+    let mut bytes = [0; 8 * BELOW_WORDS];
+    for (to, from) in bytes.iter_mut().zip(below.bytes()) {
+        *to = from;
+    }
+    for (word, bytes) in page.below.iter().zip(bytes.as_chunks::<8>().0) {
+        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+    }
+}
+
+/// The owner's group, relative to that of the ledger.
+pub(super) fn read_below(page: &SlotPage) -> String {
+    let bytes = page
+        .below
+        .iter()
+        .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+    let name = bytes.take_while(|byte| *byte != 0).collect();
+    String::from_utf8(name).unwrap_or_default()
+}
+
 enum Take {
     Taken(Anchor),
     /// Somebody is claiming or cleaning it.
@@ -190,6 +223,7 @@ enum Take {
 struct Candidate<'a> {
     ledger: &'a Arc<Ledger>,
     identity: &'a Identity,
+    below: &'a str,
     owner: &'a File,
     claim: &'a File,
 }
@@ -294,9 +328,14 @@ impl Candidate<'_> {
         };
         let page = &self.ledger.content().slots[slot];
         page.owner.birth.store(os::boot_ms(), Ordering::Relaxed);
+        let child = self.below.split('/').next().filter(|name| !name.is_empty());
+        page.owner
+            .child
+            .store(child.map_or(0, child_key), Ordering::Relaxed);
+        write_below(page, self.below);
         self.identity.write(&page.owner);
         // Before this process's first publish: others read it after their own.
-        let high_water = &self.ledger.content().header.high_water.value;
+        let high_water = &self.ledger.content().header.signals.high_water;
         high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
         Ok(Take::Taken(anchor))
     }

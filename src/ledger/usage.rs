@@ -3,9 +3,10 @@
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
 use super::layout::DeviceStats;
+use super::level::Level;
 use super::lock::{self, Bytes};
 use super::reap::{self, Witness};
-use super::{Category, DeviceIndex, Identity, Ledger, os};
+use super::{Category, DeviceIndex, Identity, Ledger, os, slot};
 
 /// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
 /// granted at some moment plus what moved between members while reading.
@@ -31,6 +32,8 @@ pub struct Usage {
 pub struct ProcessUsage {
     /// Who it is.
     pub identity: Identity,
+    /// The group that it is in, relative to that of the ledger: `alice/job7`; empty: that group itself.
+    pub below: String,
     /// False: dead, and the driver may still hold its memory.
     pub alive: bool,
     /// The devices on which it has, or had, a charge.
@@ -143,6 +146,7 @@ pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUs
         }
         processes.push(ProcessUsage {
             identity,
+            below: slot::read_below(page),
             alive: !dead,
             devices: DeviceIndex::all()
                 .filter_map(|device| device_usage(ledger, slot, device))
@@ -163,4 +167,20 @@ fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<Dev
         idle: stats.idle.load(Ordering::Relaxed),
     };
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
+}
+
+/// Bytes that other members of the level could give back if they were asked. Members of groups that use no more than their `low` are not
+/// asked: they publish nothing.
+pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
+    let ledger = level.slot.ledger();
+    (0..ledger.high_water())
+        .filter(|slot| *slot != level.slot.index())
+        .map(|slot| {
+            let stats = &ledger.content().slots[slot].stats[level.device.get()];
+            let words = ledger.word(slot, level.device).load(Ordering::Relaxed);
+            // Not more than is charged, whatever is published.
+            let charged = charge::granted(words) * UNIT;
+            stats.reclaimable.load(Ordering::Relaxed).min(charged)
+        })
+        .sum()
 }

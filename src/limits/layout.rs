@@ -7,16 +7,17 @@
 //!
 //! Numbers are in the machine's byte order: the file never leaves the machine it is mapped on.
 
-use super::{LimitSet, Selector};
+use super::{Bounds, Key, LimitSet, OnLimit, Oom, Options, Selector, Values};
 use crate::device::{DeviceId, DeviceKind};
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::units::Size;
 use std::mem::{offset_of, size_of};
+use std::time::Duration;
 
 /// First eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
 /// The format that this code reads and writes.
-pub(super) const FORMAT: u64 = 1;
+pub(super) const FORMAT: u64 = 2;
 /// Rules that a bank holds.
 pub const MAX_RULES: usize = 64;
 
@@ -36,7 +37,13 @@ pub(super) struct File {
 #[repr(C)]
 struct Bank {
     rules: AtomicU64,
-    reserved: [AtomicU64; 7],
+    /// What the group does at its limit; zeroes are the defaults.
+    on_limit: AtomicU64,
+    /// Milliseconds plus 1.
+    wait_timeout: AtomicU64,
+    oom: AtomicU64,
+    uncounted_context: AtomicU64,
+    reserved: [AtomicU64; 3],
     entries: [Entry; MAX_RULES],
 }
 
@@ -45,11 +52,9 @@ struct Entry {
     /// What the rule is for.
     selector: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// How `max` is to be read.
-    tag: AtomicU64,
-    max: AtomicU64,
-    /// For the keys high, low and min; zero.
-    reserved: [AtomicU64; 3],
+    /// How each value is to be read, a byte for each key.
+    tags: AtomicU64,
+    values: [AtomicU64; Key::COUNT],
 }
 
 const _: () = {
@@ -65,8 +70,8 @@ const _: () = {
     assert!(size_of::<Entry>() == 64);
     assert!(offset_of!(Entry, selector) == 0);
     assert!(offset_of!(Entry, uuid) == 8);
-    assert!(offset_of!(Entry, tag) == 24);
-    assert!(offset_of!(Entry, max) == 32);
+    assert!(offset_of!(Entry, tags) == 24);
+    assert!(offset_of!(Entry, values) == 32);
 };
 
 /// Bytes of the file.
@@ -76,6 +81,8 @@ const SELECT_ALL: u64 = 1;
 const SELECT_GPU: u64 = 2;
 const SELECT_MIG: u64 = 3;
 
+/// The key is not set here.
+const TAG_NONE: u64 = 0;
 const TAG_BYTES: u64 = 1;
 const TAG_PERCENT: u64 = 2;
 const TAG_MAX: u64 = 3;
@@ -104,31 +111,44 @@ impl File {
         None
     }
 
-    /// The bytes that `device` may use, and the generation that says so. Bytes that make no sense allow nothing.
-    pub(super) fn max(&self, device: &DeviceId, capacity: u64) -> (u64, u64) {
+    /// What holds for `device`, and the generation that says so. Bytes that make no sense allow nothing.
+    pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         let found = self.look(|bank| {
-            let mut all = u64::MAX;
+            let mut own = Values::default();
+            let mut all = Values::default();
             for entry in bank.used() {
-                match entry.selector() {
-                    Some(Selector::Device(id)) if id == *device => return entry.max(capacity),
-                    Some(Selector::All) => all = entry.max(capacity),
-                    Some(Selector::Device(_)) => {}
-                    None => return 0,
+                match entry.selector()? {
+                    Selector::Device(id) if id == *device => own = entry.values()?,
+                    Selector::All => all = entry.values()?,
+                    Selector::Device(_) => {}
                 }
             }
-            all
+            Some(own.or(all).resolve(capacity))
         });
-        found.unwrap_or_else(|| (0, self.generation()))
+        match found {
+            Some((Some(bounds), generation)) => (bounds, generation),
+            Some((None, generation)) => (Bounds::NOTHING, generation),
+            None => (Bounds::NOTHING, self.generation()),
+        }
+    }
+
+    /// What the group does at its limit; the defaults where the bytes make no sense.
+    pub(super) fn options(&self) -> Options {
+        let seen = self.look(Bank::options);
+        seen.and_then(|(options, _)| options).unwrap_or_default()
     }
 
     /// All rules; `None` when the bytes make no sense.
     pub(super) fn rules(&self) -> Option<LimitSet> {
         let read = |bank: &Bank| {
-            let rule = |entry: &Entry| Some((entry.selector()?, entry.size()?));
-            bank.used().iter().map(rule).collect::<Option<Vec<_>>>()
+            let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
+            let rules = bank.used().iter().map(rule).collect::<Option<Vec<_>>>();
+            Some(LimitSet {
+                rules: rules?,
+                options: bank.options()?,
+            })
         };
-        let (rules, _) = self.look(read)?;
-        Some(LimitSet { rules: rules? })
+        self.look(read)?.0
     }
 
     /// Makes `set`, of [`MAX_RULES`] rules at most, the valid one. One writer at a time.
@@ -139,8 +159,9 @@ impl File {
         let bank = &self.banks[usize::from(next & 1 == 1)];
         let rules = set.rules.len().min(MAX_RULES);
         bank.rules.store(rules as u64, Ordering::Relaxed);
-        for (entry, (selector, size)) in bank.entries.iter().zip(&set.rules) {
-            entry.store(selector, *size);
+        bank.store(&set.options);
+        for (entry, (selector, values)) in bank.entries.iter().zip(&set.rules) {
+            entry.store(selector, values);
         }
         self.active.store(next, Ordering::Release);
     }
@@ -162,13 +183,13 @@ impl File {
         file.padding.iter().for_each(&mut put);
         for bank in &file.banks {
             put(&bank.rules);
+            bank.option_words().into_iter().for_each(&mut put);
             bank.reserved.iter().for_each(&mut put);
             for entry in &bank.entries {
                 put(&entry.selector);
                 entry.uuid.iter().for_each(&mut put);
-                put(&entry.tag);
-                put(&entry.max);
-                entry.reserved.iter().for_each(&mut put);
+                put(&entry.tags);
+                entry.values.iter().for_each(&mut put);
             }
         }
         out
@@ -181,12 +202,15 @@ impl File {
         let entry = |_| Entry {
             selector: AtomicU64::new(0),
             uuid: zeroes(),
-            tag: AtomicU64::new(0),
-            max: AtomicU64::new(0),
-            reserved: zeroes(),
+            tags: AtomicU64::new(0),
+            values: zeroes(),
         };
         let bank = |_| Bank {
             rules: AtomicU64::new(0),
+            on_limit: AtomicU64::new(0),
+            wait_timeout: AtomicU64::new(0),
+            oom: AtomicU64::new(0),
+            uncounted_context: AtomicU64::new(0),
             reserved: zeroes(),
             entries: std::array::from_fn(entry),
         };
@@ -207,6 +231,56 @@ impl Bank {
         let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(MAX_RULES);
         &self.entries[..rules.min(MAX_RULES)]
     }
+
+    /// In the order of the file.
+    fn option_words(&self) -> [&AtomicU64; 4] {
+        [
+            &self.on_limit,
+            &self.wait_timeout,
+            &self.oom,
+            &self.uncounted_context,
+        ]
+    }
+
+    fn options(&self) -> Option<Options> {
+        let [on_limit, wait_timeout, oom, uncounted] =
+            self.option_words().map(|word| word.load(Ordering::Relaxed));
+        let defaults = Options::default();
+        Some(Options {
+            on_limit: match on_limit {
+                0 => OnLimit::Fail,
+                1 => OnLimit::Wait,
+                _ => return None,
+            },
+            wait_timeout: wait_timeout
+                .checked_sub(1)
+                .map_or(defaults.wait_timeout, Duration::from_millis),
+            oom: match oom {
+                0 => Oom::None,
+                1 => Oom::KillLargest,
+                2 => Oom::KillGroup,
+                _ => return None,
+            },
+            count_context: match uncounted {
+                0 => true,
+                1 => false,
+                _ => return None,
+            },
+        })
+    }
+
+    fn store(&self, options: &Options) {
+        let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
+        let values = [
+            options.on_limit as u64,
+            millis.saturating_add(1),
+            options.oom as u64,
+            u64::from(!options.count_context),
+        ];
+        for (word, value) in self.option_words().into_iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Entry {
@@ -224,24 +298,29 @@ impl Entry {
         Some(Selector::Device(DeviceId { uuid, kind }))
     }
 
-    fn size(&self) -> Option<Size> {
-        let value = self.max.load(Ordering::Relaxed);
-        match self.tag.load(Ordering::Relaxed) {
-            TAG_BYTES => Some(Size::Bytes(value)),
-            TAG_PERCENT => u32::try_from(value)
-                .ok()
-                .filter(|part| *part <= 10_000)
-                .map(Size::Percent),
-            TAG_MAX => Some(Size::Max),
-            _ => None,
+    fn values(&self) -> Option<Values> {
+        let mut values = Values::default();
+        let tags = self.tags.load(Ordering::Relaxed);
+        if tags >> (8 * Key::COUNT) != 0 {
+            return None;
         }
+        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
+            let value = word.load(Ordering::Relaxed);
+            let size = match tags >> (8 * key as u32) & 0xff {
+                TAG_NONE => None,
+                TAG_BYTES => Some(Size::Bytes(value)),
+                TAG_PERCENT => Some(Size::Percent(
+                    u32::try_from(value).ok().filter(|part| *part <= 10_000)?,
+                )),
+                TAG_MAX => Some(Size::Max),
+                _ => return None,
+            };
+            values.set(key, size);
+        }
+        Some(values)
     }
 
-    fn max(&self, capacity: u64) -> u64 {
-        self.size().map_or(0, |size| size.resolve(capacity))
-    }
-
-    fn store(&self, selector: &Selector, size: Size) {
+    fn store(&self, selector: &Selector, values: &Values) {
         let (kind, uuid) = match selector {
             Selector::All => (SELECT_ALL, [0; 16]),
             Selector::Device(id) => match id.kind {
@@ -249,21 +328,23 @@ impl Entry {
                 DeviceKind::Mig => (SELECT_MIG, id.uuid),
             },
         };
-        let (tag, value) = match size {
-            Size::Bytes(bytes) => (TAG_BYTES, bytes),
-            Size::Percent(part) => (TAG_PERCENT, part.into()),
-            Size::Max => (TAG_MAX, 0),
-        };
         self.selector.store(kind, Ordering::Relaxed);
         for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(8)) {
             let mut eight = [0; 8];
             eight.copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
         }
-        self.tag.store(tag, Ordering::Relaxed);
-        self.max.store(value, Ordering::Relaxed);
-        for word in &self.reserved {
-            word.store(0, Ordering::Relaxed);
+        let mut tags = 0;
+        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
+            let (tag, value) = match values.get(key) {
+                None => (TAG_NONE, 0),
+                Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
+                Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
+                Some(Size::Max) => (TAG_MAX, 0),
+            };
+            tags |= tag << (8 * key as u32);
+            word.store(value, Ordering::Relaxed);
         }
+        self.tags.store(tags, Ordering::Relaxed);
     }
 }

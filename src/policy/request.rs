@@ -2,7 +2,7 @@
 
 use super::error::{PolicyError, Why};
 use crate::device::DeviceId;
-use crate::limits::{LimitSet, Selector};
+use crate::limits::{Key, LimitSet, Selector};
 use crate::units::Size;
 
 /// Which GPU a rule is for, in the words of a person.
@@ -88,13 +88,13 @@ impl LimitRequest {
                     }
                 }
             };
-            if set.get(target).is_some() {
+            if set.get(target, Key::Max).is_some() {
                 let again = gpus
                     .iter()
                     .filter(|(_, id)| target == Selector::Device(*id));
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
-            set.set(target, *size);
+            set.set(target, Key::Max, *size);
         }
         match unknown {
             Some(selector) if !self.lenient || set.rules.is_empty() => {

@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Member, MemberDevice, Refusal};
+use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal};
 use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
@@ -155,24 +155,25 @@ impl Device {
 
     /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
     pub fn charge(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
-        self.charge_with(bytes, true)
+        self.charge_with(bytes, true, Insistence::Full)
             .map_err(|refusal| self.refused(symbol, bytes, &refusal))
     }
 
     /// As [`Device::charge`], but says nothing: the caller has another way.
     pub fn charge_quietly(&self, bytes: u64) -> bool {
-        self.charge_with(bytes, true).is_ok()
+        self.charge_with(bytes, true, Insistence::None).is_ok()
     }
 
     /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
     /// peak.
     pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         self.add_idle(bytes);
-        self.charge_with(bytes, true).map_err(|refusal| {
-            // Before the line, which shows what is in use.
-            self.remove_idle(bytes);
-            self.refused(symbol, bytes, &refusal)
-        })
+        self.charge_with(bytes, true, Insistence::Full)
+            .map_err(|refusal| {
+                // Before the line, which shows what is in use.
+                self.remove_idle(bytes);
+                self.refused(symbol, bytes, &refusal)
+            })
     }
 
     /// As [`Device::charge_ahead`], but says nothing.
@@ -187,19 +188,29 @@ impl Device {
 
     fn charge_ahead_with(&self, bytes: u64, trim: bool) -> Result<(), Refused> {
         self.add_idle(bytes);
-        self.charge_with(bytes, trim).map_err(|_| {
-            self.remove_idle(bytes);
-            Refused
-        })
+        self.charge_with(bytes, trim, Insistence::None)
+            .map_err(|_| {
+                self.remove_idle(bytes);
+                Refused
+            })
     }
 
-    fn charge_with(&self, bytes: u64, trim: bool) -> Result<(), Refusal<'static>> {
-        self.member
-            .charge(&self.share, bytes, &Reclaim { device: self, trim })
+    fn charge_with(
+        &self,
+        bytes: u64,
+        trim: bool,
+        insistence: Insistence,
+    ) -> Result<(), Refusal<'static>> {
+        self.member.charge(
+            &self.share,
+            bytes,
+            &Reclaim { device: self, trim },
+            insistence,
+        )
     }
 
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
-        self.member.count_refusal(&self.share);
+        self.member.count_refusal(&self.share, bytes, refusal);
         refusal::report(self, self.member, &self.share, symbol, bytes, refusal);
         Refused
     }
@@ -311,7 +322,12 @@ impl Device {
         self.idle.fetch_add(change, Ordering::AcqRel);
         self.publish(
             || self.idle(),
-            |bytes| self.member.publish_idle(&self.share, bytes),
+            |bytes| {
+                let kept =
+                    RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
+                self.member
+                    .publish_idle(&self.share, bytes, bytes.saturating_sub(kept));
+            },
         );
     }
 

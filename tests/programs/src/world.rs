@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Created, Group, Root};
 use gpulimit::ledger::{Category, Identity, Ledger, Usage, Witness};
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
 
 pub use artefacts::{
@@ -175,7 +175,7 @@ impl World {
 
     /// Changes the group's limit.
     pub fn set(&self, cap: u64) {
-        let change = |limits: &mut LimitSet| limits.set(Selector::All, Size::Bytes(cap));
+        let change = |limits: &mut LimitSet| limits.set(Selector::All, Key::Max, Size::Bytes(cap));
         self.group().write_limits(change).expect("written");
     }
 

@@ -1,6 +1,6 @@
 //! GPUs that are cut into MIG instances: each instance has its own memory, UUID and limit.
 
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
 
@@ -29,7 +29,7 @@ fn limited() -> World {
     let mut limits = LimitSet::default();
     for (instance, uuid) in uuids(&world).iter().enumerate() {
         let id = uuid.parse().expect("a UUID");
-        limits.set(Selector::Device(id), Size::Bytes(cap(instance)));
+        limits.set(Selector::Device(id), Key::Max, Size::Bytes(cap(instance)));
     }
     world.root().create(GROUP, &limits).expect("a group");
     world

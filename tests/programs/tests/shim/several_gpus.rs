@@ -1,6 +1,6 @@
 //! Limits are on the right GPU, in whatever order a program sees the GPUs, and whichever of them.
 
-use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
@@ -32,7 +32,7 @@ fn limit_each(world: &World) {
     let mut limits = LimitSet::default();
     for (gpu, truth) in world.machine().gpus().iter().enumerate() {
         let id = truth.uuid.parse().expect("a UUID");
-        limits.set(Selector::Device(id), Size::Bytes(cap(gpu)));
+        limits.set(Selector::Device(id), Key::Max, Size::Bytes(cap(gpu)));
     }
     world.root().create(GROUP, &limits).expect("a group");
 }

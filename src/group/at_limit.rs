@@ -1,0 +1,304 @@
+//! What a group does with a request that does not fit, in this order: members give back what they hold unused, the dead are cleaned away,
+//! the request waits, others are killed, it is refused. How much of that the group's options say.
+
+use super::kill::kill;
+use super::member::{Member, MemberDevice, Refusal, Station};
+use crate::ledger::{
+    self, EventKind, Happening, Identity, Level, Line, Pressure, ProcessUsage, Refused, Turn,
+};
+use crate::limits::{OnLimit, Oom, Options};
+use std::time::{Duration, Instant};
+
+/// What a request leaves where it is.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Held {
+    /// What is above `high`, and what is kept for others as long as there is another way.
+    Back,
+    /// What is kept for others as long as there is another way.
+    Low,
+    /// What is kept for others in any case.
+    Min,
+    /// Nothing: for what needs no room.
+    Nothing,
+}
+
+/// Processes that are killed for one request, at most.
+const VICTIMS: u32 = 64;
+/// Where several threads of a process wait, one has a place in the line; the others try at these intervals.
+const NAP: Duration = Duration::from_millis(50);
+
+/// How far a request goes.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Insistence {
+    /// The caller has another way: nobody waits or dies for it.
+    None,
+    /// As far as the group's options say.
+    Full,
+}
+
+/// The slow path of a charge.
+#[cold]
+pub(super) fn charge<'a>(
+    member: &'a Member,
+    device: &MemberDevice,
+    bytes: u64,
+    pressure: &dyn Pressure,
+    insistence: Insistence,
+) -> Result<(), Refusal<'a>> {
+    let request = Request {
+        member,
+        device,
+        bytes,
+        pressure,
+    };
+    let refused = match request.first(insistence) {
+        Ok(()) => return Ok(()),
+        Err(refused) => refused,
+    };
+    match insistence {
+        Insistence::None => Err(refused),
+        Insistence::Full => request.insist(refused),
+    }
+    .map_err(|refused| request.refusal(refused))
+}
+
+struct Request<'a, 'b> {
+    member: &'a Member,
+    device: &'b MemberDevice,
+    bytes: u64,
+    pressure: &'b dyn Pressure,
+}
+
+impl<'a> Request<'a, '_> {
+    fn station(&self, level: usize) -> Option<&'a Station> {
+        self.member.levels.get(level)
+    }
+
+    fn options(&self, level: usize) -> Options {
+        let station = self.station(level);
+        station.map_or_else(Options::default, |station| station.limits.options())
+    }
+
+    fn first(&self, insistence: Insistence) -> Result<(), Refused> {
+        self.restrain();
+        if insistence == Insistence::Full
+            && let Some(level) = self.line_ahead()
+        {
+            let at = self.level(level);
+            return Err(Refused {
+                level,
+                charged: at.slot.ledger().charged(at.device),
+                max: at.max,
+            });
+        }
+        self.attempt()
+    }
+
+    fn level(&self, level: usize) -> Level<'a> {
+        self.member.path(self.device, Held::Min)[level]
+    }
+
+    /// Above `high` this process gives back what it holds unused before it grows, and asks the others to.
+    fn restrain(&self) {
+        let mut above = false;
+        for (at, station) in self.member.levels.iter().enumerate() {
+            let index = self.device.index[at];
+            let bounds = station.bounds(self.device, index);
+            if bounds.high >= bounds.max {
+                continue;
+            }
+            let charged = station.ledger.charged(index);
+            if charged.saturating_add(self.bytes) <= bounds.high {
+                continue;
+            }
+            above = true;
+            if station.ledger.note_above_high(index) {
+                station.ledger.ask_members();
+                station.ledger.record(&Happening {
+                    kind: EventKind::High,
+                    device: Some(index),
+                    process: Identity::of_self(),
+                    bytes: self.bytes,
+                    charged,
+                    max: bounds.high,
+                });
+            }
+        }
+        if above {
+            self.pressure.reclaim(self.device.index[0]);
+        }
+    }
+
+    /// The level at which others wait already, if the group is one where requests wait.
+    fn line_ahead(&self) -> Option<usize> {
+        let waits = |(at, station): &(usize, &Station)| {
+            station
+                .ledger
+                .somebody_waits(&station.slot, self.device.index[*at])
+                && self.options(*at).on_limit == OnLimit::Wait
+        };
+        let mut levels = self.member.levels.iter().enumerate();
+        levels.find(waits).map(|(at, _)| at)
+    }
+
+    /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
+    fn attempt(&self) -> Result<(), Refused> {
+        let deep = self.member.levels.len();
+        let charge = |held| {
+            let levels = &self.member.path(self.device, held)[..deep];
+            (
+                ledger::charge(levels, self.bytes, self.pressure),
+                levels.iter().any(|level| level.protection.is_some()),
+            )
+        };
+        match charge(Held::Low) {
+            (Err(_), true) => charge(Held::Min).0,
+            (charged, _) => charged,
+        }
+    }
+
+    /// Waits and kills, as the options of the group say that refuses.
+    fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
+        let mut waited = false;
+        for _ in 0..=VICTIMS {
+            let options = self.options(refused.level);
+            let fits_ever = self.bytes <= refused.max;
+            let again = if !fits_ever {
+                None
+            } else if options.on_limit == OnLimit::Wait && !waited {
+                waited = true;
+                Some(self.wait(refused, &options))
+            } else {
+                self.make_room(refused.level, options.oom)
+                    .then(|| self.attempt())
+            };
+            match again {
+                None => return Err(refused),
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Waits in line until the request is granted, the time is over, a signal comes, or nobody else has anything to give back.
+    fn wait(&self, mut refused: Refused, options: &Options) -> Result<(), Refused> {
+        let level = refused.level;
+        let Some(station) = self.station(level) else {
+            return Err(refused);
+        };
+        let index = self.device.index[level];
+        let others = || station.ledger.charged(index) > station.slot.charged(index);
+        if !others() {
+            return Err(refused);
+        }
+        let until = Instant::now() + options.wait_timeout;
+        let mut line = Line::join(&station.slot, index, self.bytes, until);
+        self.record(EventKind::Wait, &refused);
+        loop {
+            let turn = match &mut line {
+                Some(line) => line.turn(),
+                None if Instant::now() >= until => Turn::Over,
+                None => Turn::Yes,
+            };
+            match turn {
+                Turn::Yes => match self.attempt() {
+                    Ok(()) => {
+                        self.record(EventKind::Granted, &refused);
+                        return Ok(());
+                    }
+                    Err(error) if error.level == level && self.bytes <= error.max => {
+                        refused = error;
+                    }
+                    Err(error) => return Err(error),
+                },
+                Turn::NotYet => {}
+                Turn::Over => return Err(refused),
+            }
+            if !others() {
+                return Err(refused);
+            }
+            match &line {
+                Some(line) if line.sleep() == Turn::Over => return Err(refused),
+                Some(_) => {}
+                None => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    /// Kills, where the group wants it; false when nobody was.
+    fn make_room(&self, level: usize, oom: Oom) -> bool {
+        let Some(station) = self.station(level).filter(|_| oom != Oom::None) else {
+            return false;
+        };
+        let index = self.device.index[level];
+        let uses = |process: &ProcessUsage| {
+            let on = process.devices.iter().find(|usage| usage.device == index);
+            on.map_or(0, |usage| usage.charged)
+        };
+        let own = Identity::of_self();
+        let mut processes = station.ledger.processes(self.pressure.witness());
+        processes.retain(|process| process.alive);
+        processes.sort_by_key(|process| std::cmp::Reverse(uses(process)));
+        let end = |process: &ProcessUsage| {
+            let killed = kill(&process.identity).is_ok();
+            if killed {
+                station.ledger.record(&Happening {
+                    kind: EventKind::Kill,
+                    device: Some(index),
+                    process: process.identity,
+                    bytes: uses(process),
+                    charged: station.ledger.charged(index),
+                    max: station.bounds(self.device, index).max,
+                });
+            }
+            killed
+        };
+        match oom {
+            Oom::None => false,
+            // Who would kill itself is refused instead, and may make do with less.
+            Oom::KillLargest => processes
+                .iter()
+                .find(|process| uses(process) > 0)
+                .is_some_and(|largest| !is_same(&largest.identity, &own) && end(largest)),
+            Oom::KillGroup => {
+                let others = processes
+                    .iter()
+                    .filter(|process| !is_same(&process.identity, &own));
+                others.for_each(|process| {
+                    end(process);
+                });
+                processes
+                    .iter()
+                    .any(|process| is_same(&process.identity, &own) && end(process))
+            }
+        }
+    }
+
+    fn record(&self, kind: EventKind, refused: &Refused) {
+        if let Some(station) = self.station(refused.level) {
+            station.ledger.record(&Happening {
+                kind,
+                device: Some(self.device.index[refused.level]),
+                process: Identity::of_self(),
+                bytes: self.bytes,
+                charged: refused.charged,
+                max: refused.max,
+            });
+        }
+    }
+
+    fn refusal(&self, refused: Refused) -> Refusal<'a> {
+        Refusal {
+            group: self
+                .station(refused.level)
+                .map_or("", |station| &station.name),
+            charged: refused.charged,
+            max: refused.max,
+        }
+    }
+}
+
+fn is_same(one: &Identity, other: &Identity) -> bool {
+    (one.pid, one.pid_ns, one.start_time) == (other.pid, other.pid_ns, other.start_time)
+}
