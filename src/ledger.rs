@@ -265,12 +265,18 @@ impl Ledger {
         self.content().header.signals.asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members for what they hold unused: they give it back at their next call that takes, frees or waits.
-    pub fn ask_members(&self) {
-        if self.map.writable() {
-            let asked = &self.content().header.signals.asked;
-            asked.fetch_add(1, Ordering::Relaxed);
+    /// Asks the other members for what they hold unused: they give it back at their next call. False when somebody has asked a moment
+    /// ago: who has to give all the time cannot work.
+    pub fn ask_members(&self) -> bool {
+        const OFTEN_MS: u64 = 200;
+        let signals = &self.content().header.signals;
+        let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
+        if !self.map.writable() || (before <= now && now - before < OFTEN_MS) {
+            return false;
         }
+        signals.asked_at.store(now, Ordering::Relaxed);
+        signals.asked.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// Whether somebody may be waiting for memory here. One load.

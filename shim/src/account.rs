@@ -137,6 +137,23 @@ impl Account {
         }
     }
 
+    /// Gives back what this process holds unused, if another member of the group has asked for it. One load a level where nobody has.
+    #[inline]
+    pub fn answer(&'static self) {
+        if let Some(Ok(member)) = self.member.get()
+            && member.is_asked()
+        {
+            self.give_back_unused();
+        }
+    }
+
+    #[cold]
+    fn give_back_unused(&'static self) {
+        for device in self.devices() {
+            device.give_back_unused();
+        }
+    }
+
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter().filter_map(OnceBox::get)

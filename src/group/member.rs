@@ -225,6 +225,12 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
+    /// Whether the memory of contexts is charged: unless every group on the path wants it left out.
+    pub fn counts_contexts(&self) -> bool {
+        let counts = |station: &Station| station.limits.options().count_context;
+        self.levels.iter().any(counts)
+    }
+
     /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
@@ -274,13 +280,17 @@ impl Member {
         }
     }
 
-    /// What is free and what is charged at the level with the least left; `None` without any limit.
+    /// What is free, of which nothing is kept for others, and what is charged at the level with the least left; `None` without any limit.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
+                let kept = station
+                    .kept
+                    .protection(&station.ledger)
+                    .map_or(0, |kept| kept.untaken(&station.ledger, index, false));
                 let charged = station.ledger.charged(index);
-                (max.saturating_sub(charged), charged)
+                (max.saturating_sub(kept).saturating_sub(charged), charged)
             })
         });
         limited.min()
@@ -293,7 +303,7 @@ impl Member {
         }
     }
 
-    /// Shows how many of our charged bytes are not in use, and how many of these we could give back.
+    /// Shows how many of our charged bytes are not in use, and how many we could give back at most.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64, reclaimable: u64) {
         let reclaimable = if reclaimable > 0 && self.is_low(device) {
             0

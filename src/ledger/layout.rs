@@ -76,7 +76,9 @@ pub(super) struct Signals {
     pub asked: AtomicU64,
     /// Counts the waiters so far: who has the lower number is before.
     pub tickets: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Milliseconds of the boot clock at which somebody last asked.
+    pub asked_at: AtomicU64,
+    spare: AtomicU64,
 }
 
 /// What happened in a group; see `events`.
@@ -170,7 +172,7 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// A count.
     pub refusals: AtomicU64,
-    /// Of `idle`, what the owner can give back when it is asked.
+    /// What the owner can give back when it is asked, at most.
     pub reclaimable: AtomicU64,
     spare: AtomicU64,
 }

@@ -169,7 +169,7 @@ fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<Dev
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Bytes that other members of the level could give back if they were asked. Members of groups that use no more than their `low` are not
+/// Bytes that other members of the level could give back if they were asked, at most. Members of groups that use no more than their `low` are not
 /// asked: they publish nothing.
 pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
     let ledger = level.slot.ledger();

@@ -167,12 +167,22 @@ impl Device {
     /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
     /// peak.
     pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_of(symbol, bytes, bytes)
+    }
+
+    /// As [`Device::charge_ahead`], for what is left to pay of the `asked` bytes.
+    pub fn charge_ahead_of(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        asked: u64,
+    ) -> Result<(), Refused> {
         self.add_idle(bytes);
         self.charge_with(bytes, true, Insistence::Full)
             .map_err(|refusal| {
                 // Before the line, which shows what is in use.
                 self.remove_idle(bytes);
-                self.refused(symbol, bytes, &refusal)
+                self.refused(symbol, asked, &refusal)
             })
     }
 
@@ -325,8 +335,10 @@ impl Device {
             |bytes| {
                 let kept =
                     RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
-                self.member
-                    .publish_idle(&self.share, bytes, bytes.saturating_sub(kept));
+                // Of pools and graphs, which may hold more than is in use, only the driver knows how much that is.
+                let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
+                let reclaimable = bytes.saturating_sub(kept) + reserves;
+                self.member.publish_idle(&self.share, bytes, reclaimable);
             },
         );
     }
@@ -367,6 +379,24 @@ impl Device {
         self.member.set_context_hint(&self.share, bytes);
     }
 
+    /// Whether the group counts the memory of contexts.
+    pub fn counts_contexts(&self) -> bool {
+        self.member.counts_contexts()
+    }
+
+    /// Of the `used` bytes of the driver's part, what the group does not count: the contexts, where it does not want them counted.
+    pub fn uncounted(&self, used: u64) -> u64 {
+        if self.counts_contexts() {
+            return 0;
+        }
+        match (self.contexts.load(Ordering::Acquire), self.context_hint()) {
+            (0, _) => 0,
+            // The first of the machine, not measured yet.
+            (_, 0) => used,
+            (contexts, each) => used.min(u64::from(contexts).saturating_mul(each)),
+        }
+    }
+
     /// What the group could still take, bytes.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.share)
@@ -381,6 +411,36 @@ impl Device {
             .sum::<u64>()
             + self.idle();
         self.member.charged(&self.share) > own
+    }
+
+    /// Another member has asked for what is held unused. Not as long as the group uses no more than is to be left to it.
+    pub fn give_back_unused(&self) {
+        if !self.member.is_low(&self.share) {
+            self.reclaim(true);
+        }
+    }
+
+    /// Gives back what costs nothing; true when something came back.
+    fn reclaim(&self, trim: bool) -> bool {
+        let spare = self.release_spare();
+        let pools = self.account.pools.reclaim(self, trim);
+        let graphs = self.graphs.reclaim(self, trim);
+        spare || pools || graphs
+    }
+
+    /// Waits until the group has room for `bytes`, if it is one where requests wait; else refuses them. The room is not kept: others may be
+    /// faster. `asked` is what the program wants.
+    pub fn await_room(&self, symbol: &'static str, bytes: u64, asked: u64) -> Result<(), Refused> {
+        self.add_idle(bytes);
+        let charged = self.charge_with(bytes, true, Insistence::Full);
+        self.remove_idle(bytes);
+        match charged {
+            Ok(()) => {
+                self.uncharge(bytes);
+                Ok(())
+            }
+            Err(refusal) => Err(self.refused(symbol, asked, &refusal)),
+        }
     }
 
     /// A block is charged and not needed: keeps it as the spare, or gives it back.
@@ -526,11 +586,7 @@ struct Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        let device = self.device;
-        let spare = device.release_spare();
-        let pools = device.account.pools.reclaim(device, self.trim);
-        let graphs = device.graphs.reclaim(device, self.trim);
-        spare || pools || graphs
+        self.device.reclaim(self.trim)
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -25,6 +25,8 @@ struct State {
     held: u64,
     /// The driver's part as last measured.
     used: u64,
+    /// Of `used`, what is not charged: contexts, in a group that does not count them.
+    uncounted: u64,
     /// Of `held`, promised to calls under way.
     prepaid: u64,
     /// Of `held`, kept for what contexts will take later.
@@ -40,9 +42,14 @@ struct State {
 }
 
 impl State {
+    /// Of the driver's part, what is charged.
+    fn counted(&self) -> u64 {
+        self.used - self.uncounted
+    }
+
     fn idle(&self) -> u64 {
         self.held
-            .saturating_sub(self.used + self.prepaid + self.reserved)
+            .saturating_sub(self.counted() + self.prepaid + self.reserved)
     }
 
     /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
@@ -178,7 +185,7 @@ impl DriverShare {
     ) -> Result<(), Refused> {
         let missing = {
             let state = self.state.lock();
-            (state.used + state.reserved + RESERVE)
+            (state.counted() + state.reserved + RESERVE)
                 .saturating_sub(state.held)
                 .min(bytes)
         };
@@ -323,12 +330,14 @@ impl DriverShare {
 
     /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.
     fn enter(&self, device: &Device, state: &mut State, used: u64) -> u64 {
-        let before = state.used;
+        let (before, counted_before) = (state.used, state.counted());
         state.used = used;
+        state.uncounted = device.uncounted(used);
+        let counted = state.counted();
         device.set_driver(before, used);
         // What came into use is no longer idle; what is charged anew is, until here.
-        device.adjust_idle(before.wrapping_sub(used) as i64);
-        let needed = used + state.prepaid + state.reserved;
+        device.adjust_idle(counted_before.wrapping_sub(counted) as i64);
+        let needed = counted + state.prepaid + state.reserved;
         let missing = needed.saturating_sub(state.held);
         if missing == 0 {
             if used > before {

@@ -220,7 +220,10 @@ fn pay(
         await_work(call.symbol, stream, until);
         waited = true;
     }
-    Err(device.refuse(call.symbol, launch.bytes()))
+    let asked = launch.bytes();
+    memory.pay(device, launch, None, |rest| {
+        device.charge_ahead_of(call.symbol, rest, asked)
+    })
 }
 
 /// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may come back as another graph.

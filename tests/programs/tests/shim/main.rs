@@ -1,6 +1,7 @@
 //! The preloaded library between real processes and the simulated driver. See tests/README.md.
 
 mod arrays;
+mod at_limit;
 mod code;
 mod contexts;
 mod death;
@@ -9,6 +10,7 @@ mod drivers;
 mod every_hook;
 mod fork;
 mod graphs;
+mod hierarchy;
 mod limits;
 mod linear;
 mod live_set;

@@ -25,7 +25,7 @@
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `exec` | this program anew, for the rest of standard input |
-//! | `touch FILE`, `wait FILE`, `sleep MS`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
+//! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |
 
 mod arrays;
