@@ -246,7 +246,10 @@ def several_located(outcome: Outcome) -> None:
         program.reply(60)
         program.ask("start", devices=[0])
         before = judges[0].settled()["sum_last"]
-        for way in ("vmm", "pool"):
+        peers = program.ask("peers").get("peers")
+        outcome.figures["peers"] = peers
+        # A stream uses a pool of another GPU only where it can map that GPU's memory.
+        for way in ("vmm", "pool") if peers else ("vmm",):
             found = program.ask("fill", way=way, device=1, user=0, most=3 * cap(gpus[1]))
             outcome.figures[way] = found
             outcome.expect(found.get("status") == OUT_OF_MEMORY, f"{way}: {found}")

@@ -55,6 +55,11 @@ def start(devices: list[int]) -> dict:
     return {}
 
 
+def peers() -> dict:
+    """Whether the first two GPUs can map each other's memory."""
+    return {"peers": reaches(0, 1) and reaches(1, 0)}
+
+
 def enter(device: int) -> None:
     must("cuCtxSetCurrent", contexts[device])
 
@@ -65,7 +70,7 @@ def access(devices: list[int]) -> object:
 
 
 def reaches(user: int, device: int) -> bool:
-    """Whether one GPU can map another's memory."""
+    """Whether one GPU can map the memory of another."""
     can = c_int()
     must("cuDeviceCanAccessPeer", byref(can), user, device)
     return bool(can.value)
@@ -95,13 +100,14 @@ pools: dict[tuple[int, int], c_void_p] = {}
 
 
 def pool(device: int, user: int, size: int) -> int:
-    """From a pool of one GPU, on a stream of the other."""
+    """From a pool of one GPU, on a stream of the other where that can map it."""
+    user = user if reaches(user, device) else device
     address, queue = c_uint64(), queues[user]
     if (device, user) not in pools:
         made, prop = c_void_p(), (c_byte * 88)()
         struct.pack_into("iiii", prop, 0, 1, 0, 1, device)
         must("cuMemPoolCreate", byref(made), prop)
-        if reaches(user, device):
+        if user != device:
             must("cuMemPoolSetAccess", made, access([user]), c_size_t(1))
         pools[device, user] = made
     status = cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(size), pools[device, user], queue)
@@ -255,5 +261,5 @@ def nvml() -> dict:
 
 
 if __name__ == "__main__":
-    orders = (identify, start, fill, take, managed, peer, free, info, nvml)
+    orders = (identify, start, peers, fill, take, managed, peer, free, info, nvml)
     agent.serve({order.__name__: order for order in orders})
