@@ -170,14 +170,14 @@ table! {
             view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info;
             view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2;
 
-            view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
-            view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
-            view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
             view nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Out<NvmlProcessDetailList>) => process_list::details;
         }
