@@ -173,44 +173,46 @@ impl Member {
     /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high` and nothing that is kept for others.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
-        match &self.levels[..] {
-            [only] => {
-                !only.ledger.has_waiters()
-                    && ledger::try_charge(&[only.level(device, 0, Held::Back)], bytes)
-            }
-            levels => {
-                !levels.iter().any(|level| level.ledger.has_waiters())
-                    && ledger::try_charge(&self.path(device, Held::Back)[..levels.len()], bytes)
-            }
-        }
+        !self.levels.iter().any(|level| level.ledger.has_waiters())
+            && self.on_path(device, Held::Back, |path| ledger::try_charge(path, bytes))
     }
 
     /// Charges `bytes` that the driver has taken without asking, whatever the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        match self.levels.len() {
-            1 => ledger::charge_unchecked(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
-            deep => ledger::charge_unchecked(&self.path(device, Held::Nothing)[..deep], bytes),
-        }
+        self.on_path(device, Held::Nothing, |path| {
+            ledger::charge_unchecked(path, bytes)
+        });
     }
 
     /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
-        match self.levels.len() {
-            1 => ledger::note_usage(&[self.leaf().level(device, 0, Held::Nothing)]),
-            deep => ledger::note_usage(&self.path(device, Held::Nothing)[..deep]),
-        }
+        self.on_path(device, Held::Nothing, ledger::note_usage);
     }
 
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
+        self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
+    }
+
+    /// Runs `run` with the levels of a charge, from the group itself upwards.
+    #[inline]
+    pub(super) fn on_path<T>(
+        &self,
+        device: &MemberDevice,
+        held: Held,
+        run: impl FnOnce(&[Level<'_>]) -> T,
+    ) -> T {
         match self.levels.len() {
-            1 => ledger::uncharge(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
-            deep => ledger::uncharge(&self.path(device, Held::Nothing)[..deep], bytes),
+            1 => run(&self.path::<1>(device, held)),
+            2 => run(&self.path::<2>(device, held)),
+            3 => run(&self.path::<3>(device, held)),
+            deep => run(&self.path::<MAX_DEPTH>(device, held)[..deep]),
         }
     }
 
-    /// All levels; beyond the last one, the last one again.
-    pub(super) fn path(&self, device: &MemberDevice, held: Held) -> [Level<'_>; MAX_DEPTH] {
+    /// The first `N` levels; beyond the last one, the last one again.
+    #[inline]
+    fn path<const N: usize>(&self, device: &MemberDevice, held: Held) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
         std::array::from_fn(|at| {
             let at = at.min(last);
@@ -402,18 +404,23 @@ impl Station {
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, held: Held) -> Level<'_> {
         let index = device.index[at];
-        let bounds = self.bounds(device, index);
+        let (max, protection) = match held {
+            Held::Nothing => (u64::MAX, None),
+            Held::Back | Held::Low | Held::Min => {
+                let Bounds { max, high, .. } = self.bounds(device, index);
+                let max = if held == Held::Back {
+                    max.min(high)
+                } else {
+                    max
+                };
+                (max, self.kept.protection(&self.ledger))
+            }
+        };
         Level {
             slot: &self.slot,
             device: index,
-            max: match held {
-                Held::Back => bounds.max.min(bounds.high),
-                Held::Low | Held::Min | Held::Nothing => bounds.max,
-            },
-            protection: match held {
-                Held::Nothing => None,
-                Held::Back | Held::Low | Held::Min => self.kept.protection(&self.ledger),
-            },
+            max,
+            protection,
             keeps_low: matches!(held, Held::Back | Held::Low),
         }
     }
