@@ -137,7 +137,8 @@ impl Account {
         }
     }
 
-    /// Gives back what this process holds unused, if another member of the group has asked for it. One load a level where nobody has.
+    /// Gives back what this process holds unused, if another member of the group has asked for it. Called where programs free and wait: who
+    /// holds something unused comes there. One load a level where nobody has asked.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()

@@ -77,10 +77,7 @@ pub fn enter(
     }
     let handled = guard::alone(|| {
         let process = Process::current();
-        catch_unwind(AssertUnwindSafe(|| {
-            process.answer();
-            handler(Call { process, symbol })
-        }))
+        catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol })))
     });
     match handled {
         Some(Ok(status)) => status,

@@ -303,6 +303,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
             device.add(Category::Linear, taken.bytes());
         }
         device.renew(mark);
+        call.process.answer();
         return status;
     }
     if let Some(status) = managed::free(call, &real, dptr) {
@@ -317,6 +318,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
                     device.remove(Category::Linear, BLOCK);
                     device.keep_block();
                     device.renew(mark);
+                    call.process.answer();
                 }
             }
             // A pointer of a pool, perhaps: it shows there.

@@ -228,6 +228,7 @@ pub fn free(
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
+        call.process.answer();
     }
     status
 }
