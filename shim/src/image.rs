@@ -8,6 +8,8 @@
 mod compressed;
 mod fatbin;
 mod lz4;
+mod output;
+mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;

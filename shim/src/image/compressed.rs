@@ -1,8 +1,6 @@
 //! Entries of fat binaries that are compressed, as `nvcc --compress-mode` says: by LZ4 (`speed`, and all before CUDA 12.8) or by zstd.
 
-use ruzstd::decoding::FrameDecoder;
-
-use super::lz4;
+use super::{lz4, zstd};
 
 /// How an entry is compressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,21 +31,9 @@ impl Method {
         }
         match self {
             Method::Lz4 => lz4::decode(packed, size),
-            Method::Zstd => zstd(packed, size),
+            Method::Zstd => zstd::decode(packed, size),
         }
     }
-}
-
-fn zstd(packed: &[u8], size: usize) -> Option<Vec<u8>> {
-    /// Decoders have to accept windows of so much, also for less content.
-    const LEAST_WINDOW: usize = 8 << 20;
-    let mut out = Vec::new();
-    out.try_reserve_exact(size).ok()?;
-    out.resize(size, 0);
-    let mut decoder = FrameDecoder::new();
-    decoder.set_max_window_size(size.max(LEAST_WINDOW) as u64);
-    let decoded = decoder.decode_all(packed, &mut out).ok()?;
-    (decoded == size).then_some(out)
 }
 
 #[cfg(test)]

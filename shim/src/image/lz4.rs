@@ -2,6 +2,8 @@
 //!
 //! Layout: LZ4 block format description.
 
+use super::output::{Output, STEP};
+
 /// What a match is longer than its code says.
 const SHORTEST_MATCH: usize = 4;
 /// A length of so much in its four bits goes on in the bytes behind them.
@@ -9,28 +11,23 @@ const GOES_ON: usize = 15;
 
 /// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no memory for them.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
-    let mut out = Vec::new();
-    out.try_reserve_exact(size).ok()?;
+    let mut out = Output::new(size)?;
     let mut rest = packed;
     loop {
         let token = usize::from(take(&mut rest)?);
         let literals = length(token >> 4, &mut rest)?;
-        let (copied, behind) = rest.split_at_checked(literals)?;
-        if copied.len() > size - out.len() {
-            return None;
+        match rest.len() > literals.saturating_add(STEP) {
+            true => out.append_front(rest, literals)?,
+            false => out.append(rest.get(..literals)?)?,
         }
-        out.extend_from_slice(copied);
-        rest = behind;
+        rest = rest.get(literals..)?;
         if rest.is_empty() {
             // The last sequence has no match.
-            return (out.len() == size).then_some(out);
+            return out.done();
         }
         let offset = usize::from(take(&mut rest)?) | usize::from(take(&mut rest)?) << 8;
         let count = length(token & GOES_ON, &mut rest)?.checked_add(SHORTEST_MATCH)?;
-        if offset == 0 || offset > out.len() || count > size - out.len() {
-            return None;
-        }
-        repeat(&mut out, offset, count);
+        out.repeat(offset, count)?;
     }
 }
 
@@ -52,17 +49,6 @@ fn length(code: usize, rest: &mut &[u8]) -> Option<usize> {
         }
     }
     Some(length)
-}
-
-/// Appends `count` bytes from `offset` before the end on; they may be what is being appended.
-fn repeat(out: &mut Vec<u8>, offset: usize, count: usize) {
-    let start = out.len() - offset;
-    let mut left = count;
-    while left > 0 {
-        let some = left.min(out.len() - start);
-        out.extend_from_within(start..start + some);
-        left -= some;
-    }
 }
 
 #[cfg(test)]
