@@ -49,6 +49,10 @@ pub type Opaque = usize;
 pub const ATTRIBUTE_MULTIPROCESSORS: i32 = 16;
 /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
 pub const ATTRIBUTE_MULTIPROCESSOR_THREADS: i32 = 39;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub const ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+pub const ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: i32 = 76;
 
 /// `CU_MODULE_EAGER_LOADING`.
 pub const LOADING_EAGER: i32 = 1;
@@ -408,6 +412,14 @@ mod tests {
             (
                 ATTRIBUTE_MULTIPROCESSOR_THREADS,
                 sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR as i32,
+            ),
+            (
+                ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as i32,
+            ),
+            (
+                ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as i32,
             ),
         ];
         for (ours, theirs) in pairs {

@@ -26,6 +26,7 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use crate::abi::{
+    ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status,
     Stream,
 };
@@ -185,6 +186,25 @@ impl Account {
         }
         self.count.store(count, Ordering::Relaxed);
         count
+    }
+
+    /// The compute capabilities of these devices: 90 for 9.0.
+    pub fn capabilities(&self) -> Vec<u32> {
+        let attribute = |attribute, ordinal| {
+            let mut value = 0;
+            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
+            u32::try_from(value).ok().filter(|_| asked == SUCCESS)
+        };
+        let mut found: Vec<u32> = (0..self.device_count())
+            .filter_map(|ordinal| {
+                let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
+                let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
+                Some(major * 10 + minor)
+            })
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
     }
 
     /// The device of the current context.

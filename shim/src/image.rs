@@ -1,9 +1,15 @@
 //! What a code image says of the device memory that its variables will take.
 //!
 //! Loading code is measured, but a module with large `__device__` arrays must be refused before the driver takes the memory for them. PTX
-//! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
+//! text, cubins (ELF) and fat binaries of these, compressed or not, say how much that is.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
+
+mod compressed;
+mod fatbin;
+mod lz4;
+mod output;
+mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -24,21 +30,35 @@ const WRAPPER: u32 = 0x4662_43b1;
 const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
 /// `e_machine` of cubins.
 const EM_CUDA: u16 = 190;
-/// Entries of a fat binary and sections of a cubin that are looked at, at most.
-const MOST: u64 = 1 << 16;
 
-/// Bytes of device memory for the variables of the image at this address; 0 where it does not say.
-pub fn variables(image: Opaque) -> u64 {
+/// One image: what a fat binary has several of.
+enum Single<'a> {
+    Ptx(&'a [u8]),
+    /// From this offset on.
+    Cubin(Source<'a>, u64),
+}
+
+impl Single<'_> {
+    fn variables(&self) -> Option<u64> {
+        match self {
+            Single::Ptx(text) => Some(in_ptx(text)),
+            Single::Cubin(source, start) => source.in_cubin(*start),
+        }
+    }
+}
+
+/// Bytes of device memory for the variables of the image at this address, on GPUs of these compute capabilities; 0 where it does not say.
+pub fn variables(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> u64 {
     match image {
         0 => 0,
         address => Source::Memory(address as *const u8)
-            .variables()
+            .variables(capabilities)
             .unwrap_or(0),
     }
 }
 
 /// The same of the file with the name at this address.
-pub fn variables_in_file(path: Opaque) -> u64 {
+pub fn variables_in_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> u64 {
     if path == 0 {
         return 0;
     }
@@ -46,7 +66,7 @@ pub fn variables_in_file(path: Opaque) -> u64 {
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
         .ok()
-        .and_then(|bytes| Source::File(&bytes).variables())
+        .and_then(|bytes| Source::File(&bytes).variables(capabilities))
         .unwrap_or(0)
 }
 
@@ -82,73 +102,57 @@ impl<'a> Source<'a> {
             .all(|(at, wanted)| byte(at) == Some(*wanted))
     }
 
+    /// So many bytes from here on.
+    fn slice(self, at: u64, length: u64) -> Option<&'a [u8]> {
+        let (at, length) = (usize::try_from(at).ok()?, usize::try_from(length).ok()?);
+        match self {
+            // SAFETY: an entry of a fat binary has the length that its header says.
+            Source::Memory(start) => unsafe {
+                Some(std::slice::from_raw_parts(start.add(at), length))
+            },
+            Source::File(bytes) => bytes.get(at..)?.get(..length),
+        }
+    }
+
     /// The text up to its NUL, or up to `length` bytes.
     fn text(self, at: u64, length: Option<u64>) -> Option<&'a [u8]> {
-        let at = usize::try_from(at).ok()?;
         let bytes = match (self, length) {
-            // SAFETY: an entry of a fat binary has the length that its header says.
-            (Source::Memory(start), Some(length)) => unsafe {
-                std::slice::from_raw_parts(start.add(at), usize::try_from(length).ok()?)
-            },
+            (_, Some(length)) => self.slice(at, length)?,
             // SAFETY: PTX text that is handed over without a length ends with a NUL.
             (Source::Memory(start), None) => unsafe {
-                CStr::from_ptr(start.add(at).cast()).to_bytes()
+                CStr::from_ptr(start.add(usize::try_from(at).ok()?).cast()).to_bytes()
             },
-            (Source::File(bytes), Some(length)) => {
-                bytes.get(at..)?.get(..usize::try_from(length).ok()?)?
-            }
-            (Source::File(bytes), None) => bytes.get(at..)?,
+            (Source::File(bytes), None) => bytes.get(usize::try_from(at).ok()?..)?,
         };
         bytes.split(|byte| *byte == 0).next()
     }
 
-    fn variables(self) -> Option<u64> {
+    /// Calls `look` with every image that the driver may load from this one, on GPUs of these compute capabilities.
+    fn each(
+        self,
+        capabilities: &dyn Fn() -> Vec<u32>,
+        look: &mut dyn FnMut(Single<'_>),
+    ) -> Option<()> {
         match self.word(0)? {
-            FATBIN => self.in_fatbin(),
+            FATBIN => fatbin::each(self, capabilities, look)?,
             WRAPPER => match (self, self.long(8)?) {
                 (Source::Memory(_), data) if data != 0 => {
-                    Source::Memory(data as *const u8).variables()
+                    Source::Memory(data as *const u8).each(capabilities, look)?;
                 }
-                _ => None,
+                _ => {}
             },
-            ELF => self.in_cubin(0),
-            _ => Some(in_ptx(self.text(0, None)?)),
+            ELF => look(Single::Cubin(self, 0)),
+            _ => look(Single::Ptx(self.text(0, None)?)),
         }
+        Some(())
     }
 
-    /// Entries are alternatives for different GPUs: the largest counts.
-    fn in_fatbin(self) -> Option<u64> {
-        const PTX: u16 = 1;
-        const CUBIN: u16 = 2;
-        /// Compressed by LZ4, or by zstd.
-        const COMPRESSED: u64 = 0x2000 | 0x8000;
-        let mut at = u64::from(self.half(6)?);
-        let end = at.checked_add(self.long(8)?)?;
+    /// Images of one fat binary are alternatives: the largest counts.
+    fn variables(self, capabilities: &dyn Fn() -> Vec<u32>) -> Option<u64> {
         let mut largest = None;
-        for _ in 0..MOST {
-            if at >= end {
-                break;
-            }
-            let (kind, header, payload) = (
-                self.half(at)?,
-                u64::from(self.word(at + 4)?),
-                self.long(at + 8)?,
-            );
-            let compressed = self.long(at + 40)? & COMPRESSED != 0;
-            let start = at.checked_add(header)?;
-            let next = start.checked_add(payload)?;
-            if next > end || next <= at {
-                break;
-            }
-            let found = match kind {
-                _ if compressed => None,
-                PTX => self.text(start, Some(payload)).map(in_ptx),
-                CUBIN => self.in_cubin(start),
-                _ => None,
-            };
-            largest = largest.max(found);
-            at = next;
-        }
+        self.each(capabilities, &mut |image| {
+            largest = largest.max(image.variables());
+        });
         largest
     }
 
@@ -334,8 +338,9 @@ mod tests {
     }
 
     fn both(image: &[u8]) -> Option<u64> {
-        let file = Source::File(image).variables();
-        assert_eq!(Source::Memory(image.as_ptr()).variables(), file);
+        let gpus = || vec![90];
+        let file = Source::File(image).variables(&gpus);
+        assert_eq!(Source::Memory(image.as_ptr()).variables(&gpus), file);
         file
     }
 
@@ -354,7 +359,7 @@ mod tests {
         assert_eq!(both(&other), None);
         for cut in [7, 63, 70, image.len() - 64] {
             assert_eq!(
-                Source::File(&image[..cut]).variables(),
+                Source::File(&image[..cut]).variables(&Vec::new),
                 None,
                 "cut at {cut}"
             );
@@ -397,7 +402,7 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        assert_eq!(variables(wrapper.as_ptr() as Opaque), 512);
-        assert_eq!(variables(0), 0);
+        assert_eq!(variables(wrapper.as_ptr() as Opaque, &Vec::new), 512);
+        assert_eq!(variables(0, &Vec::new), 0);
     }
 }

@@ -11,6 +11,14 @@ use crate::hook::Call;
 use crate::image;
 use crate::table::cuda;
 
+fn variables(call: Call, image: Opaque) -> u64 {
+    image::variables(image, &|| call.process.capabilities())
+}
+
+fn variables_in_file(call: Call, path: Opaque) -> u64 {
+    image::variables_in_file(path, &|| call.process.capabilities())
+}
+
 /// Loads something with variables of so many bytes.
 fn load(
     call: Call,
@@ -57,7 +65,7 @@ pub fn module_file(
     module: Out<Opaque>,
     path: Opaque,
 ) -> Status {
-    load_module(call, image::variables_in_file(path), module, || {
+    load_module(call, variables_in_file(call, path), module, || {
         real(module, path)
     })
 }
@@ -70,9 +78,7 @@ pub fn module(
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
-        real(module, image)
-    })
+    load_module(call, variables(call, image), module, || real(module, image))
 }
 
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
@@ -85,7 +91,7 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
+    load_module(call, variables(call, image), module, || {
         real(module, image, count, options, values)
     })
 }
@@ -104,7 +110,7 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables(code), library, || {
+    open(call, variables(call, code), library, || {
         real(
             library,
             code,
@@ -132,7 +138,7 @@ pub fn library_file(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables_in_file(path), library, || {
+    open(call, variables_in_file(call, path), library, || {
         real(
             library,
             path,

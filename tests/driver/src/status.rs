@@ -32,6 +32,7 @@ table! {
     INVALID_IMAGE = 200 "CUDA_ERROR_INVALID_IMAGE" "device kernel image is invalid";
     INVALID_CONTEXT = 201 "CUDA_ERROR_INVALID_CONTEXT" "invalid device context";
     ALREADY_MAPPED = 208 "CUDA_ERROR_ALREADY_MAPPED" "resource already mapped";
+    NO_BINARY_FOR_GPU = 209 "CUDA_ERROR_NO_BINARY_FOR_GPU" "no kernel image is available for execution on the device";
     NOT_MAPPED = 211 "CUDA_ERROR_NOT_MAPPED" "resource not mapped";
     UNSUPPORTED_LIMIT = 215 "CUDA_ERROR_UNSUPPORTED_LIMIT" "limit is not supported on this architecture";
     PEER_ACCESS_UNSUPPORTED = 217 "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" "peer access is not supported between these two devices";
