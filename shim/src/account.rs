@@ -26,8 +26,8 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use crate::abi::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status,
-    Stream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Opaque, Out, SUCCESS,
+    Status, Stream,
 };
 use crate::membership;
 use crate::table::cuda;
@@ -147,6 +147,13 @@ impl Account {
         self.devices()
             .map(|device| device.contexts.load(Ordering::Acquire) as usize)
             .sum()
+    }
+
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. Of a `CUkernel` every device has code of its own.
+    pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
+        if self.device_count() == 1 || !self.launched.is_kernel(kernel) {
+            self.launched.learn_need(kernel, per_thread);
+        }
     }
 
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.

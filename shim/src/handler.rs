@@ -7,6 +7,7 @@ pub mod array;
 pub mod code;
 pub mod context;
 pub mod graph;
+pub mod graph_update;
 pub mod green;
 pub mod launch;
 pub mod limits;

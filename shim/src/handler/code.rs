@@ -228,6 +228,19 @@ fn load_once(
     status
 }
 
+/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
+pub fn load_function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
+    if call.process.launched.contains(function) {
+        return real(function);
+    }
+    let lazy = Lazy::of(call, None, function, current_context());
+    let status = load(call, lazy.bytes, || real(function), None);
+    if status == SUCCESS {
+        lazy.loaded(call);
+    }
+    status
+}
+
 /// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in each context by itself.
 pub fn kernel(
     call: Call,

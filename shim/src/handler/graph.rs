@@ -83,7 +83,7 @@ fn prepare(
         call,
         device,
         context,
-        Use::Launch(most),
+        Use::Graph(most),
         0,
         0,
         real,

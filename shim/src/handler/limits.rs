@@ -187,6 +187,8 @@ pub enum Use<F> {
     Load,
     /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
     Launch(F),
+    /// The same of the kernels of an executable graph, which need so much at most.
+    Graph(F),
 }
 
 /// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, `variables` bytes that come
@@ -217,9 +219,14 @@ pub fn run<F: FnOnce() -> u64>(
         driver.cancel(device, reserve);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    let (launches, per_thread) = match usage {
-        Use::Load => (false, 0),
-        Use::Launch(per_thread) => (true, per_thread()),
+    let (launches, at_most) = match usage {
+        Use::Load => (false, false),
+        Use::Launch(_) => (true, false),
+        Use::Graph(_) => (true, true),
+    };
+    let per_thread = match usage {
+        Use::Load => 0,
+        Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
     };
     let memory = device.kernels.context(context);
     let growth = || device.kernels.growth(&memory, per_thread);
@@ -264,7 +271,8 @@ pub fn run<F: FnOnce() -> u64>(
     };
     let measured = driver.settle_offer(device, paid, heap + fifo, taken);
     if growth > 0 {
-        conclude_growth(call, device, &memory, per_thread, before, measured, status);
+        let needs = (per_thread, at_most);
+        conclude_growth(call, device, &memory, needs, before, measured, status);
     }
     match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
@@ -272,12 +280,12 @@ pub fn run<F: FnOnce() -> u64>(
     }
 }
 
-/// After a launch that was to let the local memory of `memory` grow.
+/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
     memory: &ContextMemory,
-    per_thread: u64,
+    (per_thread, at_most): (u64, bool),
     before: u64,
     measured: Option<Measured>,
     status: Status,
@@ -286,9 +294,10 @@ fn conclude_growth(
         return note_failure(call, memory, before, measured);
     }
     let growth = device.kernels.growth(memory, per_thread);
-    // What has been dropped may come with the next kernel only.
     let is_there = |measured: Measured| measured.used.saturating_sub(before) >= growth / 2;
-    if memory.backing() == 0 && per_thread == 0 && !measured.is_none_or(is_there) {
+    // What has been dropped may come with the next kernel only, and that of a graph with its launch only.
+    let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
+    if may_wait && !measured.is_none_or(is_there) {
         return;
     }
     let wanted = per_thread.max(memory.per_thread());

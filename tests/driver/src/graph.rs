@@ -283,8 +283,7 @@ impl Graph {
     /// # Errors
     /// `INVALID_VALUE` when it is destroyed.
     pub fn has_memory(&self) -> Outcome<bool> {
-        let plan = Plan::of(self)?;
-        Ok(!plan.allocated.is_empty() || !plan.freed.is_empty())
+        Ok(Plan::of(self)?.has_memory())
     }
 
     /// Destroys the graph. What was made of it stays.
@@ -302,8 +301,10 @@ impl Graph {
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
     freed: Vec<u64>,
-    /// The most local memory per thread that a kernel needs, in bytes.
-    local: u64,
+    /// The nodes with kernels, and the local memory per thread that each needs, in bytes.
+    kernels: Vec<(usize, u64)>,
+    /// The numbers of all nodes' kinds, those of child graphs behind their node's: only a graph of the same may take its place.
+    shape: Vec<i32>,
     /// Keeps the addresses.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
@@ -320,8 +321,9 @@ impl Plan {
             graph.with(|parts| Ok(parts.layouts.values().cloned().collect::<Vec<_>>()))?;
         self.layouts.extend(layouts);
         for node in graph.nodes()? {
+            self.shape.push(node.number());
             match node.kind {
-                Kind::Kernel { local, .. } => self.local = self.local.max(local),
+                Kind::Kernel { local, .. } => self.kernels.push((node.handle(), local)),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
                 Kind::Free(address) => self.freed.push(address),
@@ -339,6 +341,15 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// The most local memory per thread that a kernel needs, in bytes.
+    fn local(kernels: &[(usize, u64)]) -> u64 {
+        kernels.iter().map(|(_, local)| *local).max().unwrap_or(0)
+    }
+
+    fn has_memory(&self) -> bool {
+        !self.allocated.is_empty() || !self.freed.is_empty()
     }
 
     /// What a launch leaves allocated.
@@ -386,6 +397,8 @@ pub struct Exec {
     graph: &'static Graph,
     flags: u64,
     plan: Mutex<Option<Arc<Plan>>>,
+    /// Its kernels as they are now, as in [`Plan`].
+    kernels: Mutex<Vec<(usize, u64)>>,
 }
 
 impl Exec {
@@ -403,14 +416,69 @@ impl Exec {
             return Err(Status::INVALID_VALUE);
         }
         context.add_exec()?;
-        context.grow_local(plan.local)?;
+        context.grow_local(Plan::local(&plan.kernels))?;
         Ok(Box::leak(Box::new(Exec {
             magic: AtomicU64::new(EXEC_MAGIC),
             context,
             graph,
             flags,
+            kernels: Mutex::new(plan.kernels.clone()),
             plan: Mutex::new(Some(Arc::new(plan))),
         })))
+    }
+
+    fn kernels(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts another kernel, with this need of local memory, in the place of the one that a node of its graph had.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the node is none of its kernels, `OUT_OF_MEMORY`.
+    pub fn set_kernel(&self, node: &Node, local: u64) -> Outcome<()> {
+        let mut kernels = self.kernels();
+        let place = kernels.iter_mut().find(|(at, _)| *at == node.handle());
+        let place = place.ok_or(Status::INVALID_VALUE)?;
+        self.context.grow_local(local)?;
+        place.1 = local;
+        Ok(())
+    }
+
+    /// Puts the kernels of another graph of the same shape in the place of its own.
+    ///
+    /// # Errors
+    /// `EXEC_UPDATE_FAILURE` when it has another shape, or memory nodes; `OUT_OF_MEMORY`.
+    pub fn update(&self, graph: &Graph) -> Outcome<()> {
+        let (plan, own) = (Plan::of(graph)?, self.plan()?);
+        if plan.shape != own.shape || plan.has_memory() {
+            return Err(Status::EXEC_UPDATE_FAILURE);
+        }
+        self.context.grow_local(Plan::local(&plan.kernels))?;
+        for (kernel, (_, local)) in self.kernels().iter_mut().zip(plan.kernels) {
+            kernel.1 = local;
+        }
+        Ok(())
+    }
+
+    /// Puts the kernels of a child graph in the place of those that a node of its graph had.
+    ///
+    /// # Errors
+    /// As [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
+    pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
+        let Kind::Child(child) = node.kind else {
+            return Err(Status::INVALID_VALUE);
+        };
+        let (plan, before) = (Plan::of(graph)?, Plan::of(child)?);
+        if plan.shape != before.shape || plan.has_memory() {
+            return Err(Status::EXEC_UPDATE_FAILURE);
+        }
+        self.context.grow_local(Plan::local(&plan.kernels))?;
+        let mut kernels = self.kernels();
+        for ((at, _), (_, local)) in before.kernels.iter().zip(plan.kernels) {
+            let place = kernels.iter_mut().find(|(node, _)| node == at);
+            place.ok_or(Status::INVALID_VALUE)?.1 = local;
+        }
+        Ok(())
     }
 
     /// The `CUgraphExec`.
@@ -455,7 +523,7 @@ impl Exec {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
         // A stack limit that was lowered since has taken it.
-        self.context.grow_local(plan.local)?;
+        self.context.grow_local(Plan::local(&self.kernels()))?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)
     }

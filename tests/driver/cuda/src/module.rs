@@ -435,6 +435,11 @@ fn known(function: usize) -> Outcome<Function> {
     with(|state| state.functions.get(&function).copied()).ok_or(Status::INVALID_HANDLE)
 }
 
+/// Bytes of local memory that every thread of a function or a kernel needs.
+pub fn local(function: usize) -> Outcome<u64> {
+    Ok(known(function)?.local)
+}
+
 pub fn kernel_function(out: Out<usize>, kernel: usize) -> Outcome<()> {
     let Function { owner, .. } = kernel_of(kernel)?;
     let module = module_of(owner)?;
@@ -469,7 +474,10 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
 }
 
 pub fn load_function(function: usize) -> Outcome<()> {
-    known(function).map(drop)
+    match known(function)? {
+        kernel if kernel.kernel => place_kernel(kernel),
+        _ => Ok(()),
+    }
 }
 
 /// Measured: kernels have a function of their own for this, and neither takes what the other does.

@@ -298,6 +298,12 @@ symbols! {
     cuGraphInstantiateWithParams(exec: Out<usize>, graph: usize, params: Out<[u64; 4]>) "cuGraphInstantiateWithParams" 12000 | cuGraphInstantiateWithParams_ptsz 12000 => graph::instantiate_with_params;
     cuGraphUpload(exec: usize, stream: usize) "cuGraphUpload" 11010 | cuGraphUpload_ptsz 11010 => graph::upload;
     cuGraphLaunch(exec: usize, stream: usize) "cuGraphLaunch" 10000 | cuGraphLaunch_ptsz 10000 => graph::launch;
+    cuGraphExecUpdate(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32>) "cuGraphExecUpdate" 10020 => graph::update;
+    cuGraphExecUpdate_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) "cuGraphExecUpdate" 12000 => graph::update_v2;
+    cuGraphExecKernelNodeSetParams(exec: usize, node: usize, params: In<usize>) "cuGraphExecKernelNodeSetParams" 10010 => graph::set_kernel_v1;
+    cuGraphExecKernelNodeSetParams_v2(exec: usize, node: usize, params: In<u8>) "cuGraphExecKernelNodeSetParams" 12000 => graph::set_kernel_v2;
+    cuGraphExecChildGraphNodeSetParams(exec: usize, node: usize, child: usize) "cuGraphExecChildGraphNodeSetParams" 11010 => graph::set_child;
+    cuGraphExecNodeSetParams(exec: usize, node: usize, params: In<u8>) "cuGraphExecNodeSetParams" 12020 => graph::set_node;
     cuGraphExecDestroy(exec: usize) "cuGraphExecDestroy" 10000 => graph::destroy_exec;
     cuGraphDestroy(graph: usize) "cuGraphDestroy" 10000 => graph::destroy;
     cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) "cuGraphGetNodes" 10000 => graph::nodes;

@@ -22,5 +22,6 @@ mod runtime;
 mod several_gpus;
 mod sharing;
 mod transparent;
+mod updates;
 mod view;
 mod wrong_input;

@@ -19,12 +19,16 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
         "launch-kernel" => {
-            let (library, stream) = (scope.value(words.at(1)?)?, scope.stream(words.get(2))?);
-            let arguments = [library, c"kernel".as_ptr() as usize];
-            match driver.get("cuLibraryGetKernel", &arguments) {
-                (0, kernel) => plain(launch(driver, kernel as usize, stream)),
-                (failed, _) => plain(failed),
-            }
+            let stream = scope.stream(words.get(2))?;
+            plain(launch(driver, kernel(driver, scope, words.at(1)?)?, stream))
+        }
+        "load-function" => {
+            let function = function(driver, scope, words.at(1)?)?;
+            plain(driver.call("cuFuncLoad", &[function]))
+        }
+        "load-kernel" => {
+            let kernel = kernel(driver, scope, words.at(1)?)?;
+            plain(driver.call("cuFuncLoad", &[kernel]))
         }
         "launch-ex" => {
             let function = function(driver, scope, words.at(1)?)?;
@@ -76,7 +80,17 @@ fn launch(driver: &Driver, function: usize, stream: usize) -> i32 {
     )
 }
 
-fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
+/// The kernel of a library, as a `CUkernel`.
+pub fn kernel(driver: &Driver, scope: &Scope, library: &str) -> Answer<usize> {
+    let arguments = [scope.value(library)?, c"kernel".as_ptr() as usize];
+    match driver.get("cuLibraryGetKernel", &arguments) {
+        (0, kernel) => Ok(kernel as usize),
+        (failed, _) => Err(format!("no kernel in {library}: {failed}")),
+    }
+}
+
+/// The kernel of a module.
+pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     let arguments = [scope.value(module)?, c"kernel".as_ptr() as usize];
     match driver.get("cuModuleGetFunction", &arguments) {
         (0, function) => Ok(function as usize),
