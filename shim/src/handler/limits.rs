@@ -1,6 +1,8 @@
 //! What contexts set aside for their kernels: by `cuCtxSetLimit`, and in calls that load and launch them.
 
+use std::cell::LazyCell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
@@ -9,11 +11,13 @@ use crate::abi::{
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, RESERVE};
 use crate::account::kernel_memory::ContextMemory;
+use crate::account::pools::PATIENCE;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
 use crate::hook::Call;
+use crate::refusal::Refused;
 use crate::table::cuda;
 
 /// What device `malloc` has where no limit is set, bytes (measured).
@@ -211,42 +215,42 @@ pub fn run<F: FnOnce() -> u64>(
     } else {
         round_up(variables, BLOCK)
     };
-    let Ok(reserve) = driver.prepay_from_reserve(device, call.symbol, RESERVE) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    let loaded = reserve + large;
-    if large > 0 && driver.prepay(device, call.symbol, large).is_err() {
-        driver.cancel(device, reserve);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     let (launches, at_most) = match usage {
         Use::Load => (false, false),
         Use::Launch(_) => (true, false),
         Use::Graph(_) => (true, true),
     };
-    let per_thread = match usage {
+    let need = LazyCell::new(|| match usage {
         Use::Load => 0,
         Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
-    };
+    });
     let memory = device.kernels.context(context);
-    let growth = || device.kernels.growth(&memory, per_thread);
-    // The heap comes with a launch, the buffer of `printf` with the code.
-    let kept = || {
-        let heap = memory.heap.load(Ordering::Acquire);
-        let fifo = memory.fifo.load(Ordering::Acquire);
-        if launches { (heap, fifo) } else { (0, fifo) }
+    let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
+        let loaded = driver.prepay_from_reserve(device, RESERVE, charge)?;
+        let refused = |paid| move |refused| (driver.cancel(device, paid), refused).1;
+        driver.prepay_by(large, charge).map_err(refused(loaded))?;
+        let loaded = loaded + large;
+        let growth = || device.kernels.growth(&memory, *need);
+        // The heap comes with a launch, the buffer of `printf` with the code.
+        let kept = || {
+            let heap = memory.heap.load(Ordering::Acquire);
+            let fifo = memory.fifo.load(Ordering::Acquire);
+            if launches { (heap, fifo) } else { (0, fifo) }
+        };
+        // One at a time: two that need the same growth make it once.
+        let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
+        let (growth, kept) = match alone {
+            Some(_) => (growth(), kept()),
+            None => (0, (0, 0)),
+        };
+        driver.prepay_by(growth, charge).map_err(refused(loaded))?;
+        Ok((loaded + growth, growth, kept, alone))
     };
-    // One at a time: two that need the same growth make it once.
-    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
-    let (growth, (heap, fifo)) = match alone {
-        Some(_) => (growth(), kept()),
-        None => (0, (0, 0)),
-    };
-    if growth > 0 && driver.prepay(device, call.symbol, growth).is_err() {
-        driver.cancel(device, loaded);
+    let Ok((paid, growth, (heap, fifo), alone)) = in_turn(call, device, pay) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    let paid = loaded + growth + driver.prepay_some(device, more);
+    };
+    let per_thread = *need;
+    let paid = paid + driver.prepay_some(device, more);
     if alone.is_none() {
         return measured::conclude(call, device, paid, real, undo);
     }
@@ -278,6 +282,25 @@ pub fn run<F: FnOnce() -> u64>(
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
     }
+}
+
+/// Has `pay` pay ahead, all or nothing. Where the group has no room it waits for other threads' calls, which may not need all that they have paid.
+fn in_turn<T>(
+    call: Call,
+    device: &Device,
+    pay: impl Fn(&dyn Fn(u64) -> Result<(), Refused>) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    let quietly = |bytes| device.charge_ahead_quietly(bytes);
+    if let Ok(paid) = pay(&quietly) {
+        return Ok(paid);
+    }
+    let until = Instant::now() + PATIENCE;
+    while device.driver.await_others(until) {
+        if let Ok(paid) = pay(&quietly) {
+            return Ok(paid);
+        }
+    }
+    pay(&|bytes| device.charge_ahead(call.symbol, bytes))
 }
 
 /// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.

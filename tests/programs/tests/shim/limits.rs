@@ -418,6 +418,54 @@ fn threads_that_need_the_same_growth_pay_it_once() {
     world.judge_end(cap);
 }
 
+/// Each pays ahead for more than it takes: in a nearly full group one waits for what the other does not need.
+#[test]
+fn threads_whose_estimates_do_not_fit_together_take_turns() {
+    let cap = CONTEXT + local(8192) + RESERVE;
+    let first = 92 * MIB;
+    for (launch, knobs, taken) in [
+        // The first launch of all is paid for with what the group has left.
+        (
+            "launch plain",
+            &[("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "96468992")][..],
+            first,
+        ),
+        ("launch big", &[], local(8192)),
+        ("set-kernel e g 0 big", &[], local(8192) + BLOCK),
+    ] {
+        let cap = if taken == first {
+            CONTEXT + first + RESERVE
+        } else {
+            cap + BLOCK
+        };
+        let world = World::with(cap, knobs);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("kernels plain 0", "0"),
+            ("kernels big 8192", "0"),
+            ("stream s", "0"),
+        ]);
+        if launch.starts_with("set") {
+            program.expect(&[
+                ("capture s", "0"),
+                ("launch plain s", "0"),
+                ("end-capture s g", "0"),
+                ("instantiate e g", "0"),
+            ]);
+        }
+        world.machine().knob("latency", "cuLaunchKernel:20000000,cuGraphExecKernelNodeSetParams_v2:20000000");
+        let answer = program.say(&format!("threads 6 {{\n{launch}\n}}"));
+        assert_eq!(answer, ["0:1"; 6].join(", "), "{launch}");
+        world.judge(cap);
+        assert_eq!(world.machine().used(), CONTEXT + taken, "{launch}");
+        // There is nobody to wait for.
+        program.expect(&[("kernels huge 65536", "0"), ("launch huge", "2")]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
 #[test]
 fn threads_at_the_limit_never_pass_it() {
     let cap = CONTEXT + local(8192) + 40 * MIB;
