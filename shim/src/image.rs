@@ -1,14 +1,42 @@
-//! What a code image says of the device memory that its variables will take.
+//! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays must be refused before the driver takes the memory for them. PTX
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, must be refused before the driver takes the memory for them. PTX
 //! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
+
+mod runtime;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::abi::Opaque;
+
+/// What an image says that it takes beside its code.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Needs {
+    /// Bytes of device memory for its variables.
+    pub variables: u64,
+    /// Its kernels use device `malloc`.
+    pub device_malloc: bool,
+}
+
+impl Needs {
+    /// What either takes at most.
+    pub fn or(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.max(other.variables),
+            device_malloc: self.device_malloc || other.device_malloc,
+        }
+    }
+
+    fn of_ptx(text: &[u8]) -> Needs {
+        Needs {
+            variables: in_ptx(text),
+            device_malloc: runtime::in_ptx(text),
+        }
+    }
+}
 
 /// The image that a program hands to the driver, or the contents of a file. Memory is read where its headers say that it goes on, as the
 /// driver does.
@@ -27,27 +55,27 @@ const EM_CUDA: u16 = 190;
 /// Entries of a fat binary and sections of a cubin that are looked at, at most.
 const MOST: u64 = 1 << 16;
 
-/// Bytes of device memory for the variables of the image at this address; 0 where it does not say.
-pub fn variables(image: Opaque) -> u64 {
+/// What the image at this address says; nothing where it does not say.
+pub fn needs(image: Opaque) -> Needs {
     match image {
-        0 => 0,
+        0 => Needs::default(),
         address => Source::Memory(address as *const u8)
-            .variables()
-            .unwrap_or(0),
+            .needs()
+            .unwrap_or_default(),
     }
 }
 
 /// The same of the file with the name at this address.
-pub fn variables_in_file(path: Opaque) -> u64 {
+pub fn needs_of_file(path: Opaque) -> Needs {
     if path == 0 {
-        return 0;
+        return Needs::default();
     }
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
         .ok()
-        .and_then(|bytes| Source::File(&bytes).variables())
-        .unwrap_or(0)
+        .and_then(|bytes| Source::File(&bytes).needs())
+        .unwrap_or_default()
 }
 
 impl<'a> Source<'a> {
@@ -102,29 +130,27 @@ impl<'a> Source<'a> {
         bytes.split(|byte| *byte == 0).next()
     }
 
-    fn variables(self) -> Option<u64> {
+    fn needs(self) -> Option<Needs> {
         match self.word(0)? {
             FATBIN => self.in_fatbin(),
             WRAPPER => match (self, self.long(8)?) {
-                (Source::Memory(_), data) if data != 0 => {
-                    Source::Memory(data as *const u8).variables()
-                }
+                (Source::Memory(_), data) if data != 0 => Source::Memory(data as *const u8).needs(),
                 _ => None,
             },
             ELF => self.in_cubin(0),
-            _ => Some(in_ptx(self.text(0, None)?)),
+            _ => Some(Needs::of_ptx(self.text(0, None)?)),
         }
     }
 
     /// Entries are alternatives for different GPUs: the largest counts.
-    fn in_fatbin(self) -> Option<u64> {
+    fn in_fatbin(self) -> Option<Needs> {
         const PTX: u16 = 1;
         const CUBIN: u16 = 2;
         /// Compressed by LZ4, or by zstd.
         const COMPRESSED: u64 = 0x2000 | 0x8000;
         let mut at = u64::from(self.half(6)?);
         let end = at.checked_add(self.long(8)?)?;
-        let mut largest = None;
+        let mut largest: Option<Needs> = None;
         for _ in 0..MOST {
             if at >= end {
                 break;
@@ -142,19 +168,21 @@ impl<'a> Source<'a> {
             }
             let found = match kind {
                 _ if compressed => None,
-                PTX => self.text(start, Some(payload)).map(in_ptx),
+                PTX => self.text(start, Some(payload)).map(Needs::of_ptx),
                 CUBIN => self.in_cubin(start),
                 _ => None,
             };
-            largest = largest.max(found);
+            largest = largest.into_iter().chain(found).reduce(Needs::or);
             at = next;
         }
         largest
     }
 
     /// Sections of variables have names of their own.
-    fn in_cubin(self, start: u64) -> Option<u64> {
+    fn in_cubin(self, start: u64) -> Option<Needs> {
         const HEADER: u64 = 64;
+        /// `SHT_SYMTAB`.
+        const SYMBOLS: u32 = 2;
         let is_cubin = self.bytes::<6>(start)? == *b"\x7fELF\x02\x01"
             && self.half(start + 18)? == EM_CUDA
             && u64::from(self.half(start + 58)?) == HEADER;
@@ -164,15 +192,18 @@ impl<'a> Source<'a> {
         let sections = start.checked_add(self.long(start + 40)?)?;
         let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
         let names = start.checked_add(self.long(section(self.half(start + 62)?)? + 24)?)?;
-        let mut bytes = 0u64;
+        let mut needs = Needs::default();
         for number in 0..self.half(start + 60)? {
-            let section = section(number)?;
-            let name = names.checked_add(u64::from(self.word(section)?))?;
+            let header = section(number)?;
+            let name = names.checked_add(u64::from(self.word(header)?))?;
             if self.begins(name, b".nv.global") {
-                bytes = bytes.checked_add(self.long(section + 32)?)?;
+                needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
+            } else if self.word(header + 4)? == SYMBOLS {
+                let strings = section(self.half(header + 40)?)?;
+                needs.device_malloc |= self.names_malloc(start, header, strings)?;
             }
         }
-        Some(bytes)
+        Some(needs)
     }
 }
 
@@ -333,10 +364,14 @@ mod tests {
         image
     }
 
-    fn both(image: &[u8]) -> Option<u64> {
-        let file = Source::File(image).variables();
-        assert_eq!(Source::Memory(image.as_ptr()).variables(), file);
+    fn all(image: &[u8]) -> Option<Needs> {
+        let file = Source::File(image).needs();
+        assert_eq!(Source::Memory(image.as_ptr()).needs(), file);
         file
+    }
+
+    fn both(image: &[u8]) -> Option<u64> {
+        all(image).map(|needs| needs.variables)
     }
 
     #[test]
@@ -353,11 +388,48 @@ mod tests {
         other[18] = 62; // x86-64
         assert_eq!(both(&other), None);
         for cut in [7, 63, 70, image.len() - 64] {
-            assert_eq!(
-                Source::File(&image[..cut]).variables(),
-                None,
-                "cut at {cut}"
-            );
+            assert_eq!(Source::File(&image[..cut]).needs(), None, "cut at {cut}");
+        }
+    }
+
+    /// A cubin with these symbols, and whether each is its own.
+    fn symbols(list: &[(&str, bool)]) -> Vec<u8> {
+        let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
+        for (name, own) in list {
+            let mut symbol = [0u8; 24];
+            symbol[..4].copy_from_slice(&(texts.len() as u32).to_le_bytes());
+            symbol[6] = u8::from(*own);
+            texts.extend(name.bytes().chain([0]));
+            table.extend(symbol);
+        }
+        let mut image = cubin(&[(".symtab", table.len() as u64), (".strtab", 0)]);
+        let headers = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+        let end = image.len() as u64;
+        let mut set = |at: usize, value: u64| {
+            image[headers + at..headers + at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        set(64 + 24, end);
+        set(64 + 40, 2);
+        set(128 + 24, end + table.len() as u64);
+        image[headers + 64 + 4] = 2;
+        image.extend(table);
+        image.extend(texts);
+        image
+    }
+
+    #[test]
+    fn device_malloc_is_a_symbol_of_another() {
+        for (list, uses) in [
+            (&[("kernel", true), ("malloc", false)][..], true),
+            (&[("free", false)], true),
+            (&[("malloc", true), ("vprintf", false)], false),
+            (&[("mallocs", false), ("mall", false)], false),
+            (&[], false),
+        ] {
+            let image = symbols(list);
+            assert_eq!(all(&image).unwrap().device_malloc, uses, "{list:?}");
+            let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
+            assert_eq!(all(&fat).unwrap().device_malloc, uses, "{list:?}");
         }
     }
 
@@ -397,7 +469,7 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        assert_eq!(variables(wrapper.as_ptr() as Opaque), 512);
-        assert_eq!(variables(0), 0);
+        assert_eq!(needs(wrapper.as_ptr() as Opaque).variables, 512);
+        assert_eq!(needs(0), Needs::default());
     }
 }

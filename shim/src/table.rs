@@ -9,8 +9,8 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    array, code, context, graph, graph_update, green, launch, limits, linear, lookup, managed, measured, pool,
-    process_list, synchronize, view, vmm,
+    array, code, context, graph, graph_update, green, launch, limits, linear, lookup, managed,
+    measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
@@ -24,8 +24,13 @@ const START: u64 = 1024;
 /// Local memory per thread is a multiple of this, bytes.
 const GRAIN: u64 = 16;
 
+/// What the first code in a context that uses device `malloc` takes beside 1 MiB for each multiprocessor: bytes. Together 138 MiB on an H100
+/// (measured); which part of it goes with the multiprocessors is not known.
+const TABLES: u64 = 6 << 20;
+
 /// The memory for kernels on one device.
 pub struct KernelMemory {
+    multiprocessors: u64,
     /// Threads that the device can hold at once.
     threads: u64,
     contexts: RwLock<HashMap<Context, Arc<ContextMemory>>>,
@@ -43,6 +48,8 @@ pub struct ContextMemory {
     pub heap: AtomicU64,
     /// Bytes charged ahead for the buffer of `printf`.
     pub fifo: AtomicU64,
+    /// Code has been loaded that uses device `malloc`.
+    pub has_malloc: AtomicBool,
 }
 
 impl KernelMemory {
@@ -56,13 +63,15 @@ impl KernelMemory {
                 .unwrap_or(0)
         };
         KernelMemory::with(
-            attribute(ATTRIBUTE_MULTIPROCESSORS) * attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
+            attribute(ATTRIBUTE_MULTIPROCESSORS),
+            attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
         )
     }
 
-    fn with(threads: u64) -> Self {
+    fn with(multiprocessors: u64, each: u64) -> Self {
         KernelMemory {
-            threads,
+            multiprocessors,
+            threads: multiprocessors * each,
             contexts: RwLock::default(),
         }
     }
@@ -70,6 +79,11 @@ impl KernelMemory {
     /// Bytes that every context takes for local memory from the start.
     pub fn start(&self) -> u64 {
         self.backing(START)
+    }
+
+    /// Bytes that a context takes when code is first loaded there that uses device `malloc`.
+    pub fn malloc_tables(&self) -> u64 {
+        round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK)
     }
 
     /// Whether kernels that need so many bytes rely on more than every context has from the start, which may be lowered again.
@@ -95,6 +109,7 @@ impl KernelMemory {
                 backing: AtomicU64::new(self.start()),
                 heap: AtomicU64::new(0),
                 fifo: AtomicU64::new(0),
+                has_malloc: AtomicBool::new(false),
             })
         }))
     }
@@ -156,8 +171,9 @@ mod tests {
     /// On an H100, 580.159.04.
     #[test]
     fn grows_as_measured() {
-        let memory = KernelMemory::with(132 * 2048);
+        let memory = KernelMemory::with(132, 2048);
         assert_eq!(memory.start(), 264 * MIB);
+        assert_eq!(memory.malloc_tables(), 138 * MIB);
         for (per_thread, taken) in [
             (2048, 264),
             (4096, 528),
@@ -183,7 +199,7 @@ mod tests {
 
     #[test]
     fn what_the_driver_has_dropped_comes_again() {
-        let memory = KernelMemory::with(132 * 2048);
+        let memory = KernelMemory::with(132, 2048);
         let context = memory.context(7);
         assert!(!context.is_dropped(518 * MIB, 418 * MIB));
         assert!(context.is_dropped(518 * MIB, 104 * MIB));
@@ -194,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_context_that_has_gone_leaves_nothing() {
-        let memory = KernelMemory::with(2048);
+        let memory = KernelMemory::with(1, 2048);
         let context = memory.context(7);
         memory.set(&context, 4096);
         context.heap.store(64 * MIB, Ordering::Relaxed);

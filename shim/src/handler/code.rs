@@ -1,4 +1,4 @@
-//! Modules and libraries: code and `__device__` variables. What an image says of its variables is charged ahead; the rest is measured, and
+//! Modules and libraries: code and `__device__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is measured, and
 //! unloaded again when the group has no room for it.
 
 use crate::abi::{
@@ -8,16 +8,11 @@ use crate::account::BLOCK;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
-use crate::image;
+use crate::image::{self, Needs};
 use crate::table::cuda;
 
-/// Loads something with variables of so many bytes.
-fn load(
-    call: Call,
-    variables: u64,
-    real: impl Fn() -> Status,
-    unload: Option<&dyn Fn()>,
-) -> Status {
+/// Loads something that needs this.
+fn load(call: Call, needs: Needs, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
     match call.process.current_device() {
         Ok(device) => {
             let load = Use::<fn() -> u64>::Load;
@@ -26,7 +21,7 @@ fn load(
                 device,
                 current_context(),
                 load,
-                variables,
+                needs,
                 0,
                 real,
                 unload,
@@ -36,18 +31,13 @@ fn load(
     }
 }
 
-fn load_module(
-    call: Call,
-    variables: u64,
-    module: Out<Opaque>,
-    real: impl Fn() -> Status,
-) -> Status {
+fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: impl Fn() -> Status) -> Status {
     let unload = || {
         if let Some(module) = module.read() {
             cuda::cuModuleUnload(module);
         }
     };
-    load(call, variables, real, Some(&unload))
+    load(call, needs, real, Some(&unload))
 }
 
 /// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
@@ -57,12 +47,12 @@ pub fn module_file(
     module: Out<Opaque>,
     path: Opaque,
 ) -> Status {
-    load_module(call, image::variables_in_file(path), module, || {
+    load_module(call, image::needs_of_file(path), module, || {
         real(module, path)
     })
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares are charged before the call; the rest is measured after
+/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what device `malloc` takes, are charged before the call; the rest is measured after
 /// it, and unloaded again where it does not fit.
 pub fn module(
     call: Call,
@@ -70,9 +60,7 @@ pub fn module(
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
-        real(module, image)
-    })
+    load_module(call, image::needs(image), module, || real(module, image))
 }
 
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
@@ -85,7 +73,7 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
+    load_module(call, image::needs(image), module, || {
         real(module, image, count, options, values)
     })
 }
@@ -104,7 +92,7 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables(code), library, || {
+    open(call, image::needs(code), library, || {
         real(
             library,
             code,
@@ -132,7 +120,7 @@ pub fn library_file(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables_in_file(path), library, || {
+    open(call, image::needs_of_file(path), library, || {
         real(
             library,
             path,
@@ -147,7 +135,7 @@ pub fn library_file(
 }
 
 /// Opens a library: works without a current context, and takes nothing yet, unless the program wants everything loaded at once.
-fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+fn open(call: Call, needs: Needs, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
     let mut mode = 0;
     let eager =
         cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
@@ -156,11 +144,12 @@ fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Sta
             cuda::cuLibraryUnload(library);
         }
     };
-    let now = if eager { variables } else { 0 };
+    let now = if eager { needs } else { Needs::default() };
     let status = load(call, now, real, Some(&unload));
     // Less is a matter of the driver's reserve, as code is.
-    if let (SUCCESS, BLOCK.., Some(library)) = (status, variables, library.read()) {
-        call.process.libraries.insert(library, variables);
+    let is_large = needs.variables >= BLOCK || needs.device_malloc;
+    if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
+        call.process.libraries.insert(library, needs);
     }
     status
 }
@@ -213,14 +202,14 @@ fn load_once(
     // A library is loaded in every context by itself.
     let context = current_context();
     let lazy = Lazy::of(call, library, handle, context);
-    if lazy.bytes == 0 && launched.contains(loaded) {
+    if lazy.is_empty() && launched.contains(loaded) {
         return real();
     }
     launched.note_kernel(loaded, 0);
-    if lazy.bytes == 0 && launched.contains_in(loaded, context) {
+    if lazy.is_empty() && launched.contains_in(loaded, context) {
         return real();
     }
-    let status = load(call, lazy.bytes, real, None);
+    let status = load(call, lazy.needs, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
         launched.insert_in(loaded, context, call.process.context_count());
@@ -234,7 +223,7 @@ pub fn load_function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaq
         return real(function);
     }
     let lazy = Lazy::of(call, None, function, current_context());
-    let status = load(call, lazy.bytes, || real(function), None);
+    let status = load(call, lazy.needs, || real(function), None);
     if status == SUCCESS {
         lazy.loaded(call);
     }
@@ -260,8 +249,8 @@ pub fn kernel(
 pub struct Lazy {
     library: Option<Opaque>,
     context: Context,
-    /// Of its variables, as far as they are not there yet.
-    pub bytes: u64,
+    /// What its image says, as far as it is not there yet.
+    pub needs: Needs,
 }
 
 impl Lazy {
@@ -270,7 +259,7 @@ impl Lazy {
         let mut lazy = Lazy {
             library,
             context,
-            bytes: 0,
+            needs: Needs::default(),
         };
         if call.process.libraries.is_empty() {
             return lazy;
@@ -288,13 +277,18 @@ impl Lazy {
                 _ => return lazy,
             }
         }
-        lazy.bytes = call.process.libraries.pending(lazy.library, lazy.context);
+        lazy.needs = call.process.libraries.pending(lazy.library, lazy.context);
         lazy
+    }
+
+    /// Whether there is nothing that is not there.
+    pub fn is_empty(&self) -> bool {
+        self.needs == Needs::default()
     }
 
     /// The call has loaded it.
     pub fn loaded(&self, call: Call) {
-        if let Some(library) = self.library.filter(|_| self.bytes > 0) {
+        if let Some(library) = self.library.filter(|_| !self.is_empty()) {
             call.process.libraries.loaded(library, self.context);
         }
     }

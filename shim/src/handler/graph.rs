@@ -18,6 +18,7 @@ use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::{await_work, capturing, identity};
 use crate::hook::Call;
+use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
 
@@ -84,7 +85,7 @@ fn prepare(
         device,
         context,
         Use::Graph(most),
-        0,
+        Needs::default(),
         0,
         real,
         Some(&undo),

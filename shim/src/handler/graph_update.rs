@@ -13,6 +13,7 @@ use crate::account::graphs::nodes::each_kernel;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
+use crate::image::Needs;
 
 /// Runs `real`, which puts the kernels that `list` shows into `exec`.
 fn change(
@@ -55,7 +56,8 @@ fn change(
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let status = limits::run(call, device, context, Use::Graph(need), 0, 0, real, None);
+    let (usage, says) = (Use::Graph(need), Needs::default());
+    let status = limits::run(call, device, context, usage, says, 0, real, None);
     if status == SUCCESS {
         for (kernel, bytes) in asked.into_inner() {
             call.process.learn_need(kernel, bytes);

@@ -75,7 +75,7 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
         What::Graph(_) => Use::Graph(per_thread),
     };
     let lazy = Lazy::of(call, None, handle, context);
-    let status = limits::run(call, device, context, usage, lazy.bytes, more, real, None);
+    let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
         if let (What::Function(function), false) = (what, loads) {

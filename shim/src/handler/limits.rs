@@ -4,6 +4,8 @@ use std::cell::LazyCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use parking_lot::RwLockWriteGuard;
+
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
     LIMIT_PRINTF_FIFO_SIZE, LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
@@ -17,6 +19,7 @@ use crate::capture::relaxed;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
 use crate::hook::Call;
+use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
 
@@ -27,15 +30,18 @@ const FIFO: u64 = 8_650_752;
 /// What comes with a module that uses device `printf` where more is set, whatever it is, beside the module's variables (measured).
 const LARGER_FIFO: u64 = 62 << 20;
 
+/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
+fn heap(limit: u64) -> u64 {
+    round_up(limit, BLOCK).saturating_add(BLOCK)
+}
+
 /// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap and the buffer of `printf` take theirs when a
 /// kernel first needs them, and are charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // In full: the heap that there is without a limit comes with the first launch, too, and with either a block (measured).
-        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => {
-            round_up(value as u64, BLOCK).saturating_add(BLOCK)
-        }
+        // In full: the heap that there is without a limit comes with the first launch, too (measured). That one is charged with the code.
+        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_PRINTF_FIFO_SIZE if value as u64 > FIFO => LARGER_FIFO,
         LIMIT_MALLOC_HEAP_SIZE | LIMIT_PRINTF_FIFO_SIZE => 0,
         _ => return real(limit, value),
@@ -53,7 +59,7 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
         // In use: the driver says so.
-        _ if is_fixed(limit) => real(value),
+        _ if matches!(current(limit), Limit::Fixed) => real(value),
         LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
         _ => reserve(call, device, &context.fifo, || real(value), wanted),
     }
@@ -135,27 +141,40 @@ fn reserve(
     status
 }
 
-/// What a limit of the current context is.
-fn limit(limit: i32) -> Option<usize> {
+/// What the driver says of a limit.
+enum Limit {
+    /// It cannot be told, as of a context that is none.
+    Unknown,
+    /// It cannot be set: a module has been loaded that uses what it is for (measured).
+    Fixed,
+    /// Its value.
+    Free(usize),
+}
+
+/// This limit of the current context.
+fn current(which: i32) -> Limit {
     let mut value = 0;
-    let asked = relaxed(|| cuda::cuCtxGetLimit(Out::of(&mut value), limit));
-    (asked == SUCCESS).then_some(value)
+    relaxed(|| match cuda::cuCtxGetLimit(Out::of(&mut value), which) {
+        SUCCESS if cuda::cuCtxSetLimit(which, value) == SUCCESS => Limit::Free(value),
+        SUCCESS => Limit::Fixed,
+        _ => Limit::Unknown,
+    })
 }
 
-/// Whether this limit of the current context cannot be set: a module has been loaded that uses what it is for (measured).
-fn is_fixed(which: i32) -> bool {
-    limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS)
-}
-
-/// As [`is_fixed`], of `context`.
-fn is_in_use(context: Context, which: i32) -> bool {
-    if cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
-        return false;
+/// This limit of `context`.
+fn limit_of(context: Context, which: i32) -> Limit {
+    if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
+        return Limit::Unknown;
     }
-    let in_use = is_fixed(which);
+    let limit = current(which);
     let mut popped = 0;
     cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
-    in_use
+    limit
+}
+
+/// Whether code in `context` uses what the limit is for.
+fn is_in_use(context: Context, which: i32) -> bool {
+    matches!(limit_of(context, which), Limit::Fixed)
 }
 
 /// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
@@ -195,7 +214,18 @@ pub enum Use<F> {
     Graph(F),
 }
 
-/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, `variables` bytes that come
+/// What is paid ahead for a call that loads or launches code.
+struct Paid<'a> {
+    /// All of it but the heap.
+    bytes: u64,
+    /// Of it, growth of local memory.
+    growth: u64,
+    malloc: Malloc,
+    /// Held where it is for more than code and variables.
+    alone: Option<RwLockWriteGuard<'a, ()>>,
+}
+
+/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
 /// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
 #[allow(clippy::too_many_arguments)]
 pub fn run<F: FnOnce() -> u64>(
@@ -203,17 +233,17 @@ pub fn run<F: FnOnce() -> u64>(
     device: &'static Device,
     context: Context,
     usage: Use<F>,
-    variables: u64,
+    says: Needs,
     more: u64,
     real: impl Fn() -> Status,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let driver = &device.driver;
     // A few variables lie in the block that the reserve has for the code.
-    let large = if variables < BLOCK {
+    let large = if says.variables < BLOCK {
         0
     } else {
-        round_up(variables, BLOCK)
+        round_up(says.variables, BLOCK)
     };
     let (launches, at_most) = match usage {
         Use::Load => (false, false),
@@ -225,35 +255,45 @@ pub fn run<F: FnOnce() -> u64>(
         Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
     });
     let memory = device.kernels.context(context);
-    let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
-        let loaded = driver.prepay_from_reserve(device, RESERVE, charge)?;
-        let refused = |paid| move |refused| (driver.cancel(device, paid), refused).1;
-        driver.prepay_by(large, charge).map_err(refused(loaded))?;
-        let loaded = loaded + large;
-        let growth = || device.kernels.growth(&memory, *need);
-        // The heap comes with a launch, the buffer of `printf` with the code.
-        let kept = || {
-            let heap = memory.heap.load(Ordering::Acquire);
-            let fifo = memory.fifo.load(Ordering::Acquire);
-            if launches { (heap, fifo) } else { (0, fifo) }
-        };
-        // One at a time: two that need the same growth make it once.
-        let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
-        let (growth, kept) = match alone {
-            Some(_) => (growth(), kept()),
-            None => (0, (0, 0)),
-        };
-        driver.prepay_by(growth, charge).map_err(refused(loaded))?;
-        Ok((loaded + growth, growth, kept, alone))
+    // The heap comes with a launch, the buffer of `printf` with the code.
+    let kept = || {
+        let heap = memory.heap.load(Ordering::Acquire);
+        let fifo = memory.fifo.load(Ordering::Acquire);
+        if launches { (heap, fifo) } else { (0, fifo) }
     };
-    let Ok((paid, growth, (heap, fifo), alone)) = in_turn(call, device, pay) else {
+    let growth = || device.kernels.growth(&memory, *need);
+    let first_malloc = || says.device_malloc && !memory.has_malloc.load(Ordering::Acquire);
+    let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
+        let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
+        // One at a time: two that need the same growth make it once.
+        let alone =
+            (growth() > 0 || kept() != (0, 0) || first_malloc()).then(|| memory.alone.write());
+        let (growth, malloc) = match alone {
+            Some(_) if first_malloc() => (growth(), Malloc::in_context(device, context, &memory)),
+            Some(_) => (growth(), Malloc::default()),
+            None => (0, Malloc::default()),
+        };
+        let bytes = large + growth + malloc.tables;
+        driver
+            .prepay_by(bytes + malloc.heap, charge)
+            .inspect_err(|_| driver.cancel(device, reserve))?;
+        Ok(Paid {
+            bytes: reserve + bytes,
+            growth,
+            malloc,
+            alone,
+        })
+    };
+    let Ok(paid) = in_turn(call, device, pay) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    let per_thread = *need;
-    let paid = paid + driver.prepay_some(device, more);
-    if alone.is_none() {
-        return measured::conclude(call, device, paid, real, undo);
+    let Paid { growth, malloc, .. } = paid;
+    let bytes = paid.bytes + driver.prepay_some(device, more);
+    if paid.alone.is_none() {
+        return measured::conclude(call, device, bytes, real, undo);
     }
+    malloc.keep(device, &memory);
+    let (heap, fifo) = kept();
     driver.offer(heap + fifo);
     let before = driver.used();
     let status = real();
@@ -263,7 +303,7 @@ pub fn run<F: FnOnce() -> u64>(
         (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
     ];
     let taken = |grown: u64| {
-        let (mut left, mut taken) = (grown.saturating_sub(growth + large), 0);
+        let (mut left, mut taken) = (grown.saturating_sub(growth + large + malloc.tables), 0);
         for (kept, bytes, needed) in offers {
             if needed && left >= bytes {
                 kept.store(0, Ordering::Release);
@@ -273,14 +313,66 @@ pub fn run<F: FnOnce() -> u64>(
         }
         taken
     };
-    let measured = driver.settle_offer(device, paid, heap + fifo, taken);
+    let measured = driver.settle_offer(device, bytes, heap + fifo, taken);
+    malloc.conclude(device, context, &memory, status);
     if growth > 0 {
-        let needs = (per_thread, at_most);
+        let needs = (*need, at_most);
         conclude_growth(call, device, &memory, needs, before, measured, status);
     }
     match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
+    }
+}
+
+/// What comes with the first code in a context that uses device `malloc`, bytes.
+#[derive(Clone, Copy, Default)]
+struct Malloc {
+    /// When it is loaded.
+    tables: u64,
+    /// When it is launched, where that is not charged already.
+    heap: u64,
+}
+
+impl Malloc {
+    fn in_context(device: &Device, context: Context, memory: &ContextMemory) -> Malloc {
+        match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
+            // Something is loaded whose image did not say so.
+            Limit::Fixed => {
+                memory.has_malloc.store(true, Ordering::Release);
+                Malloc::default()
+            }
+            Limit::Unknown => Malloc::default(),
+            Limit::Free(_) if memory.heap.load(Ordering::Acquire) > 0 => Malloc {
+                tables: device.kernels.malloc_tables(),
+                heap: 0,
+            },
+            Limit::Free(bytes) => Malloc {
+                tables: device.kernels.malloc_tables(),
+                heap: heap(bytes as u64),
+            },
+        }
+    }
+
+    /// Keeps the heap charged from here on.
+    fn keep(self, device: &Device, memory: &ContextMemory) {
+        if self.heap > 0 {
+            memory.heap.store(self.heap, Ordering::Release);
+            device.driver.reserve(device, self.heap);
+        }
+    }
+
+    /// The code has been loaded, or not.
+    fn conclude(self, device: &Device, context: Context, memory: &ContextMemory, status: Status) {
+        if self.tables == 0 {
+            return;
+        }
+        if status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE) {
+            memory.has_malloc.store(true, Ordering::Release);
+        } else if self.heap > 0 {
+            let kept = memory.heap.swap(0, Ordering::AcqRel);
+            device.driver.unreserve(device, kept);
+        }
     }
 }
 

@@ -37,6 +37,9 @@ const LIMITS: [Option<u64>; 7] = [
 /// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB: together the 138 that were
 /// measured on an H100.
 const HEAP_TABLES: u64 = 6;
+/// What loading the first module that uses device assert takes beside its variables, in bytes, where none that uses device malloc was loaded
+/// before. Measured (H100, 580.159.04). That it is a part of what malloc takes is concluded from that.
+const ASSERT: u64 = 90 << 20;
 /// What loading the first module that uses device printf takes beside its variables where the limit is above the one that
 /// every context starts with, whatever it is, in bytes. Measured (H100, 580.159.04).
 const FIFO: u64 = 62 << 20;
@@ -90,6 +93,8 @@ struct State {
     has_heap: bool,
     /// A module that uses device printf was loaded.
     uses_printf: bool,
+    /// A module that uses device assert was loaded.
+    uses_assert: bool,
     /// Bytes held for both.
     device_runtime: u64,
     /// Green contexts that there have been.
@@ -114,6 +119,8 @@ pub struct Needs {
     pub heap: bool,
     /// `printf`.
     pub printf: bool,
+    /// `assert`.
+    pub assert: bool,
 }
 
 /// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04): whole blocks, rounded
@@ -458,8 +465,17 @@ impl Context {
         let driver = driver()?;
         if needs.heap && !self.state().uses_heap {
             let bytes = (device::multiprocessors(driver.machine) + HEAP_TABLES) << 20;
-            self.take_for_runtime(bytes)?;
+            let there = if self.state().uses_assert { ASSERT } else { 0 };
+            self.take_for_runtime(bytes.saturating_sub(there))?;
             self.state().uses_heap = true;
+        }
+        if needs.assert && !self.state().uses_assert {
+            if !self.state().uses_heap {
+                self.take_for_runtime(ASSERT)?;
+            }
+            self.state().uses_assert = true;
+            // Measured: its limit cannot be set from here on.
+            self.state().uses_printf = true;
         }
         if needs.printf && !self.state().uses_printf {
             if Some(self.limit(PRINTF_FIFO_SIZE)?) > LIMITS[PRINTF_FIFO_SIZE as usize] {

@@ -259,12 +259,7 @@ fn update_exec(exec: usize, graph: usize) -> Outcome<(i32, Outcome<()>)> {
     }
 }
 
-pub fn update(
-    exec: usize,
-    graph: usize,
-    error_node: Out<usize>,
-    result: Out<i32>,
-) -> Outcome<()> {
+pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     error_node.put_if(0);
     result.put(told)?;
@@ -280,21 +275,20 @@ pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> 
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
-    let function = match params.field(0).get()? {
-        0 => params.field(56).get()?,
-        function => function,
+    let local = match params.field(0).get()? {
+        0 => module::kernel_local(params.field(56).get()?)?,
+        function => module::function_local(function)?,
     };
-    set_kernel(exec, node, function)
+    set_kernel(exec, node, local)
 }
 
 pub fn set_kernel_v1(exec: usize, node: usize, params: In<usize>) -> Outcome<()> {
-    set_kernel(exec, node, params.get()?)
+    set_kernel(exec, node, module::function_local(params.get()?)?)
 }
 
-fn set_kernel(exec: usize, node: usize, function: usize) -> Outcome<()> {
+fn set_kernel(exec: usize, node: usize, local: u64) -> Outcome<()> {
     driver()?;
-    let exec = Exec::from_handle(exec)?;
-    exec.set_kernel(Node::from_handle(node)?, module::local(function)?)
+    Exec::from_handle(exec)?.set_kernel(Node::from_handle(node)?, local)
 }
 
 pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {

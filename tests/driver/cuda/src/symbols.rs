@@ -317,6 +317,7 @@ symbols! {
     cuModuleLoadFatBinary(module: Out<usize>, image: Text) "cuModuleLoadFatBinary" 2000 => module::load;
     cuModuleUnload(module: usize) "cuModuleUnload" 2000 => module::unload;
     cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) "cuModuleGetFunction" 2000 => module::function;
+    cuModuleEnumerateFunctions(list: Out<usize>, count: u32, module: usize) "cuModuleEnumerateFunctions" 12040 => module::functions;
     cuModuleGetGlobal_v2(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) "cuModuleGetGlobal" 3020 => module::global;
     cuModuleGetLoadingMode(mode: Out<i32>) "cuModuleGetLoadingMode" 11070 => module::loading_mode;
     cuLibraryLoadData(library: Out<usize>, code: Text, options: In<i32>, values: In<usize>, count: u32, library_options: In<i32>, library_values: In<usize>, library_count: u32) "cuLibraryLoadData" 12000 => module::load_library;
@@ -327,6 +328,7 @@ symbols! {
     cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
+    cuKernelSetAttribute(attribute: i32, value: i32, kernel: usize, device: i32) "cuKernelSetAttribute" 12000 => module::set_kernel_attribute;
     cuKernelGetLibrary(library: Out<usize>, kernel: usize) "cuKernelGetLibrary" 12050 => module::kernel_library;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;

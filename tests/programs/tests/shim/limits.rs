@@ -453,7 +453,10 @@ fn threads_whose_estimates_do_not_fit_together_take_turns() {
                 ("instantiate e g", "0"),
             ]);
         }
-        world.machine().knob("latency", "cuLaunchKernel:20000000,cuGraphExecKernelNodeSetParams_v2:20000000");
+        world.machine().knob(
+            "latency",
+            "cuLaunchKernel:20000000,cuGraphExecKernelNodeSetParams_v2:20000000",
+        );
         let answer = program.say(&format!("threads 6 {{\n{launch}\n}}"));
         assert_eq!(answer, ["0:1"; 6].join(", "), "{launch}");
         world.judge(cap);
@@ -587,6 +590,114 @@ fn a_heap_is_charged_when_it_is_asked_for() {
 /// What `info` answers.
 fn info(cap: u64, charged: u64) -> String {
     format!("0 {} {cap}", cap - charged - RESERVE)
+}
+
+/// 138 MiB come with the first code that uses device `malloc`, and 10 MiB with its first launch, where no heap is asked for.
+#[test]
+fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
+    let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
+    for (load, first, launch) in [
+        ("kernels user 0 malloc", "launch other", "launch user"),
+        (
+            "kernel-library user 0 malloc",
+            "library-module user",
+            "launch-kernel user",
+        ),
+        (
+            "kernel-library user 0 malloc",
+            "launch-kernel user",
+            "launch-kernel user",
+        ),
+        (
+            "kernel-library user 0 malloc",
+            "load-kernel user",
+            "launch-kernel user",
+        ),
+    ] {
+        let lazy = load.starts_with("kernel-library");
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[("kernels other 0", "0"), ("launch other", "0")]);
+            if lazy {
+                program.expect(&[(load, "0"), (first, answer)]);
+            } else {
+                program.expect(&[(load, answer), (first, "0")]);
+            }
+            world.judge(cap);
+            if answer == "2" {
+                assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked: {first}");
+                let (_, errors) = program.end();
+                assert!(
+                    errors.contains("no memory") || errors.contains("by cu"),
+                    "{errors}"
+                );
+                world.judge_end(cap);
+                continue;
+            }
+            // Nothing else gets the heap, which is there for the launch.
+            program.say("fill filler 2M");
+            program.say("fill rest 4K");
+            world.judge(cap);
+            program.expect(&[(launch, "0"), (launch, "0"), ("launch other", "0")]);
+            assert!(world.machine().used() >= CONTEXT + 148 * MIB, "{first}");
+            world.judge(cap);
+            assert!(
+                world.usage(0).idle <= RESERVE,
+                "charged once: {:?}",
+                world.usage(0)
+            );
+            program.expect(&[("set-limit 2 64M", "1"), ("release-primary 0", "0")]);
+            assert_eq!(world.counted(0), 0);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
+fn device_malloc_is_paid_for_once_in_every_context() {
+    let cap = 2 * (CONTEXT + 148 * MIB) + 2 * RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    world.machine().knob("fail", "cuModuleLoadData:719");
+    program.expect(&[("kernels a 0 malloc", "719")]);
+    assert!(
+        world.usage(0).charged <= CONTEXT + RESERVE,
+        "{:?}",
+        world.usage(0)
+    );
+    world.machine().knob("fail", "none");
+    let answer = program.say("threads 4 {\nkernels a 0 malloc\nlaunch a\n}");
+    assert_eq!(answer, ["0:2"; 4].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT + 148 * MIB);
+    world.judge(cap);
+    program.expect(&[
+        ("kernels b 0 malloc", "0"),
+        ("launch b", "0"),
+        ("context second 0 v2", "0"),
+        ("alloc a 8M", "0"),
+        ("kernels c 0 malloc", "2"),
+        ("free a", "0"),
+        ("kernels c 0 malloc", "0"),
+        ("kernels d 0 malloc", "0"),
+        ("launch d", "0"),
+    ]);
+    assert_eq!(world.machine().used(), cap - 2 * RESERVE);
+    world.judge(cap);
+    program.expect(&[("destroy second", "0"), ("current 0", "0")]);
+    world.judge(cap);
+    // A context that goes before its heap was needed.
+    program.expect(&[
+        ("context third 0 v2", "0"),
+        ("kernels e 0 malloc", "0"),
+        ("destroy third", "0"),
+        ("current 0", "0"),
+        ("alloc a 660M", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
 }
 
 #[test]

@@ -169,7 +169,10 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
         assert_eq!(answer, "719:10");
         world.machine().knob("fail", "none");
         let after = world.usage(0);
-        assert!(after.charged <= before.charged + BLOCK, "{command}: {after:?}");
+        assert!(
+            after.charged <= before.charged + BLOCK,
+            "{command}: {after:?}"
+        );
         world.judge(cap);
     }
     // What failed has changed nothing.
