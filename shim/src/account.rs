@@ -149,9 +149,9 @@ impl Account {
             .sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. Of a `CUkernel` every device has code of its own.
-    pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
-        if self.device_count() == 1 || !self.launched.is_kernel(kernel) {
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.
+    pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
+        if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
         }
     }

@@ -6,6 +6,7 @@
 pub mod array;
 pub mod code;
 pub mod context;
+pub mod device_runtime;
 pub mod graph;
 pub mod graph_update;
 pub mod green;

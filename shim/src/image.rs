@@ -1,6 +1,6 @@
 //! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, must be refused before the driver takes the memory for them. PTX
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc` or `assert`, must be refused before the driver takes the memory for them. PTX
 //! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
@@ -19,6 +19,8 @@ pub struct Needs {
     pub variables: u64,
     /// Its kernels use device `malloc`.
     pub device_malloc: bool,
+    /// Its kernels use device `assert`.
+    pub device_assert: bool,
 }
 
 impl Needs {
@@ -27,13 +29,14 @@ impl Needs {
         Needs {
             variables: self.variables.max(other.variables),
             device_malloc: self.device_malloc || other.device_malloc,
+            device_assert: self.device_assert || other.device_assert,
         }
     }
 
     fn of_ptx(text: &[u8]) -> Needs {
         Needs {
             variables: in_ptx(text),
-            device_malloc: runtime::in_ptx(text),
+            ..runtime::of_ptx(text)
         }
     }
 }
@@ -200,7 +203,7 @@ impl<'a> Source<'a> {
                 needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
             } else if self.word(header + 4)? == SYMBOLS {
                 let strings = section(self.half(header + 40)?)?;
-                needs.device_malloc |= self.names_malloc(start, header, strings)?;
+                needs = needs.or(self.of_symbols(start, header, strings)?);
             }
         }
         Some(needs)
@@ -418,18 +421,22 @@ mod tests {
     }
 
     #[test]
-    fn device_malloc_is_a_symbol_of_another() {
+    fn what_is_used_of_the_runtime_are_symbols_of_another() {
         for (list, uses) in [
-            (&[("kernel", true), ("malloc", false)][..], true),
-            (&[("free", false)], true),
-            (&[("malloc", true), ("vprintf", false)], false),
-            (&[("mallocs", false), ("mall", false)], false),
-            (&[], false),
+            (&[("kernel", true), ("malloc", false)][..], (true, false)),
+            (&[("free", false)], (true, false)),
+            (&[("malloc", true), ("vprintf", false)], (false, false)),
+            (&[("mallocs", false), ("mall", false)], (false, false)),
+            (&[("__assertfail", false)], (false, true)),
+            (&[("__assertfail", false), ("malloc", false)], (true, true)),
+            (&[], (false, false)),
         ] {
             let image = symbols(list);
-            assert_eq!(all(&image).unwrap().device_malloc, uses, "{list:?}");
             let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
-            assert_eq!(all(&fat).unwrap().device_malloc, uses, "{list:?}");
+            for image in [image, fat] {
+                let needs = all(&image).unwrap();
+                assert_eq!((needs.device_malloc, needs.device_assert), uses, "{list:?}");
+            }
         }
     }
 

@@ -90,6 +90,8 @@ table! {
             track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
+            measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => code::set_attribute;
+            measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function;
             measured cuFuncLoad(function: Opaque) => code::load_function, unless is_recent: function;
 
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;

@@ -28,6 +28,9 @@ const GRAIN: u64 = 16;
 /// (measured); which part of it goes with the multiprocessors is not known.
 const TABLES: u64 = 6 << 20;
 
+/// What the first code in a context that uses device `assert` takes, bytes, unless there is some that uses `malloc` (measured, H100).
+pub const ASSERT: u64 = 90 << 20;
+
 /// The memory for kernels on one device.
 pub struct KernelMemory {
     multiprocessors: u64,
@@ -50,6 +53,8 @@ pub struct ContextMemory {
     pub fifo: AtomicU64,
     /// Code has been loaded that uses device `malloc`.
     pub has_malloc: AtomicBool,
+    /// Code has been loaded that uses device `assert`.
+    pub has_assert: AtomicBool,
 }
 
 impl KernelMemory {
@@ -110,6 +115,7 @@ impl KernelMemory {
                 heap: AtomicU64::new(0),
                 fifo: AtomicU64::new(0),
                 has_malloc: AtomicBool::new(false),
+                has_assert: AtomicBool::new(false),
             })
         }))
     }

@@ -183,12 +183,16 @@ impl Launched {
         }
     }
 
-    /// There is a new context, in which no kernel has been launched.
+    /// There is a new context, in which no kernel has been launched, or loaded.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
+        let is_kernel = |handle: &Opaque| {
+            kernels.contains_key(handle) || kernels.contains_key(&(handle & !NEEDS_NONE))
+        };
         self.functions
             .write()
-            .retain(|function| !kernels.contains_key(function));
+            .retain(|function| !is_kernel(function));
+        self.needs.write().retain(|kernel, _| !is_kernel(kernel));
         next_generation();
     }
 
@@ -300,6 +304,9 @@ mod tests {
         assert!(!launched.contains(64), "asked, not launched");
         let needs = |launched: &Launched| [64, 128, 192].map(|kernel| launched.need_of(kernel));
         assert_eq!(needs(&launched), [Some(0), Some(4096), None]);
+        launched.note_kernel(64, 1);
+        launched.forget_kernels();
+        assert_eq!(needs(&launched), [None, Some(4096), None]);
         launched.forget();
         assert_eq!(needs(&launched), [None; 3]);
     }

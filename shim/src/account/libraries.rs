@@ -83,7 +83,7 @@ mod tests {
         let libraries = Libraries::default();
         let needs = |variables| Needs {
             variables,
-            device_malloc: false,
+            ..Needs::default()
         };
         let pending = |library, context| libraries.pending(library, context).variables;
         assert_eq!(pending(None, 1), 0);

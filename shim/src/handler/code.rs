@@ -2,7 +2,7 @@
 //! unloaded again when the group has no room for it.
 
 use crate::abi::{
-    CUDA_ERROR_NOT_FOUND, Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
+    CUDA_ERROR_NOT_FOUND, Context, Device, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::BLOCK;
 use crate::handler::limits::{self, Use};
@@ -213,6 +213,42 @@ fn load_once(
     if status == SUCCESS {
         lazy.loaded(call);
         launched.insert_in(loaded, context, call.process.context_count());
+    }
+    status
+}
+
+/// `cuKernelSetAttribute`: as `cuLibraryGetModule`.
+pub fn set_attribute(
+    call: Call,
+    real: impl Fn(i32, i32, Opaque, Device) -> Status,
+    attribute: i32,
+    value: i32,
+    kernel: Opaque,
+    device: Device,
+) -> Status {
+    load_once(call, kernel, None, || {
+        real(attribute, value, kernel, device)
+    })
+}
+
+/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after the call, for each function once.
+pub fn module_function(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    function: Out<Opaque>,
+    module: Opaque,
+    name: Opaque,
+) -> Status {
+    let status = real(function, module, name);
+    if let (SUCCESS, Some(function)) = (status, function.read()) {
+        let launched = &call.process.launched;
+        // The odd number beside the handle, as of what is loaded once.
+        if !launched.contains(function | 1)
+            && let Ok(device) = call.process.current_device()
+        {
+            device.driver.measure(device);
+            launched.insert(function | 1);
+        }
     }
     status
 }

@@ -16,6 +16,7 @@ use crate::account::kernel_memory::ContextMemory;
 use crate::account::pools::PATIENCE;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
+use crate::handler::device_runtime::Runtime;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
 use crate::hook::Call;
@@ -31,7 +32,7 @@ const FIFO: u64 = 8_650_752;
 const LARGER_FIFO: u64 = 62 << 20;
 
 /// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
-fn heap(limit: u64) -> u64 {
+pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
@@ -142,7 +143,7 @@ fn reserve(
 }
 
 /// What the driver says of a limit.
-enum Limit {
+pub enum Limit {
     /// It cannot be told, as of a context that is none.
     Unknown,
     /// It cannot be set: a module has been loaded that uses what it is for (measured).
@@ -162,7 +163,7 @@ fn current(which: i32) -> Limit {
 }
 
 /// This limit of `context`.
-fn limit_of(context: Context, which: i32) -> Limit {
+pub fn limit_of(context: Context, which: i32) -> Limit {
     if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
         return Limit::Unknown;
     }
@@ -173,7 +174,7 @@ fn limit_of(context: Context, which: i32) -> Limit {
 }
 
 /// Whether code in `context` uses what the limit is for.
-fn is_in_use(context: Context, which: i32) -> bool {
+pub fn is_in_use(context: Context, which: i32) -> bool {
     matches!(limit_of(context, which), Limit::Fixed)
 }
 
@@ -220,7 +221,7 @@ struct Paid<'a> {
     bytes: u64,
     /// Of it, growth of local memory.
     growth: u64,
-    malloc: Malloc,
+    runtime: Runtime,
     /// Held where it is for more than code and variables.
     alone: Option<RwLockWriteGuard<'a, ()>>,
 }
@@ -262,37 +263,37 @@ pub fn run<F: FnOnce() -> u64>(
         if launches { (heap, fifo) } else { (0, fifo) }
     };
     let growth = || device.kernels.growth(&memory, *need);
-    let first_malloc = || says.device_malloc && !memory.has_malloc.load(Ordering::Acquire);
+    let is_first = || Runtime::is_new(says, &memory);
     let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
         let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
         // One at a time: two that need the same growth make it once.
-        let alone =
-            (growth() > 0 || kept() != (0, 0) || first_malloc()).then(|| memory.alone.write());
-        let (growth, malloc) = match alone {
-            Some(_) if first_malloc() => (growth(), Malloc::in_context(device, context, &memory)),
-            Some(_) => (growth(), Malloc::default()),
-            None => (0, Malloc::default()),
+        let alone = (growth() > 0 || kept() != (0, 0) || is_first()).then(|| memory.alone.write());
+        let (growth, runtime) = match alone {
+            Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+            None => (0, Runtime::default()),
         };
-        let bytes = large + growth + malloc.tables;
+        let bytes = large + growth + runtime.tables;
         driver
-            .prepay_by(bytes + malloc.heap, charge)
+            .prepay_by(bytes + runtime.heap, charge)
             .inspect_err(|_| driver.cancel(device, reserve))?;
         Ok(Paid {
             bytes: reserve + bytes,
             growth,
-            malloc,
+            runtime,
             alone,
         })
     };
     let Ok(paid) = in_turn(call, device, pay) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    let Paid { growth, malloc, .. } = paid;
+    let Paid {
+        growth, runtime, ..
+    } = paid;
     let bytes = paid.bytes + driver.prepay_some(device, more);
     if paid.alone.is_none() {
         return measured::conclude(call, device, bytes, real, undo);
     }
-    malloc.keep(device, &memory);
+    runtime.keep(device, &memory);
     let (heap, fifo) = kept();
     driver.offer(heap + fifo);
     let before = driver.used();
@@ -303,7 +304,7 @@ pub fn run<F: FnOnce() -> u64>(
         (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
     ];
     let taken = |grown: u64| {
-        let (mut left, mut taken) = (grown.saturating_sub(growth + large + malloc.tables), 0);
+        let (mut left, mut taken) = (grown.saturating_sub(growth + large + runtime.tables), 0);
         for (kept, bytes, needed) in offers {
             if needed && left >= bytes {
                 kept.store(0, Ordering::Release);
@@ -314,7 +315,8 @@ pub fn run<F: FnOnce() -> u64>(
         taken
     };
     let measured = driver.settle_offer(device, bytes, heap + fifo, taken);
-    malloc.conclude(device, context, &memory, status);
+    let grown = measured.map(|measured| measured.used.saturating_sub(before));
+    runtime.conclude(device, context, &memory, status, grown);
     if growth > 0 {
         let needs = (*need, at_most);
         conclude_growth(call, device, &memory, needs, before, measured, status);
@@ -322,57 +324,6 @@ pub fn run<F: FnOnce() -> u64>(
     match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
-    }
-}
-
-/// What comes with the first code in a context that uses device `malloc`, bytes.
-#[derive(Clone, Copy, Default)]
-struct Malloc {
-    /// When it is loaded.
-    tables: u64,
-    /// When it is launched, where that is not charged already.
-    heap: u64,
-}
-
-impl Malloc {
-    fn in_context(device: &Device, context: Context, memory: &ContextMemory) -> Malloc {
-        match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
-            // Something is loaded whose image did not say so.
-            Limit::Fixed => {
-                memory.has_malloc.store(true, Ordering::Release);
-                Malloc::default()
-            }
-            Limit::Unknown => Malloc::default(),
-            Limit::Free(_) if memory.heap.load(Ordering::Acquire) > 0 => Malloc {
-                tables: device.kernels.malloc_tables(),
-                heap: 0,
-            },
-            Limit::Free(bytes) => Malloc {
-                tables: device.kernels.malloc_tables(),
-                heap: heap(bytes as u64),
-            },
-        }
-    }
-
-    /// Keeps the heap charged from here on.
-    fn keep(self, device: &Device, memory: &ContextMemory) {
-        if self.heap > 0 {
-            memory.heap.store(self.heap, Ordering::Release);
-            device.driver.reserve(device, self.heap);
-        }
-    }
-
-    /// The code has been loaded, or not.
-    fn conclude(self, device: &Device, context: Context, memory: &ContextMemory, status: Status) {
-        if self.tables == 0 {
-            return;
-        }
-        if status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE) {
-            memory.has_malloc.store(true, Ordering::Release);
-        } else if self.heap > 0 {
-            let kept = memory.heap.swap(0, Ordering::AcqRel);
-            device.driver.unreserve(device, kept);
-        }
     }
 }
 

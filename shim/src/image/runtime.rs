@@ -1,78 +1,105 @@
-//! Whether an image uses device `malloc`: it then refers to a function that the driver has.
+//! What an image uses of the device's runtime: it then refers to functions that the driver has.
 
-use super::{MOST, Source, find};
+use super::{MOST, Needs, Source, find};
 
-/// Device `new` and `delete` come down to these.
-const NAMES: [&[u8]; 2] = [b"malloc", b"free"];
+/// Device `new` and `delete` come down to the first two (measured: `free` alone takes what `malloc` does).
+const NAMES: [(&[u8], Needs); 3] = [
+    (b"malloc", MALLOC),
+    (b"free", MALLOC),
+    (b"__assertfail", ASSERT),
+];
+const MALLOC: Needs = Needs {
+    device_malloc: true,
+    ..NOTHING
+};
+const ASSERT: Needs = Needs {
+    device_assert: true,
+    ..NOTHING
+};
+const NOTHING: Needs = Needs {
+    variables: 0,
+    device_malloc: false,
+    device_assert: false,
+};
 
 impl Source<'_> {
-    /// Of a cubin at `start`: whether the symbols in the section with this header, named in the other, are such functions of another's.
-    pub(super) fn names_malloc(self, start: u64, table: u64, strings: u64) -> Option<bool> {
+    /// Of a cubin at `start`: what the symbols in the section with this header, named in the other, refer to.
+    pub(super) fn of_symbols(self, start: u64, table: u64, strings: u64) -> Option<Needs> {
         const SYMBOL: u64 = 24;
         const UNDEFINED: u16 = 0;
         let symbols = start.checked_add(self.long(table + 24)?)?;
         let texts = start.checked_add(self.long(strings + 24)?)?;
+        let mut needs = NOTHING;
         for number in 0..(self.long(table + 32)? / SYMBOL).min(MOST) {
             let symbol = symbols.checked_add(number * SYMBOL)?;
+            if self.half(symbol + 6)? != UNDEFINED {
+                continue;
+            }
             let name = texts.checked_add(u64::from(self.word(symbol)?))?;
-            let is = |wanted: &&[u8]| {
-                self.begins(name, wanted) && self.begins(name + wanted.len() as u64, b"\0")
-            };
-            if self.half(symbol + 6)? == UNDEFINED && NAMES.iter().any(is) {
-                return Some(true);
+            for (wanted, use_of) in NAMES {
+                let end = name.checked_add(wanted.len() as u64)?;
+                if self.begins(name, wanted) && self.begins(end, b"\0") {
+                    needs = needs.or(use_of);
+                }
             }
         }
-        Some(false)
+        Some(needs)
     }
 }
 
-/// Whether a PTX text declares one of them: `.extern .func (.param .b64 r) malloc (.param .b64 n);`.
-pub fn in_ptx(text: &[u8]) -> bool {
+/// What a PTX text declares: `.extern .func (.param .b64 r) malloc (.param .b64 n);`.
+pub fn of_ptx(text: &[u8]) -> Needs {
     const EXTERN: &[u8] = b".extern";
-    let mut rest = text;
+    let (mut rest, mut needs) = (text, NOTHING);
     while let Some(at) = find(rest, EXTERN) {
         rest = rest.get(at + EXTERN.len()..).unwrap_or_default();
         let statement = rest.split(|byte| *byte == b';').next().unwrap_or_default();
-        let mut words =
-            statement.split(|byte| !byte.is_ascii_alphanumeric() && !b"_$.".contains(byte));
-        if words.clone().any(|word| word == b".func") && words.any(|word| NAMES.contains(&word)) {
-            return true;
+        let words = statement.split(|byte| !byte.is_ascii_alphanumeric() && !b"_$.".contains(byte));
+        if words.clone().any(|word| word == b".func") {
+            let used = NAMES
+                .into_iter()
+                .find(|(name, _)| words.clone().any(|word| word == *name));
+            needs = used.map_or(needs, |(_, use_of)| needs.or(use_of));
         }
     }
-    false
+    needs
 }
 
 #[cfg(test)]
 mod tests {
-    use super::in_ptx;
+    use super::{ASSERT, MALLOC, NOTHING, of_ptx};
 
     #[test]
     fn ptx_text() {
-        for (text, uses) in [
+        for (text, needs) in [
+            (
+                ".extern .func __assertfail\n(\n\t.param .b64 __assertfail_param_0\n)\n;",
+                ASSERT,
+            ),
             (
                 ".extern .func (.param .b64 r) malloc (.param .b64 n);",
-                true,
+                MALLOC,
             ),
             (
                 ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t.param .b64 malloc_param_0\n)\n;\n",
-                true,
+                MALLOC,
             ),
             (
                 ".extern .func free\n(\n\t.param .b64 free_param_0\n)\n;",
-                true,
+                MALLOC,
             ),
             (
                 ".extern .func (.param .b32 r) vprintf (.param .b64 a);",
-                false,
+                NOTHING,
             ),
             (
                 ".extern .global .b8 malloc[16];\n.func free() { ret; }",
-                false,
+                NOTHING,
             ),
-            (".extern .func mallocs (.param .b64 n);", false),
-            (".extern", false),
+            (".extern .func mallocs (.param .b64 n);", NOTHING),
+            (".extern", NOTHING),
         ] {
-            assert_eq!(in_ptx(text.as_bytes()), uses, "{text}");
+            assert_eq!(of_ptx(text.as_bytes()), needs, "{text}");
         }
     }
 }

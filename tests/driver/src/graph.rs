@@ -445,7 +445,10 @@ impl Exec {
     /// # Errors
     /// `INVALID_VALUE` when the node is none of its kernels, `OUT_OF_MEMORY`.
     pub fn set_kernel(&self, node: &Node, local: u64) -> Outcome<()> {
-        let at = self.kernels().iter().position(|(at, _)| *at == node.handle());
+        let at = self
+            .kernels()
+            .iter()
+            .position(|(at, _)| *at == node.handle());
         let at = at.ok_or(Status::INVALID_VALUE)?;
         self.grow(local)?;
         self.kernels()[at].1 = local;

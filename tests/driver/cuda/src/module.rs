@@ -455,7 +455,11 @@ pub fn function(out: Out<usize>, module: usize, name: Text) -> Outcome<()> {
 pub fn functions(list: Out<usize>, count: u32, module: usize) -> Outcome<()> {
     driver()?;
     let found = with(|state| {
-        let image = &state.modules.get(&module).ok_or(Status::INVALID_HANDLE)?.image;
+        let image = &state
+            .modules
+            .get(&module)
+            .ok_or(Status::INVALID_HANDLE)?
+            .image;
         let names: Vec<String> = image.locals.keys().take(count as usize).cloned().collect();
         let handles = names.iter().map(|name| state.function(module, name));
         handles.collect::<Outcome<Vec<usize>>>()

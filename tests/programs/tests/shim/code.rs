@@ -118,3 +118,43 @@ fn eager_loading() {
     program.end();
     world.judge_end(CAP);
 }
+
+/// Code is loaded where a function is first got, or loaded by itself. How much that is nobody says; it is found at once.
+#[test]
+fn functions_that_are_loaded_lazily_count_at_once() {
+    for (first, load) in [
+        ("get-function", "kernels parts 0 long"),
+        ("load-function", "kernels parts 0 long"),
+        ("set-attribute", "kernel-library parts 0 long"),
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[(load, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
+        let first = format!("{first} parts");
+        program.expect(&[(&first, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + 12 * MIB, "{first}");
+        world.judge(CAP);
+        program.expect(&[(&first, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + 12 * MIB, "{first}");
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn a_library_is_loaded_where_an_attribute_is_set() {
+    for (cap, answer) in [(CONTEXT + 310 * MIB, "0"), (CONTEXT + 290 * MIB, "2")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("library parts 300M", "0"),
+            ("set-attribute parts", answer),
+            ("set-attribute parts", answer),
+        ]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}

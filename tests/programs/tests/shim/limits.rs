@@ -608,11 +608,6 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
             "launch-kernel user",
             "launch-kernel user",
         ),
-        (
-            "kernel-library user 0 malloc",
-            "load-kernel user",
-            "launch-kernel user",
-        ),
     ] {
         let lazy = load.starts_with("kernel-library");
         for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
@@ -652,6 +647,42 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
             program.end();
             world.judge_end(cap);
         }
+    }
+}
+
+/// 90 MiB come with the first code that uses device `assert`.
+#[test]
+fn device_assert_is_served_at_what_it_takes_and_refused_below() {
+    let cap = CONTEXT + 90 * MIB + RESERVE;
+    for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[("kernels user 0 assert", answer)]);
+        world.judge(cap);
+        if answer == "2" {
+            assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked");
+        } else {
+            program.expect(&[("kernels more 0 assert", "0"), ("launch more", "0")]);
+            assert_eq!(world.machine().used(), CONTEXT + 90 * MIB);
+            world.judge(cap);
+            // With `malloc` there is more, but not both.
+            world.set(cap + (48 + 10) * MIB);
+            program.expect(&[("kernels all 0 malloc assert", "2")]);
+            world.set(cap + (138 + 10) * MIB);
+            program.expect(&[("kernels all 0 malloc assert", "0"), ("launch all", "0")]);
+            world.judge(cap + (138 + 10) * MIB);
+            program.expect(&[
+                ("context second 0 v2", "2"),
+                ("release-primary 0", "0"),
+                ("start", "0 0"),
+                ("kernels all 0 malloc assert", "0"),
+            ]);
+            assert_eq!(world.machine().used(), CONTEXT + 138 * MIB);
+            program.expect(&[("kernels user 0 assert", "0"), ("launch all", "0")]);
+            assert_eq!(world.machine().used(), CONTEXT + 148 * MIB);
+        }
+        program.end();
+        world.settle();
     }
 }
 

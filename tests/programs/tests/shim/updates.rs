@@ -181,25 +181,3 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
     program.end_quietly();
     world.judge_end(cap);
 }
-
-#[test]
-fn functions_that_are_loaded_ahead_are_paid_for() {
-    for (load, cap, answer) in [
-        ("load-function parts", CONTEXT + 110 * MIB, "0"),
-        ("load-kernel library", CONTEXT + 110 * MIB, "0"),
-        ("load-kernel library", CONTEXT + 40 * MIB, "2"),
-    ] {
-        let world = World::new(cap);
-        let mut program = world.on_gpu();
-        program.expect(&[
-            ("module parts 4M", "0"),
-            ("library library 50M", "0"),
-            (load, answer),
-            (load, answer),
-        ]);
-        world.judge(cap);
-        assert!(world.machine().gpu(0).peak <= cap, "{load}");
-        program.end();
-        world.judge_end(cap);
-    }
-}

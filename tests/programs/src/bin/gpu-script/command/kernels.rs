@@ -22,13 +22,27 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let stream = scope.stream(words.get(2))?;
             plain(launch(driver, kernel(driver, scope, words.at(1)?)?, stream))
         }
-        "load-function" => {
-            let function = function(driver, scope, words.at(1)?)?;
-            plain(driver.call("cuFuncLoad", &[function]))
+        "get-function" => {
+            function(driver, scope, words.at(1)?)?;
+            "0".to_owned()
         }
-        "load-kernel" => {
+        "load-function" => {
+            // Listed functions are not loaded yet.
+            let mut functions = [0usize];
+            let arguments = [
+                functions.as_mut_ptr() as usize,
+                1,
+                scope.value(words.at(1)?)?,
+            ];
+            match driver.call("cuModuleEnumerateFunctions", &arguments) {
+                0 => plain(driver.call("cuFuncLoad", &functions)),
+                failed => plain(failed),
+            }
+        }
+        "set-attribute" => {
             let kernel = kernel(driver, scope, words.at(1)?)?;
-            plain(driver.call("cuFuncLoad", &[kernel]))
+            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            plain(driver.call("cuKernelSetAttribute", &[8, 1024, kernel, 0]))
         }
         "launch-ex" => {
             let function = function(driver, scope, words.at(1)?)?;
@@ -98,14 +112,19 @@ pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     }
 }
 
-/// PTX with a kernel that has so much local memory, and that may use the device runtime.
+/// PTX with a kernel that has so much local memory, and that may use the device runtime or be long.
 fn ptx(words: &Words<'_>) -> Answer<String> {
     let local = words.size(2)?;
-    let mut uses = String::new();
+    let (mut uses, mut stores) = (String::new(), 0);
     for at in 3.. {
         uses += match words.get(at) {
             None => break,
             Some("malloc") => ".extern .func (.param .b64 place) malloc (.param .b64 size);\n",
+            Some("assert") => ".extern .func __assertfail (.param .b64 what);\n",
+            Some("long") => {
+                stores = 60_000;
+                ""
+            }
             Some("printf") => {
                 ".extern .func (.param .b32 count) vprintf (.param .b64 format, .param .b64 values);\n"
             }
@@ -113,6 +132,7 @@ fn ptx(words: &Words<'_>) -> Answer<String> {
         };
     }
     Ok(format!(
-        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n ret;\n}}\n\0"
+        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n{} ret;\n}}\n\0",
+        " st.global.u32 [%rd1], 7;\n".repeat(stores)
     ))
 }
