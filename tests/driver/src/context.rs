@@ -518,19 +518,19 @@ impl Context {
             state.first_launch += bytes;
             LAUNCHED.store(true, Relaxed);
         }
-        if needs.heap && !self.state().has_heap {
+        self.grow_local(local, needs.heap)
+    }
+
+    /// Makes room for kernels that need so many bytes of local memory per thread at most, and perhaps the heap.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn grow_local(&self, local: u64, heap: bool) -> Outcome<()> {
+        if heap && !self.state().has_heap {
             let heap = self.limit(MALLOC_HEAP_SIZE)?;
             self.take_for_runtime(heap.checked_add(BLOCK).ok_or(Status::OUT_OF_MEMORY)?)?;
             self.state().has_heap = true;
         }
-        self.grow_local(local)
-    }
-
-    /// Makes room for a kernel that needs so many bytes of local memory per thread.
-    ///
-    /// # Errors
-    /// `OUT_OF_MEMORY`.
-    pub fn grow_local(&self, local: u64) -> Outcome<()> {
         if local <= self.backed.load(Relaxed) {
             return Ok(());
         }

@@ -27,6 +27,25 @@ const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
 
+/// What a kernel needs beside its code.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Bytes of local memory of every thread.
+    pub local: u64,
+    /// The heap of device malloc.
+    pub heap: bool,
+}
+
+impl Need {
+    /// What either needs.
+    fn or(self, other: Need) -> Need {
+        Need {
+            local: self.local.max(other.local),
+            heap: self.heap || other.heap,
+        }
+    }
+}
+
 /// What a node does.
 #[derive(Clone, Copy)]
 pub enum Kind {
@@ -34,8 +53,8 @@ pub enum Kind {
     Kernel {
         /// The `CUfunction` or `CUkernel`; 0 for another captured call.
         function: usize,
-        /// Bytes of local memory that every thread needs.
-        local: u64,
+        /// What it needs.
+        need: Need,
     },
     /// Something that takes no memory, in the numbers of `CUgraphNodeType`.
     Other(i32),
@@ -301,8 +320,8 @@ impl Graph {
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
     freed: Vec<u64>,
-    /// The nodes with kernels, and the local memory per thread that each needs, in bytes.
-    kernels: Vec<(usize, u64)>,
+    /// The nodes with kernels, and what each needs.
+    kernels: Vec<(usize, Need)>,
     /// The numbers of all nodes' kinds, those of child graphs behind their node's: only a graph of the same may take its place.
     shape: Vec<i32>,
     /// Keeps the addresses.
@@ -323,7 +342,7 @@ impl Plan {
         for node in graph.nodes()? {
             self.shape.push(node.number());
             match node.kind {
-                Kind::Kernel { local, .. } => self.kernels.push((node.handle(), local)),
+                Kind::Kernel { need, .. } => self.kernels.push((node.handle(), need)),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
                 Kind::Free(address) => self.freed.push(address),
@@ -343,9 +362,10 @@ impl Plan {
         Ok(())
     }
 
-    /// The most local memory per thread that a kernel needs, in bytes.
-    fn local(kernels: &[(usize, u64)]) -> u64 {
-        kernels.iter().map(|(_, local)| *local).max().unwrap_or(0)
+    /// What kernels need together.
+    fn need(kernels: &[(usize, Need)]) -> Need {
+        let needs = kernels.iter().map(|(_, need)| *need);
+        needs.fold(Need::default(), Need::or)
     }
 
     fn has_memory(&self) -> bool {
@@ -398,7 +418,7 @@ pub struct Exec {
     flags: u64,
     plan: Mutex<Option<Arc<Plan>>>,
     /// Its kernels as they are now, as in [`Plan`].
-    kernels: Mutex<Vec<(usize, u64)>>,
+    kernels: Mutex<Vec<(usize, Need)>>,
 }
 
 impl Exec {
@@ -416,7 +436,8 @@ impl Exec {
             return Err(Status::INVALID_VALUE);
         }
         context.add_exec()?;
-        context.grow_local(Plan::local(&plan.kernels))?;
+        let need = Plan::need(&plan.kernels);
+        context.grow_local(need.local, need.heap)?;
         Ok(Box::leak(Box::new(Exec {
             magic: AtomicU64::new(EXEC_MAGIC),
             context,
@@ -427,31 +448,38 @@ impl Exec {
         })))
     }
 
-    fn kernels(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
+    fn kernels(&self) -> MutexGuard<'_, Vec<(usize, Need)>> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for kernels that need so many bytes of local memory per thread. Measured (H100, 580.159.04): what none of those there needs comes
+    /// Makes room for kernels that need this. Measured (H100, 580.159.04): what none of those there needs comes
     /// with the change; what a lowered stack limit has taken comes again with the upload or the launch only.
-    fn grow(&self, local: u64) -> Outcome<()> {
-        match local > Plan::local(&self.kernels()) {
-            true => self.context.grow_local(local),
-            false => Ok(()),
+    fn grow(&self, need: Need) -> Outcome<()> {
+        let known = Plan::need(&self.kernels());
+        match known.or(need) == known {
+            true => Ok(()),
+            false => self.context.grow_local(need.local, need.heap),
         }
     }
 
-    /// Puts another kernel, with this need of local memory, in the place of the one that a node of its graph had.
+    /// Makes room for what its kernels need now.
+    fn grow_again(&self) -> Outcome<()> {
+        let need = Plan::need(&self.kernels());
+        self.context.grow_local(need.local, need.heap)
+    }
+
+    /// Puts another kernel, in the place of the one that a node of its graph had.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the node is none of its kernels, `OUT_OF_MEMORY`.
-    pub fn set_kernel(&self, node: &Node, local: u64) -> Outcome<()> {
+    pub fn set_kernel(&self, node: &Node, need: Need) -> Outcome<()> {
         let at = self
             .kernels()
             .iter()
             .position(|(at, _)| *at == node.handle());
         let at = at.ok_or(Status::INVALID_VALUE)?;
-        self.grow(local)?;
-        self.kernels()[at].1 = local;
+        self.grow(need)?;
+        self.kernels()[at].1 = need;
         Ok(())
     }
 
@@ -464,9 +492,9 @@ impl Exec {
         if plan.shape != own.shape || plan.has_memory() {
             return Err(Status::EXEC_UPDATE_FAILURE);
         }
-        self.grow(Plan::local(&plan.kernels))?;
-        for (kernel, (_, local)) in self.kernels().iter_mut().zip(plan.kernels) {
-            kernel.1 = local;
+        self.grow(Plan::need(&plan.kernels))?;
+        for (kernel, (_, need)) in self.kernels().iter_mut().zip(plan.kernels) {
+            kernel.1 = need;
         }
         Ok(())
     }
@@ -483,11 +511,11 @@ impl Exec {
         if plan.shape != before.shape || plan.has_memory() {
             return Err(Status::EXEC_UPDATE_FAILURE);
         }
-        self.grow(Plan::local(&plan.kernels))?;
+        self.grow(Plan::need(&plan.kernels))?;
         let mut kernels = self.kernels();
-        for ((at, _), (_, local)) in before.kernels.iter().zip(plan.kernels) {
+        for ((at, _), (_, need)) in before.kernels.iter().zip(plan.kernels) {
             let place = kernels.iter_mut().find(|(node, _)| node == at);
-            place.ok_or(Status::INVALID_VALUE)?.1 = local;
+            place.ok_or(Status::INVALID_VALUE)?.1 = need;
         }
         Ok(())
     }
@@ -524,7 +552,7 @@ impl Exec {
     /// `OUT_OF_MEMORY`.
     pub fn upload(&self, stream: Name) -> Outcome<()> {
         let plan = self.plan()?;
-        self.context.grow_local(Plan::local(&self.kernels()))?;
+        self.grow_again()?;
         memory::upload(&plan, stream.identity()?)
     }
 
@@ -536,7 +564,7 @@ impl Exec {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
         // A stack limit that was lowered since has taken it.
-        self.context.grow_local(Plan::local(&self.kernels()))?;
+        self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)
     }

@@ -2,7 +2,7 @@
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
-use gpulimit_sim::graph::{Exec, Graph, Kind, Node};
+use gpulimit_sim::graph::{Exec, Graph, Kind, Need, Node};
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
@@ -275,20 +275,20 @@ pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> 
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
-    let local = match params.field(0).get()? {
-        0 => module::kernel_local(params.field(56).get()?)?,
-        function => module::function_local(function)?,
+    let need = match params.field(0).get()? {
+        0 => module::kernel_need(params.field(56).get()?)?,
+        function => module::function_need(function)?,
     };
-    set_kernel(exec, node, local)
+    set_kernel(exec, node, need)
 }
 
 pub fn set_kernel_v1(exec: usize, node: usize, params: In<usize>) -> Outcome<()> {
-    set_kernel(exec, node, module::function_local(params.get()?)?)
+    set_kernel(exec, node, module::function_need(params.get()?)?)
 }
 
-fn set_kernel(exec: usize, node: usize, local: u64) -> Outcome<()> {
+fn set_kernel(exec: usize, node: usize, need: Need) -> Outcome<()> {
     driver()?;
-    Exec::from_handle(exec)?.set_kernel(Node::from_handle(node)?, local)
+    Exec::from_handle(exec)?.set_kernel(Node::from_handle(node)?, need)
 }
 
 pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
+use gpulimit_sim::graph::Need;
 use gpulimit_sim::machine::BLOCK;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::{self, Name};
@@ -96,7 +97,7 @@ struct Image {
 }
 
 /// Bytes of code for a store in PTX: 120,000 took 20 MiB (measured).
-const PER_STORE: u64 = 175;
+const PER_STORE: u64 = 174;
 
 /// `.global .align 4 .b8 name[1024];` → name and bytes.
 fn variable(statement: &str) -> Option<(String, u64)> {
@@ -494,16 +495,25 @@ fn known(function: usize) -> Outcome<Function> {
     with(|state| state.functions.get(&function).copied()).ok_or(Status::INVALID_HANDLE)
 }
 
-/// Bytes of local memory that every thread of a function needs. Measured: a kernel is none here (400).
-pub fn function_local(function: usize) -> Outcome<u64> {
-    Ok(function_of(function)?.local)
+impl Function {
+    fn need(self) -> Need {
+        Need {
+            local: self.local,
+            heap: self.needs.heap,
+        }
+    }
+}
+
+/// What a function needs. Measured: a kernel is none here (400).
+pub fn function_need(function: usize) -> Outcome<Need> {
+    Ok(function_of(function)?.need())
 }
 
 /// The same of a kernel, which is loaded.
-pub fn kernel_local(kernel: usize) -> Outcome<u64> {
+pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     let found = kernel_of(kernel)?;
     place_kernel(found)?;
-    Ok(found.local)
+    Ok(found.need())
 }
 
 pub fn kernel_function(out: Out<usize>, kernel: usize) -> Outcome<()> {
@@ -607,7 +617,7 @@ fn start(number: usize, handle: usize, twin: bool) -> Outcome<()> {
     }
     let context = match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => {
-            capture::add_kernel(stream, number, function.local);
+            capture::add_kernel(stream, number, function.need());
             return Ok(());
         }
         Some(stream) => stream.context,

@@ -133,10 +133,10 @@ fn functions_that_are_loaded_lazily_count_at_once() {
         assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
         let first = format!("{first} parts");
         program.expect(&[(&first, "0")]);
-        assert_eq!(world.machine().used(), CONTEXT + 12 * MIB, "{first}");
+        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
         world.judge(CAP);
         program.expect(&[(&first, "0")]);
-        assert_eq!(world.machine().used(), CONTEXT + 12 * MIB, "{first}");
+        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
         world.judge(CAP);
         program.end_quietly();
         world.judge_end(CAP);

@@ -11,26 +11,28 @@ const RESERVE: u64 = 4 * MIB;
 
 /// A graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` of a kernel with much local memory in its place.
 fn prepare(program: &mut Session) {
-    for line in [
-        "stream s",
-        "kernels small 0",
-        "kernels big 8192",
-        "kernel-library deep 8192",
-        "launch small s",
-        "capture s",
-        "launch small s",
-        "end-capture s g",
-        "capture s",
-        "launch big s",
-        "end-capture s g2",
-        "graph o",
-        "child-node o g",
-        "graph o2",
-        "child-node o2 g2",
-    ] {
+    for line in PREPARE {
         program.expect(&[(line, "0")]);
     }
 }
+
+const PREPARE: [&str; 15] = [
+    "stream s",
+    "kernels small 0",
+    "kernels big 8192",
+    "kernel-library deep 8192",
+    "launch small s",
+    "capture s",
+    "launch small s",
+    "end-capture s g",
+    "capture s",
+    "launch big s",
+    "end-capture s g2",
+    "graph o",
+    "child-node o g",
+    "graph o2",
+    "child-node o2 g2",
+];
 
 /// Every way to put the kernel into an executable graph of `g` or of `o`.
 const WAYS: [(&str, &str); 9] = [
@@ -180,4 +182,28 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
     assert_eq!(world.machine().used(), GRAPHS);
     program.end_quietly();
     world.judge_end(cap);
+}
+
+/// The heap of device `malloc` comes with the kernel that uses it, and is charged from when its code is loaded.
+#[test]
+fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
+    let cap = GRAPHS + (138 + 10) * MIB + RESERVE;
+    for (graph, way) in WAYS {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        for line in ["kernels big 0 malloc", "kernel-library deep 0 malloc"] {
+            program.expect(&[(line, "0")]);
+        }
+        for line in PREPARE.iter().filter(|line| !line.contains("8192")) {
+            program.expect(&[(line, "0")]);
+        }
+        program.expect(&[(&format!("instantiate e {graph}"), "0")]);
+        program.say("fill filler 2M");
+        assert!(world.machine().used() < GRAPHS + 144 * MIB, "{way}");
+        program.expect(&[(way, "0"), ("launch-graph e s", "0")]);
+        assert!(world.machine().used() >= GRAPHS + 148 * MIB, "{way}");
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
 }
