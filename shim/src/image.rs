@@ -33,6 +33,14 @@ impl Needs {
         }
     }
 
+    /// What both take.
+    pub fn and(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.saturating_add(other.variables),
+            ..self.or(other)
+        }
+    }
+
     fn of_ptx(text: &[u8]) -> Needs {
         Needs {
             variables: in_ptx(text),

@@ -147,7 +147,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: impl Fn() -> Statu
     let now = if eager { needs } else { Needs::default() };
     let status = load(call, now, real, Some(&unload));
     // Less is a matter of the driver's reserve, as code is.
-    let is_large = needs.variables >= BLOCK || needs.device_malloc;
+    let is_large = needs.variables >= BLOCK || needs.device_malloc || needs.device_assert;
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
     }
@@ -283,7 +283,7 @@ pub fn kernel(
 
 /// A library that a call may load.
 pub struct Lazy {
-    library: Option<Opaque>,
+    pub library: Option<Opaque>,
     context: Context,
     /// What its image says, as far as it is not there yet.
     pub needs: Needs,

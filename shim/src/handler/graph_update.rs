@@ -10,6 +10,7 @@ use crate::abi::{
     Node, NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::graphs::nodes::each_kernel;
+use crate::handler::code::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
@@ -46,6 +47,16 @@ fn change(
     }
     unseen.sort_unstable();
     unseen.dedup();
+    // Kernels of lazily loaded libraries load these here, each library once.
+    let mut says = Needs::default();
+    let mut lazies: Vec<Lazy> = Vec::new();
+    for kernel in &unseen {
+        let lazy = Lazy::of(call, None, *kernel, context);
+        if !lazy.is_empty() && !lazies.iter().any(|known| known.library == lazy.library) {
+            says = says.and(lazy.needs);
+            lazies.push(lazy);
+        }
+    }
     let asked = RefCell::new(Vec::new());
     let need = || {
         for kernel in unseen {
@@ -56,9 +67,9 @@ fn change(
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let (usage, says) = (Use::Graph(need), Needs::default());
-    let status = limits::run(call, device, context, usage, says, 0, real, None);
+    let status = limits::run(call, device, context, Use::Graph(need), says, 0, real, None);
     if status == SUCCESS {
+        lazies.iter().for_each(|lazy| lazy.loaded(call));
         for (kernel, bytes) in asked.into_inner() {
             call.process.learn_need(kernel, bytes);
         }

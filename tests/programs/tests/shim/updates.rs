@@ -207,3 +207,32 @@ fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
         world.judge_end(cap);
     }
 }
+
+/// A library that nothing has loaded yet is loaded with its kernel.
+#[test]
+fn a_kernel_of_a_lazy_library_is_paid_for_with_it() {
+    for (uses, bytes) in [("assert", 90), ("malloc", 148)] {
+        let cap = GRAPHS + bytes * MIB + RESERVE;
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[(&format!("kernel-library lazy 0 {uses}"), "0")]);
+            for line in PREPARE
+                .iter()
+                .filter(|line| !line.contains("big") && !line.contains("g2"))
+            {
+                program.expect(&[(line, "0")]);
+            }
+            program.expect(&[
+                ("instantiate e g", "0"),
+                ("set-kernel-of e g 0 lazy", answer),
+            ]);
+            let taken = if answer == "0" { bytes * MIB } else { 0 };
+            assert_eq!(world.machine().gpu(0).peak, GRAPHS + taken, "{uses}");
+            program.expect(&[("launch-graph e s", "0")]);
+            world.judge(cap);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
