@@ -55,8 +55,6 @@ pub const LOADING_EAGER: i32 = 1;
 
 /// `CU_LIMIT_STACK_SIZE`, bytes per thread.
 pub const LIMIT_STACK_SIZE: i32 = 0;
-/// `CU_LIMIT_PRINTF_FIFO_SIZE`, bytes.
-pub const LIMIT_PRINTF_FIFO_SIZE: i32 = 1;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`, bytes.
 pub const LIMIT_MALLOC_HEAP_SIZE: i32 = 2;
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, per thread.

@@ -1,6 +1,6 @@
 //! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc` or `assert`, must be refused before the driver takes the memory for them. PTX
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, `assert` or `printf`, must be refused before the driver takes the memory for them. PTX
 //! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
@@ -21,15 +21,23 @@ pub struct Needs {
     pub device_malloc: bool,
     /// Its kernels use device `assert`.
     pub device_assert: bool,
+    /// Its kernels use device `printf`.
+    pub device_printf: bool,
 }
 
 impl Needs {
+    /// Whether there is something of the device's runtime that it uses.
+    pub fn uses_runtime(self) -> bool {
+        self.device_malloc || self.device_assert || self.device_printf
+    }
+
     /// What either takes at most.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
             device_malloc: self.device_malloc || other.device_malloc,
             device_assert: self.device_assert || other.device_assert,
+            device_printf: self.device_printf || other.device_printf,
         }
     }
 
@@ -433,7 +441,7 @@ mod tests {
         for (list, uses) in [
             (&[("kernel", true), ("malloc", false)][..], (true, false)),
             (&[("free", false)], (true, false)),
-            (&[("malloc", true), ("vprintf", false)], (false, false)),
+            (&[("malloc", true), ("printf", false)], (false, false)),
             (&[("mallocs", false), ("mall", false)], (false, false)),
             (&[("__assertfail", false)], (false, true)),
             (&[("__assertfail", false), ("malloc", false)], (true, true)),

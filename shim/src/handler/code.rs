@@ -147,7 +147,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: impl Fn() -> Statu
     let now = if eager { needs } else { Needs::default() };
     let status = load(call, now, real, Some(&unload));
     // Less is a matter of the driver's reserve, as code is.
-    let is_large = needs.variables >= BLOCK || needs.device_malloc || needs.device_assert;
+    let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
     }

@@ -8,7 +8,7 @@ use parking_lot::RwLockWriteGuard;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
-    LIMIT_PRINTF_FIFO_SIZE, LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
+    LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, RESERVE};
@@ -26,25 +26,19 @@ use crate::table::cuda;
 
 /// What device `malloc` has where no limit is set, bytes (measured).
 const HEAP: u64 = 8 << 20;
-/// The buffer of device `printf` where no limit is set, bytes (measured).
-const FIFO: u64 = 8_650_752;
-/// What comes with a module that uses device `printf` where more is set, whatever it is, beside the module's variables (measured).
-const LARGER_FIFO: u64 = 62 << 20;
-
 /// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap and the buffer of `printf` take theirs when a
-/// kernel first needs them, and are charged from here on. The others take nothing (measured).
+/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap takes its own when a kernel first needs it, and is
+/// charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
         // In full: the heap that there is without a limit comes with the first launch, too (measured). That one is charged with the code.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
-        LIMIT_PRINTF_FIFO_SIZE if value as u64 > FIFO => LARGER_FIFO,
-        LIMIT_MALLOC_HEAP_SIZE | LIMIT_PRINTF_FIFO_SIZE => 0,
+        LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
     };
     let device = match call.process.current_device() {
@@ -61,8 +55,7 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
         // In use: the driver says so.
         _ if matches!(current(limit), Limit::Fixed) => real(value),
-        LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
-        _ => reserve(call, device, &context.fifo, || real(value), wanted),
+        _ => reserve(call, device, &context.heap, || real(value), wanted),
     }
 }
 
@@ -256,18 +249,16 @@ pub fn run<F: FnOnce() -> u64>(
         Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
     });
     let memory = device.kernels.context(context);
-    // The heap comes with a launch, the buffer of `printf` with the code.
-    let kept = || {
-        let heap = memory.heap.load(Ordering::Acquire);
-        let fifo = memory.fifo.load(Ordering::Acquire);
-        if launches { (heap, fifo) } else { (0, fifo) }
+    let kept = || match launches {
+        true => memory.heap.load(Ordering::Acquire),
+        false => 0,
     };
     let growth = || device.kernels.growth(&memory, *need);
-    let is_first = || Runtime::is_new(says, &memory);
+    let is_first = || Runtime::is_new(says, device, &memory);
     let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
         let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
         // One at a time: two that need the same growth make it once.
-        let alone = (growth() > 0 || kept() != (0, 0) || is_first()).then(|| memory.alone.write());
+        let alone = (growth() > 0 || kept() > 0 || is_first()).then(|| memory.alone.write());
         let (growth, runtime) = match alone {
             Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
             None => (0, Runtime::default()),
@@ -294,29 +285,22 @@ pub fn run<F: FnOnce() -> u64>(
         return measured::conclude(call, device, bytes, real, undo);
     }
     runtime.keep(device, &memory);
-    let (heap, fifo) = kept();
-    driver.offer(heap + fifo);
+    let heap = kept();
+    driver.offer(heap);
     let before = driver.used();
     let status = real();
-    let needed = |bytes, limit| bytes > 0 && status == SUCCESS && is_in_use(context, limit);
-    let offers = [
-        (&memory.heap, heap, needed(heap, LIMIT_MALLOC_HEAP_SIZE)),
-        (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
-    ];
+    // Measured: its limit cannot be set any more once it is there.
+    let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
-        let (mut left, mut taken) = (grown.saturating_sub(growth + large + runtime.tables), 0);
-        for (kept, bytes, needed) in offers {
-            if needed && left >= bytes {
-                kept.store(0, Ordering::Release);
-                left -= bytes;
-                taken += bytes;
-            }
+        let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
+        if is_taken {
+            memory.heap.store(0, Ordering::Release);
         }
-        taken
+        if is_taken { heap } else { 0 }
     };
-    let measured = driver.settle_offer(device, bytes, heap + fifo, taken);
+    let measured = driver.settle_offer(device, bytes, heap, taken);
     let grown = measured.map(|measured| measured.used.saturating_sub(before));
-    runtime.conclude(device, context, &memory, status, grown);
+    runtime.conclude(device, &memory, status, grown);
     if growth > 0 {
         let needs = (*need, at_most);
         conclude_growth(call, device, &memory, needs, before, measured, status);

@@ -3,10 +3,11 @@
 use super::{MOST, Needs, Source, find};
 
 /// Device `new` and `delete` come down to the first two (measured: `free` alone takes what `malloc` does).
-const NAMES: [(&[u8], Needs); 3] = [
+const NAMES: [(&[u8], Needs); 4] = [
     (b"malloc", MALLOC),
     (b"free", MALLOC),
     (b"__assertfail", ASSERT),
+    (b"vprintf", PRINTF),
 ];
 const MALLOC: Needs = Needs {
     device_malloc: true,
@@ -16,10 +17,15 @@ const ASSERT: Needs = Needs {
     device_assert: true,
     ..NOTHING
 };
+const PRINTF: Needs = Needs {
+    device_printf: true,
+    ..NOTHING
+};
 const NOTHING: Needs = Needs {
     variables: 0,
     device_malloc: false,
     device_assert: false,
+    device_printf: false,
 };
 
 impl Source<'_> {
@@ -47,7 +53,7 @@ impl Source<'_> {
     }
 }
 
-/// What a PTX text declares: `.extern .func (.param .b64 r) malloc (.param .b64 n);`.
+/// What a PTX text declares, `.extern .func (.param .b64 r) malloc (.param .b64 n);`, and calls: of a declaration alone nothing comes (measured).
 pub fn of_ptx(text: &[u8]) -> Needs {
     const EXTERN: &[u8] = b".extern";
     let (mut rest, mut needs) = (text, NOTHING);
@@ -56,10 +62,12 @@ pub fn of_ptx(text: &[u8]) -> Needs {
         let statement = rest.split(|byte| *byte == b';').next().unwrap_or_default();
         let words = statement.split(|byte| !byte.is_ascii_alphanumeric() && !b"_$.".contains(byte));
         if words.clone().any(|word| word == b".func") {
-            let used = NAMES
-                .into_iter()
-                .find(|(name, _)| words.clone().any(|word| word == *name));
-            needs = used.map_or(needs, |(_, use_of)| needs.or(use_of));
+            let is_called = |name: &[u8]| {
+                let behind = rest.get(statement.len()..).unwrap_or_default();
+                words.clone().any(|word| word == name) && find(behind, name).is_some()
+            };
+            let used = NAMES.into_iter().filter(|(name, _)| is_called(name));
+            needs = used.fold(needs, |needs, (_, use_of)| needs.or(use_of));
         }
     }
     needs
@@ -67,36 +75,43 @@ pub fn of_ptx(text: &[u8]) -> Needs {
 
 #[cfg(test)]
 mod tests {
-    use super::{ASSERT, MALLOC, NOTHING, of_ptx};
+    use super::{ASSERT, MALLOC, NOTHING, PRINTF, of_ptx};
 
     #[test]
     fn ptx_text() {
         for (text, needs) in [
             (
-                ".extern .func __assertfail\n(\n\t.param .b64 __assertfail_param_0\n)\n;",
+                ".extern .func __assertfail (.param .b64 a); call.uni __assertfail, (x);",
                 ASSERT,
             ),
             (
-                ".extern .func (.param .b64 r) malloc (.param .b64 n);",
+                ".extern .func (.param .b64 r) malloc (.param .b64 n); call (r), malloc, (n);",
                 MALLOC,
             ),
             (
-                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t.param .b64 malloc_param_0\n)\n;\n",
+                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t.param .b64 malloc_param_0\n)\n;\ncall.uni (r),\nmalloc,\n(n);",
                 MALLOC,
             ),
             (
-                ".extern .func free\n(\n\t.param .b64 free_param_0\n)\n;",
+                ".extern .func free\n(\n\t.param .b64 free_param_0\n)\n; call free, (x);",
                 MALLOC,
             ),
             (
-                ".extern .func (.param .b32 r) vprintf (.param .b64 a);",
+                ".extern .func (.param .b32 r) vprintf (.param .b64 a); call vprintf, (a);",
+                PRINTF,
+            ),
+            (
+                ".extern .func (.param .b32 r) vprintf (.param .b64 vprintf_0);",
                 NOTHING,
             ),
             (
-                ".extern .global .b8 malloc[16];\n.func free() { ret; }",
+                ".extern .global .b8 malloc[16];\n.func free() { ret; } malloc",
                 NOTHING,
             ),
-            (".extern .func mallocs (.param .b64 n);", NOTHING),
+            (
+                ".extern .func mallocs (.param .b64 n); call mallocs, (n);",
+                NOTHING,
+            ),
             (".extern", NOTHING),
         ] {
             assert_eq!(of_ptx(text.as_bytes()), needs, "{text}");

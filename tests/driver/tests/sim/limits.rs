@@ -6,6 +6,7 @@ use crate::rig::{Cuda, MIB, alone};
 const STACK: usize = 0;
 const PRINTF: usize = 1;
 const HEAP: usize = 2;
+const PRINTF_USER: &str = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);";
 const MALLOC: &str = ".extern .func (.param .b64 r) malloc (.param .b64 n);";
 
 fn set(cuda: &Cuda, limit: usize, value: usize) -> i32 {
@@ -341,6 +342,17 @@ fn assert_takes_90_where_malloc_has_not_been_before() {
         module(cuda, 0, assert);
         assert_eq!(cuda.beyond(), before + 140 * MIB);
         assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
+        cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context");
+        let before = cuda.beyond();
+        for (uses, mib) in [
+            (PRINTF_USER, 62),
+            (assert, 92),
+            (PRINTF_USER, 92),
+            (MALLOC, 140),
+        ] {
+            module(cuda, 0, uses);
+            assert_eq!(cuda.beyond(), before + mib * MIB);
+        }
     });
 }
 
@@ -408,13 +420,13 @@ fn the_heap_comes_with_the_module_and_the_launch() {
             ".extern .func (.param .b64 r) malloc (.param .b64 n);",
         );
         assert_eq!(cuda.beyond(), 138 * MIB);
-        assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         let other = module(cuda, 0, "");
         assert_eq!(launch(cuda, function(cuda, other)), 0);
         assert_eq!(cuda.beyond(), 138 * MIB, "not for others");
         for _ in 0..2 {
             assert_eq!(launch(cuda, function(cuda, user)), 0);
             assert_eq!(cuda.beyond(), 396 * MIB);
+            assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         }
         assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
         assert_eq!(cuda.beyond(), 396 * MIB, "kept");
@@ -423,13 +435,13 @@ fn the_heap_comes_with_the_module_and_the_launch() {
     });
 }
 
-/// For a variable of the module 2 MiB; with any larger limit than a context starts with 62 more, which stay.
+/// For a variable of the module 2 MiB, and 62 more, which stay, whatever the limit is.
 #[test]
-fn printf_takes_the_same_for_every_larger_limit() {
+fn printf_takes_the_same_for_every_limit() {
     let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 s[4];";
     alone(&[], |cuda| {
         cuda.start();
-        for (limit, stays) in [(None, 0), (Some(16), 62), (Some(64), 62), (Some(1024), 62)] {
+        for (limit, stays) in [(None, 62), (Some(16), 62), (Some(64), 62), (Some(1024), 62)] {
             let context = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
             let before = cuda.beyond();
             if let Some(limit) = limit {

@@ -650,39 +650,42 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
     }
 }
 
-/// 90 MiB come with the first code that uses device `assert`.
+/// 62 MiB come with the first code that uses device `printf`, 90 MiB with `assert`, whatever the limits say.
 #[test]
-fn device_assert_is_served_at_what_it_takes_and_refused_below() {
-    let cap = CONTEXT + 90 * MIB + RESERVE;
-    for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
-        let world = World::new(cap);
-        let mut program = world.on_gpu();
-        program.expect(&[("kernels user 0 assert", answer)]);
-        world.judge(cap);
-        if answer == "2" {
-            assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked");
-        } else {
-            program.expect(&[("kernels more 0 assert", "0"), ("launch more", "0")]);
-            assert_eq!(world.machine().used(), CONTEXT + 90 * MIB);
+fn device_printf_and_assert_are_served_at_what_they_take_and_refused_below() {
+    for (uses, bytes) in [("printf", 62), ("assert", 90)] {
+        let cap = CONTEXT + bytes * MIB + RESERVE;
+        let load = format!("kernels user 0 {uses}");
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[(&format!("set-limit {PRINTF} 64M"), "0"), (&load, answer)]);
             world.judge(cap);
-            // With `malloc` there is more, but not both.
-            world.set(cap + (48 + 10) * MIB);
-            program.expect(&[("kernels all 0 malloc assert", "2")]);
-            world.set(cap + (138 + 10) * MIB);
-            program.expect(&[("kernels all 0 malloc assert", "0"), ("launch all", "0")]);
-            world.judge(cap + (138 + 10) * MIB);
-            program.expect(&[
-                ("context second 0 v2", "2"),
-                ("release-primary 0", "0"),
-                ("start", "0 0"),
-                ("kernels all 0 malloc assert", "0"),
-            ]);
-            assert_eq!(world.machine().used(), CONTEXT + 138 * MIB);
-            program.expect(&[("kernels user 0 assert", "0"), ("launch all", "0")]);
-            assert_eq!(world.machine().used(), CONTEXT + 148 * MIB);
+            if answer == "2" {
+                assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked");
+            } else {
+                program.expect(&[(&load, "0"), ("launch user", "0")]);
+                assert_eq!(world.machine().used(), CONTEXT + bytes * MIB);
+                world.judge(cap);
+                // Each is a part of what the next takes.
+                let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
+                world.set(cap - 2 * BLOCK);
+                program.expect(&[("kernels all 0 malloc assert", "2")]);
+                world.set(cap);
+                program.expect(&[
+                    ("kernels all 0 malloc assert", "0"),
+                    ("launch all", "0"),
+                    (&load, "0"),
+                ]);
+                assert_eq!(world.machine().used(), CONTEXT + 148 * MIB);
+                world.judge(cap);
+                program.expect(&[("release-primary 0", "0"), ("start", "0 0"), (&load, "0")]);
+                assert_eq!(world.machine().used(), CONTEXT + bytes * MIB);
+                world.judge(cap);
+            }
+            program.end();
+            world.settle();
         }
-        program.end();
-        world.settle();
     }
 }
 
@@ -755,28 +758,26 @@ fn a_heap_that_is_never_used_comes_back() {
     let cap = 2 * CONTEXT + 256 * MIB + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
-    for (limit, kept) in [(HEAP, 258), (PRINTF, 62)] {
-        for lower in [8 << 20, 0] {
-            let fits = 774 - kept;
-            program.expect(&[
-                (&format!("set-limit {limit} 256M"), "0"),
-                ("kernels other 0", "0"),
-                ("launch other", "0"),
-                (&format!("alloc a {}M", fits + 2), "2"),
-                (&format!("alloc a {fits}M"), "0"),
-                (&format!("set-limit {limit} {lower}"), "0"),
-                (&format!("alloc b {kept}M"), "0"),
-                ("free b", "0"),
-                ("free a", "0"),
-            ]);
-            world.judge(cap);
-        }
+    let kept = 258;
+    for lower in [8 << 20, 0] {
+        let fits = 774 - kept;
+        program.expect(&[
+            (&format!("set-limit {HEAP} 256M"), "0"),
+            ("kernels other 0", "0"),
+            ("launch other", "0"),
+            (&format!("alloc a {}M", fits + 2), "2"),
+            (&format!("alloc a {fits}M"), "0"),
+            (&format!("set-limit {HEAP} {lower}"), "0"),
+            (&format!("alloc b {kept}M"), "0"),
+            ("free b", "0"),
+            ("free a", "0"),
+        ]);
+        world.judge(cap);
     }
     // With the context, too.
     program.expect(&[
         ("context c 0 v2", "0"),
-        (&format!("set-limit {HEAP} 150M"), "0"),
-        (&format!("set-limit {PRINTF} 80M"), "0"),
+        (&format!("set-limit {HEAP} 210M"), "0"),
         ("alloc a 50M", "2"),
         ("destroy c", "0"),
         ("current 0", "0"),
@@ -785,32 +786,6 @@ fn a_heap_that_is_never_used_comes_back() {
     world.judge(cap);
     program.end();
     world.judge_end(cap);
-}
-
-#[test]
-fn a_buffer_of_printf_is_charged_when_it_is_asked_for() {
-    for value in ["16M", "64M", "1G", "max"] {
-        let cap = CONTEXT + 62 * MIB + RESERVE;
-        let set = format!("set-limit {PRINTF} {value}");
-        let world = World::new(CONTEXT + 60 * MIB);
-        let mut program = world.on_gpu();
-        program.expect(&[(&set, "2")]);
-        world.set(cap);
-        program.expect(&[
-            (&set, "0"),
-            ("kernels plain 0", "0"),
-            ("alloc a 4M", "2"),
-            ("kernels user 0 printf", "0"),
-            ("launch user", "0"),
-            (&set, "1"),
-        ]);
-        assert_eq!(world.machine().used(), CONTEXT + 62 * MIB);
-        let usage = world.usage(0);
-        assert!(usage.idle <= RESERVE, "charged once: {usage:?}");
-        world.judge(cap);
-        program.end();
-        world.judge_end(cap);
-    }
 }
 
 #[test]

@@ -115,9 +115,16 @@ pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
 /// PTX with a kernel that has so much local memory, and that may use the device runtime or be long.
 fn ptx(words: &Words<'_>) -> Answer<String> {
     let local = words.size(2)?;
-    let (mut uses, mut stores) = (String::new(), 0);
+    let (mut uses, mut calls, mut stores) = (String::new(), String::new(), 0);
     for at in 3.. {
-        uses += match words.get(at) {
+        let word = words.get(at);
+        calls += match word {
+            Some("malloc") => " call malloc;\n",
+            Some("assert") => " call __assertfail;\n",
+            Some("printf") => " call vprintf;\n",
+            _ => "",
+        };
+        uses += match word {
             None => break,
             Some("malloc") => ".extern .func (.param .b64 place) malloc (.param .b64 size);\n",
             Some("assert") => ".extern .func __assertfail (.param .b64 what);\n",
@@ -132,7 +139,7 @@ fn ptx(words: &Words<'_>) -> Answer<String> {
         };
     }
     Ok(format!(
-        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n{} ret;\n}}\n\0",
+        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n{calls}{} ret;\n}}\n\0",
         " st.global.u32 [%rd1], 7;\n".repeat(stores)
     ))
 }
