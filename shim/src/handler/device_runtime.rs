@@ -21,13 +21,14 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn of(says: Needs, device: &Device, context: Context, memory: &ContextMemory) -> Runtime {
+        if !Runtime::is_new(says, device, memory) {
+            return Runtime::default();
+        }
         let level = device.kernels.runtime(says);
         let tables = level.saturating_sub(memory.runtime.load(Ordering::Acquire));
         let is_kept = memory.heap.load(Ordering::Acquire) > 0;
         let heap = match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
-            Limit::Free(bytes) if tables > 0 && says.device_malloc && !is_kept => {
-                heap(bytes as u64)
-            }
+            Limit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
             _ => 0,
         };
         Runtime {
