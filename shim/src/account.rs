@@ -27,8 +27,8 @@ use parking_lot::Mutex;
 
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status,
-    Stream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Opaque, Out, SUCCESS,
+    Status, Stream,
 };
 use crate::membership;
 use crate::table::cuda;
@@ -166,6 +166,13 @@ impl Account {
         self.devices()
             .map(|device| device.contexts.load(Ordering::Acquire) as usize)
             .sum()
+    }
+
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.
+    pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
+        if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
+            self.launched.learn_need(kernel, per_thread);
+        }
     }
 
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.

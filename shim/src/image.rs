@@ -1,7 +1,8 @@
-//! What a code image says of the device memory that its variables will take.
+//! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays must be refused before the driver takes the memory for them. PTX
-//! text, cubins (ELF) and fat binaries of these, compressed or not, say how much that is.
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, `assert` or `printf`, must be
+//! refused before the driver takes the memory for them. PTX text, cubins (ELF) and fat binaries of these, compressed or not, say how much
+//! that is.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
 
@@ -9,12 +10,58 @@ mod compressed;
 mod fatbin;
 mod lz4;
 mod output;
+mod runtime;
 mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::abi::Opaque;
+
+/// What an image says that it takes beside its code.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Needs {
+    /// Bytes of device memory for its variables.
+    pub variables: u64,
+    /// Its kernels use device `malloc`.
+    pub device_malloc: bool,
+    /// Its kernels use device `assert`.
+    pub device_assert: bool,
+    /// Its kernels use device `printf`.
+    pub device_printf: bool,
+}
+
+impl Needs {
+    /// Whether there is something of the device's runtime that it uses.
+    pub fn uses_runtime(self) -> bool {
+        self.device_malloc || self.device_assert || self.device_printf
+    }
+
+    /// What either takes at most.
+    pub fn or(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.max(other.variables),
+            device_malloc: self.device_malloc || other.device_malloc,
+            device_assert: self.device_assert || other.device_assert,
+            device_printf: self.device_printf || other.device_printf,
+        }
+    }
+
+    /// What both take.
+    pub fn and(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.saturating_add(other.variables),
+            ..self.or(other)
+        }
+    }
+
+    fn of_ptx(text: &[u8]) -> Needs {
+        Needs {
+            variables: in_ptx(text),
+            ..runtime::of_ptx(text)
+        }
+    }
+}
 
 /// The image that a program hands to the driver, or the contents of a file. Memory is read where its headers say that it goes on, as the
 /// driver does.
@@ -31,6 +78,9 @@ const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
 /// `e_machine` of cubins.
 const EM_CUDA: u16 = 190;
 
+/// Symbols of a cubin that are looked at, at most.
+const MOST: u64 = 1 << 16;
+
 /// One image: what a fat binary has several of.
 enum Single<'a> {
     Ptx(&'a [u8]),
@@ -39,35 +89,35 @@ enum Single<'a> {
 }
 
 impl Single<'_> {
-    fn variables(&self) -> Option<u64> {
+    fn needs(&self) -> Option<Needs> {
         match self {
-            Single::Ptx(text) => Some(in_ptx(text)),
+            Single::Ptx(text) => Some(Needs::of_ptx(text)),
             Single::Cubin(source, start) => source.in_cubin(*start),
         }
     }
 }
 
-/// Bytes of device memory for the variables of the image at this address, on GPUs of these compute capabilities; 0 where it does not say.
-pub fn variables(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> u64 {
+/// What the image at this address says, for GPUs of these compute capabilities; nothing where it does not say.
+pub fn needs(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     match image {
-        0 => 0,
+        0 => Needs::default(),
         address => Source::Memory(address as *const u8)
-            .variables(capabilities)
-            .unwrap_or(0),
+            .needs(capabilities)
+            .unwrap_or_default(),
     }
 }
 
 /// The same of the file with the name at this address.
-pub fn variables_in_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> u64 {
+pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     if path == 0 {
-        return 0;
+        return Needs::default();
     }
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
         .ok()
-        .and_then(|bytes| Source::File(&bytes).variables(capabilities))
-        .unwrap_or(0)
+        .and_then(|bytes| Source::File(&bytes).needs(capabilities))
+        .unwrap_or_default()
 }
 
 impl<'a> Source<'a> {
@@ -148,17 +198,19 @@ impl<'a> Source<'a> {
     }
 
     /// Images of one fat binary are alternatives: the largest counts.
-    fn variables(self, capabilities: &dyn Fn() -> Vec<u32>) -> Option<u64> {
-        let mut largest = None;
+    fn needs(self, capabilities: &dyn Fn() -> Vec<u32>) -> Option<Needs> {
+        let mut largest: Option<Needs> = None;
         self.each(capabilities, &mut |image| {
-            largest = largest.max(image.variables());
+            largest = largest.into_iter().chain(image.needs()).reduce(Needs::or);
         });
         largest
     }
 
     /// Sections of variables have names of their own.
-    fn in_cubin(self, start: u64) -> Option<u64> {
+    fn in_cubin(self, start: u64) -> Option<Needs> {
         const HEADER: u64 = 64;
+        /// `SHT_SYMTAB`.
+        const SYMBOLS: u32 = 2;
         let is_cubin = self.bytes::<6>(start)? == *b"\x7fELF\x02\x01"
             && self.half(start + 18)? == EM_CUDA
             && u64::from(self.half(start + 58)?) == HEADER;
@@ -168,15 +220,18 @@ impl<'a> Source<'a> {
         let sections = start.checked_add(self.long(start + 40)?)?;
         let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
         let names = start.checked_add(self.long(section(self.half(start + 62)?)? + 24)?)?;
-        let mut bytes = 0u64;
+        let mut needs = Needs::default();
         for number in 0..self.half(start + 60)? {
-            let section = section(number)?;
-            let name = names.checked_add(u64::from(self.word(section)?))?;
+            let header = section(number)?;
+            let name = names.checked_add(u64::from(self.word(header)?))?;
             if self.begins(name, b".nv.global") {
-                bytes = bytes.checked_add(self.long(section + 32)?)?;
+                needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
+            } else if self.word(header + 4)? == SYMBOLS {
+                let strings = section(self.half(header + 40)?)?;
+                needs = needs.or(self.of_symbols(start, header, strings)?);
             }
         }
-        Some(bytes)
+        Some(needs)
     }
 }
 
@@ -337,11 +392,15 @@ mod tests {
         image
     }
 
-    fn both(image: &[u8]) -> Option<u64> {
+    fn all(image: &[u8]) -> Option<Needs> {
         let gpus = || vec![90];
-        let file = Source::File(image).variables(&gpus);
-        assert_eq!(Source::Memory(image.as_ptr()).variables(&gpus), file);
+        let file = Source::File(image).needs(&gpus);
+        assert_eq!(Source::Memory(image.as_ptr()).needs(&gpus), file);
         file
+    }
+
+    fn both(image: &[u8]) -> Option<u64> {
+        all(image).map(|needs| needs.variables)
     }
 
     #[test]
@@ -359,10 +418,55 @@ mod tests {
         assert_eq!(both(&other), None);
         for cut in [7, 63, 70, image.len() - 64] {
             assert_eq!(
-                Source::File(&image[..cut]).variables(&Vec::new),
+                Source::File(&image[..cut]).needs(&Vec::new),
                 None,
                 "cut at {cut}"
             );
+        }
+    }
+
+    /// A cubin with these symbols, and whether each is its own.
+    fn symbols(list: &[(&str, bool)]) -> Vec<u8> {
+        let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
+        for (name, own) in list {
+            let mut symbol = [0u8; 24];
+            symbol[..4].copy_from_slice(&(texts.len() as u32).to_le_bytes());
+            symbol[6] = u8::from(*own);
+            texts.extend(name.bytes().chain([0]));
+            table.extend(symbol);
+        }
+        let mut image = cubin(&[(".symtab", table.len() as u64), (".strtab", 0)]);
+        let headers = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+        let end = image.len() as u64;
+        let mut set = |at: usize, value: u64| {
+            image[headers + at..headers + at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        set(64 + 24, end);
+        set(64 + 40, 2);
+        set(128 + 24, end + table.len() as u64);
+        image[headers + 64 + 4] = 2;
+        image.extend(table);
+        image.extend(texts);
+        image
+    }
+
+    #[test]
+    fn what_is_used_of_the_runtime_are_symbols_of_another() {
+        for (list, uses) in [
+            (&[("kernel", true), ("malloc", false)][..], (true, false)),
+            (&[("free", false)], (true, false)),
+            (&[("malloc", true), ("printf", false)], (false, false)),
+            (&[("mallocs", false), ("mall", false)], (false, false)),
+            (&[("__assertfail", false)], (false, true)),
+            (&[("__assertfail", false), ("malloc", false)], (true, true)),
+            (&[], (false, false)),
+        ] {
+            let image = symbols(list);
+            let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
+            for image in [image, fat] {
+                let needs = all(&image).unwrap();
+                assert_eq!((needs.device_malloc, needs.device_assert), uses, "{list:?}");
+            }
         }
     }
 
@@ -402,7 +506,7 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        assert_eq!(variables(wrapper.as_ptr() as Opaque, &Vec::new), 512);
-        assert_eq!(variables(0, &Vec::new), 0);
+        assert_eq!(needs(wrapper.as_ptr() as Opaque, &Vec::new).variables, 512);
+        assert_eq!(needs(0, &Vec::new), Needs::default());
     }
 }

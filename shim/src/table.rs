@@ -9,8 +9,8 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    array, code, context, graph, green, launch, limits, linear, lookup, managed, measured, pool,
-    process_list, synchronize, view, vmm,
+    array, code, context, graph, graph_update, green, launch, limits, linear, lookup, managed,
+    measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 
@@ -90,6 +90,10 @@ table! {
             track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
+            measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => code::set_attribute;
+            measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function;
+            measured cuFuncLoad(function: Opaque) => code::load_function, unless is_recent: function;
+
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
@@ -109,6 +113,12 @@ table! {
             measured cuGraphInstantiateWithParams(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
             measured cuGraphInstantiateWithParams_ptsz(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
 
+            launch   cuGraphExecUpdate(exec: GraphExec, graph: Graph, error_node: Opaque, result: Opaque) => graph_update::update;
+            launch   cuGraphExecUpdate_v2(exec: GraphExec, graph: Graph, info: Opaque) => graph_update::update_v2;
+            launch   cuGraphExecKernelNodeSetParams(exec: GraphExec, node: Node, params: In<KernelNodeParamsV1>) => graph_update::set_kernel_v1;
+            launch   cuGraphExecKernelNodeSetParams_v2(exec: GraphExec, node: Node, params: In<KernelNodeParams>) => graph_update::set_kernel;
+            launch   cuGraphExecChildGraphNodeSetParams(exec: GraphExec, node: Node, child: Graph) => graph_update::set_child;
+            launch   cuGraphExecNodeSetParams(exec: GraphExec, node: Node, params: In<NodeParams>) => graph_update::set_node;
             launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
             launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
             launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;

@@ -7,8 +7,9 @@
 //! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::BLOCK;
 use super::device::{Device, Total};
@@ -70,6 +71,8 @@ pub struct DriverShare {
     state: Mutex<State>,
     /// Measurements begun.
     measurements: AtomicU64,
+    /// A call under way has ended.
+    settled: Condvar,
 }
 
 /// What a measurement brought to light.
@@ -84,24 +87,33 @@ pub struct Measured {
 impl DriverShare {
     /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
     pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.prepay_by(bytes, |missing| device.charge_ahead(symbol, missing))
+    }
+
+    /// As [`DriverShare::prepay`], with what `charge` charges ahead.
+    pub fn prepay_by(
+        &self,
+        bytes: u64,
+        charge: impl Fn(u64) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
         loop {
             let promised = self.state.lock().promise(bytes);
             let Err(missing) = promised else {
                 return Ok(());
             };
             // Not under the lock: charging may wait.
-            device.charge_ahead(symbol, missing)?;
+            charge(missing)?;
             self.state.lock().held += missing;
         }
     }
 
-    /// As [`DriverShare::prepay`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
+    /// As [`DriverShare::prepay_by`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
     /// promised.
     pub fn prepay_from_reserve(
         &self,
         device: &Device,
-        symbol: &'static str,
         bytes: u64,
+        charge: impl Fn(u64) -> Result<(), Refused>,
     ) -> Result<u64, Refused> {
         let missing = {
             let mut state = self.state.lock();
@@ -121,7 +133,14 @@ impl DriverShare {
             return Ok(idle);
         }
         drop(state);
-        self.prepay(device, symbol, bytes).map(|()| bytes)
+        self.prepay_by(bytes, charge).map(|()| bytes)
+    }
+
+    /// Waits, no longer than `until`, for another thread's call to give back what it did not need of its estimate. False when there is none to
+    /// wait for, or no time. The caller has nothing promised to itself: two would wait for each other.
+    pub fn await_others(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        state.prepaid > 0 && !self.settled.wait_until(&mut state, until).timed_out()
     }
 
     /// As [`DriverShare::prepay`], of what the group has left, and refuses nothing: the bytes that are charged.
@@ -356,6 +375,7 @@ impl DriverShare {
         overrun
     }
 
+    /// After a call: gives back what is idle beyond the reserve.
     fn trim(&self, device: &Device, state: &mut State) {
         let wanted = if state.alive { RESERVE } else { 0 };
         let idle = state.idle();
@@ -363,6 +383,7 @@ impl DriverShare {
             state.held -= idle - wanted;
             device.uncharge_idle(idle - wanted);
         }
+        self.settled.notify_all();
     }
 
     fn refill(&self, device: &Device, state: &mut State) {

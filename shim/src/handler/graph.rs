@@ -18,6 +18,7 @@ use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::{await_work, capturing, identity};
 use crate::hook::Call;
+use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
 
@@ -83,8 +84,8 @@ fn prepare(
         call,
         device,
         context,
-        Use::Launch(most),
-        0,
+        Use::Graph(most),
+        Needs::default(),
         0,
         real,
         Some(&undo),

@@ -197,10 +197,10 @@ mod tests {
 
     fn variables(fatbin: &[u8], capabilities: &[u32]) -> Option<u64> {
         let capabilities = || capabilities.to_vec();
-        let found = Source::File(fatbin).variables(&capabilities);
+        let found = Source::File(fatbin).needs(&capabilities);
         let start = fatbin.as_ptr();
-        assert_eq!(Source::Memory(start).variables(&capabilities), found);
-        found
+        assert_eq!(Source::Memory(start).needs(&capabilities), found);
+        found.map(|needs| needs.variables)
     }
 
     /// What `fixtures/variables.cu` has in its version for so many MiB, beside 4,000 bytes of a table.
@@ -254,7 +254,7 @@ mod tests {
         };
         let (mut other, mut same) = (0, 0);
         for fatbin in [LZ4, ZSTD, JOINED] {
-            let whole = Source::File(fatbin).variables(&|| vec![86]);
+            let whole = Source::File(fatbin).needs(&|| vec![86]);
             for _ in 0..4000 {
                 let mut image = fatbin.to_vec();
                 for _ in 0..=random(3) {
@@ -270,7 +270,7 @@ mod tests {
                 }
                 // An allocation of its own: reading beyond it would be seen by tools that look.
                 let image = image.into_boxed_slice();
-                match Source::File(&image).variables(&|| vec![86]) == whole {
+                match Source::File(&image).needs(&|| vec![86]) == whole {
                     true => same += 1,
                     false => other += 1,
                 }

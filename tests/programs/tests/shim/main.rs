@@ -24,5 +24,6 @@ mod runtime;
 mod several_gpus;
 mod sharing;
 mod transparent;
+mod updates;
 mod view;
 mod wrong_input;

@@ -19,8 +19,9 @@
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
 //! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD` | graphs |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
+//! | `update EXEC GRAPH`, `update-v1 …`, `set-kernel EXEC GRAPH N MODULE`, `set-kernel-v1 …`, `set-kernel-node …`, `set-kernel-of EXEC GRAPH N LIBRARY`, `set-child EXEC GRAPH N CHILD`, `set-child-node …`, `set-nothing EXEC GRAPH N` | their kernels changed: N is the number of a node |
 //! | `module NAME BYTES`, `module-ex …`, `module-fat …`, `module-file …`, `image NAME FILE`, `image-file NAME FILE`, `library-image NAME FILE`, `library NAME BYTES`, `library-file …`, `library-module NAME`, `library-function NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
-//! | `kernels NAME LOCAL [malloc] [printf]`, `kernel-library NAME LOCAL [malloc] [printf]`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to launch it |
+//! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `load-function NAME`, `set-attribute LIBRARY`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to load and to launch it |
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
@@ -40,6 +41,7 @@ mod narrow;
 mod pools;
 mod streams;
 mod surroundings;
+mod updates;
 mod view;
 
 use crate::driver::{ABSENT, Driver};
@@ -58,6 +60,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         pools::run,
         streams::run,
         graphs::run,
+        updates::run,
         code::run,
         kernels::run,
         green::run,
