@@ -22,10 +22,12 @@ pub const BLOCK: u64 = 2 << 20;
 pub const MAX_DEVICES: usize = 16;
 /// The most processes at a time that hold memory.
 pub const MAX_PROCESSES: usize = 4000;
+/// The most allocations at a time that were exported.
+pub const MAX_OBJECTS: usize = 90;
 /// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_0006;
+const MAGIC: u64 = 0x6770_756c_696d_0007;
 
 /// The shared state. All-zero is a valid, empty machine, which `create` then configures.
 #[repr(C)]
@@ -39,8 +41,23 @@ pub struct Machine {
     pub last_scan: AtomicU64,
     /// Per GPU: what is used.
     pub devices: [DeviceWords; MAX_DEVICES],
-    /// Per process: what it holds.
-    pub slots: [Slot; MAX_PROCESSES],
+    /// Objects ever made.
+    pub births: AtomicU64,
+    /// Who holds memory that was exported, see [`crate::shared`].
+    pub objects: [Object; MAX_OBJECTS],
+    /// Per process, then per object: what it holds.
+    pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
+}
+
+/// Memory that was exported.
+#[repr(C, align(64))]
+pub struct Object {
+    /// Tells it from every other in its place; 0 = free.
+    pub birth: AtomicU64,
+    /// The GPU.
+    pub device: AtomicU64,
+    /// The owners ([`Slot::owner`]) that hold it, in the order in which they came; then zeros.
+    pub holders: [AtomicU64; 30],
 }
 
 /// One GPU's words.
