@@ -16,6 +16,7 @@ mod lock;
 mod map;
 #[cfg(all(test, loom))]
 mod model;
+mod orphans;
 mod os;
 mod random;
 mod reap;
@@ -28,6 +29,7 @@ pub use identity::{Identity, SeenProcess};
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };
+pub use orphans::Orphans;
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;

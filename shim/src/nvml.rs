@@ -136,6 +136,13 @@ pub fn is_early_535() -> bool {
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
 }
 
+/// Pid and bytes of every compute process on the device; `None` when the driver does not tell.
+pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
+    let mut all = Vec::new();
+    each_process(find(id)?, |pid, bytes| all.push((pid, bytes)))?;
+    Some(all)
+}
+
 /// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.
 fn each_process(device: NvmlDevice, seen: impl FnMut(u32, u64)) -> Option<()> {
     use nvml::has;

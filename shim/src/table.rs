@@ -31,7 +31,8 @@ table! {
             track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map;
             release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
-            track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
+            track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
+            measured cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
 
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
             sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d;
@@ -151,6 +152,7 @@ table! {
             cuDeviceGetDefaultMemPool(pool: Out<MemPool>, device: Device);
             cuDeviceGetMemPool(pool: Out<MemPool>, device: Device);
             cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
+            cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: AllocationHandle);
             cuArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuMipmappedArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuGraphGetNodes(graph: Graph, nodes: Opaque, count: Out<usize>);

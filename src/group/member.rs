@@ -4,8 +4,8 @@ use super::{Group, GroupError, Root, context_size};
 use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
-    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Pressure,
-    ProcessUsage, Slot, Witness,
+    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Orphans,
+    Pressure, ProcessUsage, Slot, Witness,
 };
 use crate::limits::Limits;
 use std::error::Error;
@@ -63,6 +63,8 @@ struct Station {
 pub struct Holder {
     /// Who.
     pub identity: Identity,
+    /// False: dead, and the driver may still hold its memory.
+    pub alive: bool,
     /// What.
     pub usage: DeviceUsage,
 }
@@ -268,6 +270,38 @@ impl Member {
         }
     }
 
+    /// Shows how many of our charged bytes other processes may hold, too: the whole figure.
+    pub fn publish_shared(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.publish_shared(index, bytes);
+        }
+    }
+
+    /// `bytes` of ours that are charged have left this process, perhaps for another member: they stay charged until
+    /// [`Member::release_orphans`], by whatever member.
+    pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.orphan(index, bytes);
+        }
+    }
+
+    /// What has left this process and is still charged to it, bytes.
+    pub fn orphaned(&self, device: &MemberDevice) -> u64 {
+        self.leaf().slot.orphaned(device.index[0])
+    }
+
+    /// The orphans of the group.
+    pub fn orphans(&self, device: &MemberDevice) -> Orphans {
+        self.leaf().ledger.orphans(device.index[0])
+    }
+
+    /// Gives the orphans back that were seen, but for `keep` bytes. Returns the bytes that were given back.
+    pub fn release_orphans(&self, device: &MemberDevice, seen: &Orphans, keep: u64) -> u64 {
+        self.leaf()
+            .slot
+            .release_orphans(device.index[0], seen, keep)
+    }
+
     /// Counts a refusal.
     pub fn count_refusal(&self, device: &MemberDevice) {
         for (station, index) in self.stations(device) {
@@ -304,6 +338,7 @@ impl Member {
                 .find(|usage| usage.device == index)?;
             Some(Holder {
                 identity: process.identity,
+                alive: process.alive,
                 usage,
             })
         };

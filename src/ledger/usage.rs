@@ -52,6 +52,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Charged in advance but not used.
     pub idle: u64,
+    /// Of `charged`, what has left the process, perhaps for another member that has not charged it yet. Shown as [`Category::Vmm`].
+    pub orphaned: u64,
 }
 
 impl DeviceUsage {
@@ -112,7 +114,10 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
 }
 
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
-    Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed))
+    let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
+    let vmm = &mut by[Category::Vmm as usize];
+    *vmm = vmm.saturating_add(stats.orphaned.load(Ordering::Relaxed));
+    by
 }
 
 pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUsage> {
@@ -161,6 +166,7 @@ fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<Dev
         refusals: stats.refusals.load(Ordering::Relaxed),
         by: by(stats),
         idle: stats.idle.load(Ordering::Relaxed),
+        orphaned: stats.orphaned.load(Ordering::Relaxed),
     };
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }

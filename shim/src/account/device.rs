@@ -12,6 +12,7 @@ use super::driver_share::{DriverShare, RESERVE};
 use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
+use super::shared::{self, Heir};
 use super::spare::Spare;
 use super::{Account, BLOCK};
 use crate::abi::{
@@ -46,6 +47,8 @@ pub struct Device {
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
     packed: AtomicU64,
     idle: AtomicI64,
+    /// What other processes may hold, too, bytes.
+    shared: AtomicI64,
     /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches of graphs, and those that
     /// contexts have set aside.
     headroom: AtomicI64,
@@ -113,6 +116,7 @@ impl Device {
             used: Default::default(),
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
+            shared: AtomicI64::new(0),
             headroom: AtomicI64::new(0),
             spare: Spare::default(),
             driver: DriverShare::default(),
@@ -194,8 +198,12 @@ impl Device {
     }
 
     fn charge_with(&self, bytes: u64, trim: bool) -> Result<(), Refusal<'static>> {
-        self.member
-            .charge(&self.share, bytes, &Reclaim { device: self, trim })
+        let reclaim = Reclaim {
+            device: self,
+            trim,
+            heir: Heir(self.member),
+        };
+        self.member.charge(&self.share, bytes, &reclaim)
     }
 
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
@@ -315,6 +323,51 @@ impl Device {
         );
     }
 
+    /// `bytes` that are charged may be held by other processes, too.
+    pub fn share(&self, bytes: u64) {
+        self.adjust_shared(bytes as i64);
+    }
+
+    fn adjust_shared(&self, change: i64) {
+        self.shared.fetch_add(change, Ordering::AcqRel);
+        self.publish(
+            || u64::try_from(self.shared.load(Ordering::Acquire)).unwrap_or(0),
+            |bytes| self.member.publish_shared(&self.share, bytes),
+        );
+    }
+
+    /// This process has no part any more in `bytes` that others may hold: they stay charged until nobody of the group has them without having
+    /// charged them.
+    pub fn part_with(&self, bytes: u64) {
+        self.member.orphan(&self.share, bytes);
+        self.adjust_shared((bytes as i64).wrapping_neg());
+        // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
+        if bytes == 0 || self.account.vmm.imports() > 0 {
+            self.driver.measure(self);
+        }
+        self.settle_orphans();
+    }
+
+    /// Gives back what is charged in the group for memory that has left its process and that nobody needs. True when there was some.
+    pub fn settle_orphans(&self) -> bool {
+        shared::settle(self.member, &self.share)
+    }
+
+    /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
+    /// charged as such, and returned.
+    pub fn take_over(&self, grown: u64) -> u64 {
+        let taken = self.account.vmm.take_over(self.ordinal, grown, |bytes| {
+            // Whoever had it before has not given its charge back.
+            self.charge_over(bytes);
+            self.share(bytes);
+            self.add(Category::Vmm, bytes);
+        });
+        if taken > 0 || self.member.orphaned(&self.share) > 0 {
+            self.settle_orphans();
+        }
+        taken
+    }
+
     /// Changes the idle bytes that nothing else can have by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
@@ -418,9 +471,10 @@ impl Device {
     }
 
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
-    /// or when the last one is old.
+    /// when imported memory may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
+            || self.account.vmm.imports() > 0
             || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
                 > MEASURE_AGE_MS
         {
@@ -506,18 +560,20 @@ pub fn of_context(context: Context) -> Result<Ordinal, Status> {
 struct Reclaim<'a> {
     device: &'a Device,
     trim: bool,
+    heir: Heir,
 }
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
         let device = self.device;
+        let orphans = device.settle_orphans();
         let spare = device.release_spare();
         let pools = device.account.pools.reclaim(device, self.trim);
         let graphs = device.graphs.reclaim(device, self.trim);
-        spare || pools || graphs
+        orphans || spare || pools || graphs
     }
 
     fn witness(&self) -> &dyn Witness {
-        &nvml::ProcessList
+        &self.heir
     }
 }

@@ -5,8 +5,12 @@
 //! mapping the memory loses its name (`leaving`), so that it is never counted as named while the driver has freed it; it is uncharged when
 //! no announced call is left (`gone`). Entries have numbers of their own, because the driver may hand a handle value out again before the
 //! concluding call of its predecessor has come back.
+//!
+//! Imported memory counts for somebody else until the driver shows it for this process ([`Vmm::take_over`]).
 
 use std::collections::{BTreeMap, HashMap};
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -23,6 +27,10 @@ struct Allocation {
     announced: u32,
     /// Counted as in use; not while it may be going.
     named: bool,
+    /// Other processes may hold it, too.
+    shared: bool,
+    /// Imported, and not charged here: with its size, once a mapping has told.
+    elsewhere: Option<u64>,
 }
 
 /// Memory that has ended.
@@ -30,6 +38,8 @@ struct Allocation {
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
+    /// Other processes may hold it, too.
+    pub shared: bool,
 }
 
 impl Allocation {
@@ -75,6 +85,7 @@ impl State {
         let gone = Gone {
             device: allocation.device,
             bytes: allocation.bytes,
+            shared: allocation.shared,
         };
         self.allocations.remove(&id);
         if self.by_handle.get(&handle) == Some(&id) {
@@ -94,56 +105,121 @@ pub struct Announced {
 
 /// The physical allocations of a process.
 #[derive(Default)]
-pub struct Vmm(Mutex<State>);
+pub struct Vmm {
+    state: Mutex<State>,
+    /// Imported allocations that are not charged here.
+    imports: AtomicUsize,
+}
 
 impl Vmm {
     /// A new allocation with one reference.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
-        let mut state = self.0.lock();
+        self.enter(Allocation {
+            handle,
+            device,
+            bytes,
+            references: 1,
+            mappings: 0,
+            announced: 0,
+            named: true,
+            shared: false,
+            elsewhere: None,
+        });
+    }
+
+    /// An import with one reference. `bytes` are charged here; 0 when another process is charged for it.
+    pub fn imported(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
+        if bytes == 0 {
+            self.imports.fetch_add(1, Ordering::AcqRel);
+        }
+        self.enter(Allocation {
+            handle,
+            device,
+            bytes,
+            references: 1,
+            mappings: 0,
+            announced: 0,
+            named: true,
+            shared: true,
+            elsewhere: (bytes == 0).then_some(0),
+        });
+    }
+
+    fn enter(&self, allocation: Allocation) {
+        let mut state = self.state.lock();
         let id = state.next;
         state.next += 1;
-        state.allocations.insert(
-            id,
-            Allocation {
-                handle,
-                device,
-                bytes,
-                references: 1,
-                mappings: 0,
-                announced: 0,
-                named: true,
-            },
-        );
-        state.by_handle.insert(handle, id);
+        state.by_handle.insert(allocation.handle, id);
+        state.allocations.insert(id, allocation);
     }
 
-    /// One reference more, if the handle is one of ours. `staying` as in [`Vmm::undone`].
-    pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) {
-        let mut state = self.0.lock();
-        let Some(id) = state.by_handle.get(&handle).copied() else {
-            return;
-        };
-        if let Some(allocation) = state.allocations.get_mut(&id) {
-            allocation.references += 1;
-            allocation.keep(&staying);
+    /// Imported allocations that may come to this process without a call of its own.
+    #[inline]
+    pub fn imports(&self) -> usize {
+        self.imports.load(Ordering::Relaxed)
+    }
+
+    /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first time.
+    pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
+        let mut state = self.state.lock();
+        let id = state.by_handle.get(&handle).copied()?;
+        let allocation = state.allocations.get_mut(&id)?;
+        let first = !std::mem::replace(&mut allocation.shared, true);
+        first.then_some((allocation.device, allocation.bytes))
+    }
+
+    /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. Calls `charge` with
+    /// their bytes, and returns them.
+    pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
+        if self.imports() == 0 || grown == 0 {
+            return 0;
         }
+        let mut taken = 0;
+        let mut state = self.state.lock();
+        for allocation in state.allocations.values_mut() {
+            let Some(bytes) = allocation.elsewhere.filter(|bytes| *bytes > 0) else {
+                continue;
+            };
+            if allocation.device == device && allocation.named && bytes <= grown - taken {
+                (allocation.elsewhere, allocation.bytes) = (None, bytes);
+                self.imports.fetch_sub(1, Ordering::AcqRel);
+                charge(bytes);
+                taken += bytes;
+            }
+        }
+        taken
     }
 
-    /// A mapping at `address` now shows the memory of `handle`.
-    pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle) {
-        let mut state = self.0.lock();
+    /// One reference more; false when the handle is none of ours. `staying` as in [`Vmm::undone`].
+    pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
+        let mut state = self.state.lock();
+        let id = state.by_handle.get(&handle).copied();
+        let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) else {
+            return false;
+        };
+        allocation.references += 1;
+        allocation.keep(&staying);
+        true
+    }
+
+    /// A mapping at `address` now shows the memory of `handle`, up to the byte `end` of it.
+    pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
+        let mut state = self.state.lock();
         let Some(id) = state.by_handle.get(&handle).copied() else {
             return;
         };
         if let Some(allocation) = state.allocations.get_mut(&id) {
             allocation.mappings += 1;
+            if let Some(bytes) = &mut allocation.elsewhere {
+                *bytes = end.max(*bytes);
+            }
             state.mappings.insert(address, id);
         }
     }
 
     /// A reference is about to be released. Calls `leaving` with device and bytes of what may go with it.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let id = state.by_handle.get(&handle).copied();
         if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) {
             allocation.references = allocation.references.saturating_sub(1);
@@ -162,7 +238,7 @@ impl Vmm {
         size: u64,
         leaving: impl Fn(Ordinal, u64),
     ) -> Announced {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let end = address.saturating_add(size);
         let going: Vec<_> = state
             .mappings
@@ -184,18 +260,31 @@ impl Vmm {
 
     /// The driver did it. What ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let ids = announced
             .handle
             .iter()
             .map(|(_, id)| *id)
             .chain(announced.mappings.iter().map(|(_, id)| *id));
-        ids.filter_map(|id| state.conclude(id)).collect()
+        let mut gone = Vec::new();
+        for id in ids {
+            let elsewhere = state
+                .allocations
+                .get(&id)
+                .is_some_and(|allocation| allocation.elsewhere.is_some());
+            if let Some(one) = state.conclude(id) {
+                gone.push(one);
+                if elsewhere {
+                    self.imports.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+        gone
     }
 
     /// The driver refused: everything is as before. Calls `staying` with device and bytes of what was to go and stays.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some((_, id)) = announced.handle
             && let Some(allocation) = state.allocations.get_mut(&id)
         {
@@ -228,7 +317,7 @@ mod tests {
     fn a_mapping_keeps_released_memory() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 100);
     }
@@ -237,8 +326,8 @@ mod tests {
     fn retain_release_unmap_release_frees_once_at_the_end() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
-        vmm.retained(5, ignore);
+        vmm.mapped(0x1000, 5, 100);
+        assert!(vmm.retained(5, ignore));
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 0);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 100);
@@ -249,7 +338,7 @@ mod tests {
     fn two_ends_under_way_give_back_once_after_both() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, ignore);
         let unmap = vmm.unmapping(0x1000, 100, ignore);
         assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
@@ -263,8 +352,8 @@ mod tests {
     fn a_refused_call_changes_nothing() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
-        vmm.mapped(0x2000, 5);
+        vmm.mapped(0x1000, 5, 100);
+        vmm.mapped(0x2000, 5, 100);
         vmm.undone(vmm.unmapping(0x1000, 0x2000, ignore), ignore);
         vmm.undone(vmm.releasing(5, ignore), ignore);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
@@ -278,7 +367,7 @@ mod tests {
         let leaving = |_: Ordinal, bytes| named.set(named.get() - bytes);
         let staying = |_: Ordinal, bytes| named.set(named.get() + bytes);
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, leaving);
         assert_eq!(named.get(), 100, "the mapping keeps it");
         let unmap = vmm.unmapping(0x1000, 100, leaving);
@@ -297,7 +386,7 @@ mod tests {
     #[test]
     fn foreign_handles_and_addresses_are_nobodys() {
         let vmm = Vmm::default();
-        vmm.retained(9, ignore);
+        assert!(!vmm.retained(9, ignore));
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x9000, 10, ignore)), 0);
     }

@@ -8,7 +8,9 @@ use crate::abi::{
 };
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
+use crate::capture::relaxed;
 use crate::hook::Call;
+use crate::table::cuda;
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(
@@ -74,7 +76,8 @@ pub fn map(
 ) -> Status {
     let status = real(ptr, size, offset, handle, flags);
     if status == SUCCESS {
-        call.process.vmm.mapped(ptr, handle);
+        let end = offset.saturating_add(size) as u64;
+        call.process.vmm.mapped(ptr, handle, end);
     }
     status
 }
@@ -101,11 +104,34 @@ pub fn retain(
     handle: Out<AllocationHandle>,
     address: Opaque,
 ) -> Status {
-    reference(call, real(handle, address), handle)
+    let status = real(handle, address);
+    if let (SUCCESS, Some(handle)) = (status, handle.read()) {
+        call.process.vmm.retained(handle, staying(call));
+    }
+    status
 }
 
-/// `cuMemImportFromShareableHandle`: may return a handle of this process, which then needs a release more. The memory of another process
-/// is charged there.
+/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the memory may go to another process.
+pub fn export(
+    call: Call,
+    real: impl Fn(Opaque, AllocationHandle, i32, u64) -> Status,
+    shareable: Opaque,
+    handle: AllocationHandle,
+    kind: i32,
+    flags: u64,
+) -> Status {
+    // Before the call: another thread may release it as soon as the descriptor is there.
+    if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
+        && let Ok(device) = call.process.device(ordinal)
+    {
+        device.share(bytes);
+    }
+    real(shareable, handle, kind, flags)
+}
+
+/// `cuMemImportFromShareableHandle`: of memory that this process holds already, one reference more. Memory that only a descriptor kept is this
+/// process's from here on: its size is measured, and it is released again and refused where it does not fit. What another process holds is
+/// charged there, as long as it does.
 pub fn import(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
@@ -113,14 +139,46 @@ pub fn import(
     os_handle: Opaque,
     kind: i32,
 ) -> Status {
-    reference(call, real(handle, os_handle, kind), handle)
+    let process = call.process;
+    if handle.is_null() {
+        return real(handle, os_handle, kind);
+    }
+    for device in process.devices() {
+        device.driver.measure(device);
+    }
+    let mut imported = 0;
+    let status = real(Out::of(&mut imported), os_handle, kind);
+    if status != SUCCESS {
+        return status;
+    }
+    if !process.vmm.retained(imported, staying(call))
+        && let Some(device) = location(imported).and_then(|at| process.device(at).ok())
+    {
+        let known = device.driver.used();
+        let total = device.measure_total();
+        let bytes = total.map_or(0, |total| total.beyond_named().saturating_sub(known));
+        let bytes = bytes & !(BLOCK - 1);
+        if bytes > 0 && device.charge(call.symbol, bytes).is_err() {
+            relaxed(|| cuda::cuMemRelease(imported));
+            device.driver.measure(device);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        device.add(Category::Vmm, bytes);
+        device.share(bytes);
+        process.vmm.imported(imported, device.ordinal, bytes);
+        device.driver.measure(device);
+    }
+    handle.write(imported);
+    SUCCESS
 }
 
-fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Status {
-    if let (SUCCESS, Some(handle)) = (status, handle.read()) {
-        call.process.vmm.retained(handle, staying(call));
-    }
-    status
+/// The GPU of an allocation.
+fn location(handle: AllocationHandle) -> Option<Ordinal> {
+    // `CUmemAllocationProp` is twice as large.
+    let mut prop = [AllocationProp::default(); 2];
+    let asked =
+        relaxed(|| cuda::cuMemGetAllocationPropertiesFromHandle(Out::of_all(&mut prop), handle));
+    (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
 /// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
@@ -152,7 +210,11 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) 
     }
     for gone in call.process.vmm.done(announced) {
         if let Ok(device) = call.process.device(gone.device) {
-            device.uncharge(gone.bytes);
+            if gone.shared {
+                device.part_with(gone.bytes);
+            } else {
+                device.uncharge(gone.bytes);
+            }
             device.renew(mark);
         }
     }

@@ -1,0 +1,105 @@
+//! Memory of `cuMemCreate` that other processes hold, too.
+//!
+//! NVML shows it for its exporter as long as that has a handle or a mapping; then, from one moment to the next, for an importer, and for
+//! nobody while only a descriptor keeps it (measured, H100, 580.159.04). No call tells an exporter who has it, or an importer that it is his
+//! now. So whoever lets go of such memory leaves its charge behind as an orphan, and the driver's figures of all members decide: as long as one
+//! of them has more than it has charged, that much stays; the rest is given back. An importer that measures charges what came to it, and gives
+//! the orphan back, whosever it is. For the dead, whoever cleans their slot takes the orphan over first.
+
+use gpulimit_core::device::DeviceId;
+use gpulimit_core::group::{Member, MemberDevice};
+use gpulimit_core::ledger::{Category, Identity, NoWitness, SeenProcess, Witness};
+
+use super::driver_share::RESERVE;
+use crate::nvml::{self, ProcessList};
+
+/// What living members have on a device.
+#[derive(Clone, Copy, Debug)]
+struct Borne {
+    /// Bytes that the driver shows for them beyond what they have charged for themselves.
+    uncharged: u64,
+    /// Bytes that they have charged for memory that has left them.
+    orphaned: u64,
+}
+
+/// Compares the driver's figures with the charges. `None` when the driver does not tell, or not of all members: one in another PID namespace
+/// may be any process of the list, or none.
+fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
+    // The charges first: what is charged and taken in between is seen as uncharged, and not the other way round.
+    let living: Vec<_> = member
+        .holders(device, &NoWitness)
+        .into_iter()
+        .filter(|holder| holder.alive)
+        .collect();
+    let listed = nvml::processes(&device.id())?;
+    let listed: Vec<_> = listed
+        .into_iter()
+        .map(|(pid, bytes)| (SeenProcess::by_pid(pid), bytes))
+        .collect();
+    let mut borne = Borne {
+        uncharged: 0,
+        orphaned: 0,
+    };
+    for holder in living {
+        let usage = holder.usage;
+        let charged = usage
+            .in_use()
+            .saturating_sub(usage.orphaned + usage.of(Category::Managed));
+        let mut shown = None;
+        for (process, bytes) in &listed {
+            if process.is(&holder.identity) {
+                // A MIG device may list a process more than once.
+                shown = Some(shown.unwrap_or(0) + bytes);
+            }
+        }
+        if shown.is_none() && charged > RESERVE {
+            return None;
+        }
+        // What the driver takes now and then comes out of the reserve, and is measured later.
+        let uncharged = shown.unwrap_or(0).saturating_sub(charged);
+        if uncharged > RESERVE {
+            borne.uncharged += uncharged;
+        }
+        borne.orphaned += usage.orphaned;
+    }
+    Some(borne)
+}
+
+/// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is charged by who has it. Where the driver does not
+/// tell, none is needed. False when there were none.
+pub fn settle(member: &Member, device: &MemberDevice) -> bool {
+    let seen = member.orphans(device);
+    if seen.total() == 0 {
+        return false;
+    }
+    let keep = borne(member, device).map_or(0, |borne| borne.uncharged);
+    member.release_orphans(device, &seen, keep) > 0
+}
+
+/// Tells of the dead as [`ProcessList`], and takes over what they leave to living members.
+pub struct Heir(pub &'static Member);
+
+impl Witness for Heir {
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
+        ProcessList.holds_memory(process, device)
+    }
+
+    fn adopt(&self, _: &Identity, id: &DeviceId, bytes: u64) -> bool {
+        let Heir(member) = self;
+        let known = member.ledger().devices();
+        let Some(entry) = known.iter().find(|entry| entry.id == *id) else {
+            return true;
+        };
+        let Ok(device) = member.device(*id, entry.capacity) else {
+            return false;
+        };
+        let left = borne(member, &device)
+            .map_or(0, |borne| borne.uncharged.saturating_sub(borne.orphaned))
+            .min(bytes);
+        if left > 0 {
+            member.charge_unchecked(&device, left);
+            member.orphan(&device, left);
+        }
+        true
+    }
+}
