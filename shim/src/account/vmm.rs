@@ -384,6 +384,30 @@ mod tests {
     }
 
     #[test]
+    fn imports_are_taken_over_when_the_driver_shows_them() {
+        let vmm = Vmm::default();
+        let charged = std::cell::Cell::new(0u64);
+        let charge = |bytes| charged.set(charged.get() + bytes);
+        vmm.imported(7, 0, 0);
+        assert_eq!(vmm.imports(), 1);
+        assert_eq!(vmm.take_over(0, 500, charge), 0, "no size is known");
+        vmm.mapped(0x1000, 7, 100);
+        assert_eq!(vmm.take_over(1, 500, charge), 0, "another GPU's");
+        assert_eq!(vmm.take_over(0, 99, charge), 0, "too little for it");
+        assert_eq!(vmm.take_over(0, 500, charge), 100);
+        assert_eq!(vmm.take_over(0, 500, charge), 0, "once");
+        assert_eq!((vmm.imports(), charged.get()), (0, 100));
+        assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
+        let gone = vmm.done(vmm.unmapping(0x1000, 100, ignore));
+        assert!(gone.iter().all(|gone| gone.shared && gone.bytes == 100));
+        assert_eq!(gone.len(), 1);
+        // Another process has been charged for it to the end.
+        vmm.imported(8, 0, 0);
+        let gone = vmm.done(vmm.releasing(8, ignore));
+        assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
+    }
+
+    #[test]
     fn foreign_handles_and_addresses_are_nobodys() {
         let vmm = Vmm::default();
         assert!(!vmm.retained(9, ignore));
