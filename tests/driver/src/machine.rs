@@ -54,10 +54,12 @@ pub struct Machine {
 pub struct Object {
     /// Tells it from every other in its place; 0 = free.
     pub birth: AtomicU64,
-    /// The GPU.
+    /// The GPU; none of them for host memory.
     pub device: AtomicU64,
-    /// The owners ([`Slot::owner`]) that hold it, in the order in which they came; then zeros.
-    pub holders: [AtomicU64; 30],
+    /// The owner ([`Slot::owner`]) that exported it; 0 when it has let go.
+    pub exporter: AtomicU64,
+    /// The owners of the imports.
+    pub imports: [AtomicU64; 29],
 }
 
 /// One GPU's words.
@@ -113,6 +115,13 @@ pub fn state_path() -> PathBuf {
             libc::getuid()
         })),
     }
+}
+
+/// The file that stands for exported memory.
+pub fn object_path(birth: u64) -> PathBuf {
+    let mut path = state_path().into_os_string();
+    path.push(format!(".shared-{birth}"));
+    PathBuf::from(path)
 }
 
 impl Machine {
@@ -230,8 +239,13 @@ impl Machine {
     }
 }
 
-/// Removes the state file; processes that have it mapped keep their machine.
+/// Removes the state file and those of exported memory; processes that have it mapped keep their machine.
 pub fn remove_state() {
+    if let Ok(machine) = Machine::get() {
+        for object in &machine.objects {
+            let _ = std::fs::remove_file(object_path(object.birth.load(Ordering::SeqCst)));
+        }
+    }
     if let Ok(path) = CString::new(state_path().as_os_str().as_bytes()) {
         // SAFETY: a NUL-terminated path.
         unsafe { libc::unlink(path.as_ptr()) };

@@ -149,6 +149,20 @@ pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
 }
 
+/// Keeps a descriptor of exported memory known as open, until its last copy is closed.
+///
+/// # Errors
+/// The system's.
+pub fn hold_descriptor(file: &File) -> io::Result<()> {
+    lock(file, 0, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
+}
+
+/// Whether a descriptor of that kind is open.
+pub fn is_held(file: &File) -> bool {
+    lock(file, 0, libc::F_WRLCK, libc::F_OFD_GETLK)
+        .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
+}
+
 /// The right to change who holds shared memory.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
@@ -268,7 +282,7 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     let devices = device::count(machine);
     let mut holders = Vec::new();
     let mut borne = Vec::new();
-    shared::each_borne(machine, |owner, device, bytes| {
+    shared::each_shown(machine, |owner, device, bytes| {
         borne.push((owner, device, bytes));
     });
     for slot in 0..machine.high_water.load(SeqCst) as usize {

@@ -149,7 +149,7 @@ impl Physical {
 /// Exports an allocation as a file descriptor.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown handle, or one that was not created for it.
+/// `INVALID_VALUE` for an unknown handle, an imported one, or one that was not created for it.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.get().physical(handle)?;
@@ -157,33 +157,22 @@ pub fn export(handle: u64) -> Outcome<i32> {
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    if physical.shared.is_none() {
-        let shared = Shared::export(physical.device, physical.bytes, &physical.properties)?;
-        physical.shared = Some(shared);
+    if let Some(shared) = &physical.shared {
+        return shared.descriptor();
     }
-    match &physical.shared {
-        Some(shared) => shared.descriptor(),
-        None => Err(Status::INVALID_VALUE),
-    }
+    let (shared, descriptor) =
+        Shared::export(physical.device, physical.bytes, &physical.properties)?;
+    physical.shared = Some(shared);
+    Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor, which stays the caller's: one more reference to the handle of what this
-/// process holds already, else a handle of its own.
+/// Imports an allocation from a file descriptor, which stays the caller's: a new handle, also for one's own (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY`.
 pub fn import(descriptor: i32) -> Outcome<u64> {
-    let (shared, properties) = Shared::read(descriptor)?;
-    let mut guard = state();
-    let state = guard.get();
-    let is_same = |physical: &Physical| physical.shared.as_ref().is_some_and(|own| own.is(&shared));
-    let mut all = state.physical.iter_mut();
-    if let Some((handle, physical)) = all.find(|(_, physical)| is_same(physical)) {
-        physical.handles += 1;
-        return Ok(*handle);
-    }
-    shared.hold()?;
-    Ok(state.add(Physical {
+    let (shared, properties) = Shared::import(descriptor)?;
+    Ok(state().get().add(Physical {
         bytes: shared.bytes,
         device: shared.device,
         properties,
