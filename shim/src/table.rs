@@ -32,7 +32,7 @@ table! {
             release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
             track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
-            measured cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
+            track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
 
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
             sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d;

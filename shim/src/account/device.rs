@@ -336,11 +336,21 @@ impl Device {
         );
     }
 
-    /// This process has no part any more in `bytes` that others may hold: they stay charged until nobody of the group has them without having
-    /// charged them.
-    pub fn part_with(&self, bytes: u64) {
-        self.member.orphan(&self.share, bytes);
+    /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
+    pub fn gpu_used(&self) -> Option<u64> {
+        nvml::used(&self.id, self.capacity)
+    }
+
+    /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
+    /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
+    pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
         self.adjust_shared((bytes as i64).wrapping_neg());
+        match (bytes, size > 0 && freed >= size) {
+            (0, false) => {}
+            (0, true) => shared::freed(self.member, &self.share, size),
+            (_, false) => self.member.orphan(&self.share, bytes),
+            (_, true) => self.uncharge(bytes),
+        }
         // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
         if bytes == 0 || self.account.vmm.imports() > 0 {
             self.driver.measure(self);
@@ -356,7 +366,9 @@ impl Device {
     /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
     /// charged as such, and returned.
     pub fn take_over(&self, grown: u64) -> u64 {
-        let taken = self.account.vmm.take_over(self.ordinal, grown, |bytes| {
+        let orphans = || self.member.orphans(&self.share).total();
+        let vmm = &self.account.vmm;
+        let taken = vmm.take_over(self.ordinal, grown, orphans, |bytes| {
             // Whoever had it before has not given its charge back.
             self.charge_over(bytes);
             self.share(bytes);

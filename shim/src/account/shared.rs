@@ -1,10 +1,11 @@
 //! Memory of `cuMemCreate` that other processes hold, too.
 //!
-//! NVML shows it for its exporter as long as that has a handle or a mapping; then, from one moment to the next, for an importer, and for
-//! nobody while only a descriptor keeps it (measured, H100, 580.159.04). No call tells an exporter who has it, or an importer that it is his
-//! now. So whoever lets go of such memory leaves its charge behind as an orphan, and the driver's figures of all members decide: as long as one
-//! of them has more than it has charged, that much stays; the rest is given back. An importer that measures charges what came to it, and gives
-//! the orphan back, whosever it is. For the dead, whoever cleans their slot takes the orphan over first.
+//! NVML shows it for its exporter as long as that has a handle or a mapping. Then it is in nobody's figure while a descriptor is open, although it
+//! takes its part of the GPU, and it comes into the figure of who has the only import when the last descriptor is closed (measured, H100,
+//! 580.159.04): no call tells an exporter who has it, or an importer that it is his now. So whoever lets go of such memory leaves its charge behind as an
+//! orphan, unless the GPU had so much more free afterwards, and the driver's figures decide: what members have beyond their charges and
+//! what the GPU uses beyond all processes stay charged; the rest is given back. An importer that measures charges what came to it, and gives the
+//! orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
 
 use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::{Member, MemberDevice};
@@ -13,10 +14,13 @@ use gpulimit_core::ledger::{Category, Identity, NoWitness, SeenProcess, Witness}
 use super::driver_share::RESERVE;
 use crate::nvml::{self, ProcessList};
 
-/// What living members have on a device.
+/// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB, measured).
+const PROCESS_OVERHEAD: u64 = 8 << 20;
+
+/// What living members may have on a device.
 #[derive(Clone, Copy, Debug)]
 struct Borne {
-    /// Bytes that the driver shows for them beyond what they have charged for themselves.
+    /// Bytes that the driver shows for them beyond what they have charged for themselves, and those that it shows for nobody.
     uncharged: u64,
     /// Bytes that they have charged for memory that has left them.
     orphaned: u64,
@@ -31,13 +35,19 @@ fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
         .into_iter()
         .filter(|holder| holder.alive)
         .collect();
+    let before = nvml::used(&device.id(), device.capacity())?;
     let listed = nvml::processes(&device.id())?;
+    // The larger: what is freed or taken in between is not to look like less in nobody's figure.
+    let used = nvml::used(&device.id(), device.capacity())?.max(before);
+    let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
+    let hidden = used.saturating_sub(all);
+    let overhead = PROCESS_OVERHEAD * listed.len() as u64;
     let listed: Vec<_> = listed
         .into_iter()
         .map(|(pid, bytes)| (SeenProcess::by_pid(pid), bytes))
         .collect();
     let mut borne = Borne {
-        uncharged: 0,
+        uncharged: if hidden > overhead { hidden } else { 0 },
         orphaned: 0,
     };
     for holder in living {
@@ -74,6 +84,12 @@ pub fn settle(member: &Member, device: &MemberDevice) -> bool {
     }
     let keep = borne(member, device).map_or(0, |borne| borne.uncharged);
     member.release_orphans(device, &seen, keep) > 0
+}
+
+/// Gives back `bytes` of the orphans of the group: the GPU has them free.
+pub fn freed(member: &Member, device: &MemberDevice, bytes: u64) {
+    let seen = member.orphans(device);
+    member.release_orphans(device, &seen, seen.total().saturating_sub(bytes));
 }
 
 /// Tells of the dead as [`ProcessList`], and takes over what they leave to living members.

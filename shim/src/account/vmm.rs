@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::BLOCK;
 use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 
 type Id = u64;
@@ -38,6 +39,8 @@ struct Allocation {
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
+    /// Its size, whoever is charged for it; 0 unknown.
+    pub size: u64,
     /// Other processes may hold it, too.
     pub shared: bool,
 }
@@ -47,13 +50,15 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// After an announcement.
-    fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) {
+    /// After an announcement. The device where the memory is shared and this process may be leaving it.
+    fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
             self.named = false;
             leaving(self.device, self.bytes);
+            return self.shared.then_some(self.device);
         }
+        None
     }
 
     /// After a reference or a mapping has come (back).
@@ -85,6 +90,7 @@ impl State {
         let gone = Gone {
             device: allocation.device,
             bytes: allocation.bytes,
+            size: allocation.elsewhere.unwrap_or(allocation.bytes),
             shared: allocation.shared,
         };
         self.allocations.remove(&id);
@@ -99,8 +105,17 @@ impl State {
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
+    /// The device of memory that this process may be leaving to others.
+    leaving: Option<Ordinal>,
     handle: Option<(AllocationHandle, Id)>,
     mappings: Vec<(DevicePtr, Id)>,
+}
+
+impl Announced {
+    /// The device of memory that others may hold and that this process may be leaving with the call.
+    pub fn leaving(&self) -> Option<Ordinal> {
+        self.leaving
+    }
 }
 
 /// The physical allocations of a process.
@@ -127,21 +142,19 @@ impl Vmm {
         });
     }
 
-    /// An import with one reference. `bytes` are charged here; 0 when another process is charged for it.
-    pub fn imported(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
-        if bytes == 0 {
-            self.imports.fetch_add(1, Ordering::AcqRel);
-        }
+    /// An import with one reference, which is charged where it was exported.
+    pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
+        self.imports.fetch_add(1, Ordering::AcqRel);
         self.enter(Allocation {
             handle,
             device,
-            bytes,
+            bytes: 0,
             references: 1,
             mappings: 0,
             announced: 0,
             named: true,
             shared: true,
-            elsewhere: (bytes == 0).then_some(0),
+            elsewhere: Some(0),
         });
     }
 
@@ -168,23 +181,45 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes))
     }
 
-    /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. Calls `charge` with
-    /// their bytes, and returns them.
-    pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
-        if self.imports() == 0 || grown == 0 {
+    /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. One that was never mapped has
+    /// no known size: it may be what is left, as far as it is among the `orphans` of the group. Calls `charge` with their bytes, and returns them.
+    pub fn take_over(
+        &self,
+        device: Ordinal,
+        grown: u64,
+        orphans: impl Fn() -> u64,
+        charge: impl Fn(u64),
+    ) -> u64 {
+        if self.imports() == 0 || grown < BLOCK {
             return 0;
         }
         let mut taken = 0;
         let mut state = self.state.lock();
+        let mut take = |allocation: &mut Allocation, bytes| {
+            (allocation.elsewhere, allocation.bytes) = (None, bytes);
+            self.imports.fetch_sub(1, Ordering::AcqRel);
+            charge(bytes);
+            taken += bytes;
+            grown - taken
+        };
+        let mut left = grown;
+        let mut unknown = None;
         for allocation in state.allocations.values_mut() {
-            let Some(bytes) = allocation.elsewhere.filter(|bytes| *bytes > 0) else {
+            if allocation.device != device || !allocation.named {
                 continue;
-            };
-            if allocation.device == device && allocation.named && bytes <= grown - taken {
-                (allocation.elsewhere, allocation.bytes) = (None, bytes);
-                self.imports.fetch_sub(1, Ordering::AcqRel);
-                charge(bytes);
-                taken += bytes;
+            }
+            match allocation.elsewhere {
+                Some(0) => unknown = Some(allocation),
+                Some(bytes) if bytes <= left => left = take(allocation, bytes),
+                _ => {}
+            }
+        }
+        if let Some(allocation) = unknown
+            && left >= BLOCK
+        {
+            let bytes = left.min(orphans()) / BLOCK * BLOCK;
+            if bytes > 0 {
+                take(allocation, bytes);
             }
         }
         taken
@@ -221,11 +256,13 @@ impl Vmm {
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.by_handle.get(&handle).copied();
+        let mut left = None;
         if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) {
             allocation.references = allocation.references.saturating_sub(1);
-            allocation.announce(&leaving);
+            left = allocation.announce(&leaving);
         }
         Announced {
+            leaving: left,
             handle: id.map(|id| (handle, id)),
             ..Announced::default()
         }
@@ -245,14 +282,16 @@ impl Vmm {
             .range(address..end)
             .map(|(at, id)| (*at, *id))
             .collect();
+        let mut left = None;
         for (at, id) in &going {
             state.mappings.remove(at);
             if let Some(allocation) = state.allocations.get_mut(id) {
                 allocation.mappings = allocation.mappings.saturating_sub(1);
-                allocation.announce(&leaving);
+                left = allocation.announce(&leaving).or(left);
             }
         }
         Announced {
+            leaving: left,
             mappings: going,
             ..Announced::default()
         }
@@ -386,25 +425,35 @@ mod tests {
     #[test]
     fn imports_are_taken_over_when_the_driver_shows_them() {
         let vmm = Vmm::default();
+        let size = 100 * BLOCK;
         let charged = std::cell::Cell::new(0u64);
-        let charge = |bytes| charged.set(charged.get() + bytes);
-        vmm.imported(7, 0, 0);
+        let take = |device, grown, orphans| {
+            let charge = |bytes| charged.set(charged.get() + bytes);
+            vmm.take_over(device, grown, || orphans, charge)
+        };
+        vmm.imported(7, 0);
         assert_eq!(vmm.imports(), 1);
-        assert_eq!(vmm.take_over(0, 500, charge), 0, "no size is known");
-        vmm.mapped(0x1000, 7, 100);
-        assert_eq!(vmm.take_over(1, 500, charge), 0, "another GPU's");
-        assert_eq!(vmm.take_over(0, 99, charge), 0, "too little for it");
-        assert_eq!(vmm.take_over(0, 500, charge), 100);
-        assert_eq!(vmm.take_over(0, 500, charge), 0, "once");
-        assert_eq!((vmm.imports(), charged.get()), (0, 100));
+        assert_eq!(take(0, 5 * size, 0), 0, "no size is known");
+        vmm.mapped(0x1000, 7, size);
+        assert_eq!(take(1, 5 * size, size), 0, "another GPU's");
+        assert_eq!(take(0, size - 1, size), 0, "too little for it");
+        assert_eq!(take(0, 5 * size, size), size);
+        assert_eq!(take(0, 5 * size, size), 0, "once");
+        assert_eq!((vmm.imports(), charged.get()), (0, size));
         assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
-        let gone = vmm.done(vmm.unmapping(0x1000, 100, ignore));
-        assert!(gone.iter().all(|gone| gone.shared && gone.bytes == 100));
+        let unmapping = vmm.unmapping(0x1000, size, ignore);
+        assert_eq!(unmapping.leaving(), Some(0));
+        let gone = vmm.done(unmapping);
+        assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);
         // Another process has been charged for it to the end.
-        vmm.imported(8, 0, 0);
+        vmm.imported(8, 0);
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
+        // Never mapped: no more than what somebody has left.
+        vmm.imported(9, 0);
+        assert_eq!(take(0, 5 * size, size + 1), size);
+        assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
     }
 
     #[test]

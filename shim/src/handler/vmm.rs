@@ -6,6 +6,7 @@ use crate::abi::{
     AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
     Opaque, Out, SUCCESS, Status,
 };
+use crate::account::device::Device;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
@@ -129,9 +130,8 @@ pub fn export(
     real(shareable, handle, kind, flags)
 }
 
-/// `cuMemImportFromShareableHandle`: of memory that this process holds already, one reference more. Memory that only a descriptor kept is this
-/// process's from here on: its size is measured, and it is released again and refused where it does not fit. What another process holds is
-/// charged there, as long as it does.
+/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once the driver shows it for this process it is
+/// charged here.
 pub fn import(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
@@ -139,37 +139,15 @@ pub fn import(
     os_handle: Opaque,
     kind: i32,
 ) -> Status {
-    let process = call.process;
-    if handle.is_null() {
-        return real(handle, os_handle, kind);
-    }
-    for device in process.devices() {
-        device.driver.measure(device);
-    }
-    let mut imported = 0;
-    let status = real(Out::of(&mut imported), os_handle, kind);
-    if status != SUCCESS {
-        return status;
-    }
-    if !process.vmm.retained(imported, staying(call))
-        && let Some(device) = location(imported).and_then(|at| process.device(at).ok())
+    let status = real(handle, os_handle, kind);
+    if let (SUCCESS, Some(imported)) = (status, handle.read())
+        // Where the driver gives out the same handle again.
+        && !call.process.vmm.retained(imported, staying(call))
+        && let Some(device) = location(imported)
     {
-        let known = device.driver.used();
-        let total = device.measure_total();
-        let bytes = total.map_or(0, |total| total.beyond_named().saturating_sub(known));
-        let bytes = bytes & !(BLOCK - 1);
-        if bytes > 0 && device.charge(call.symbol, bytes).is_err() {
-            relaxed(|| cuda::cuMemRelease(imported));
-            device.driver.measure(device);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        device.add(Category::Vmm, bytes);
-        device.share(bytes);
-        process.vmm.imported(imported, device.ordinal, bytes);
-        device.driver.measure(device);
+        call.process.vmm.imported(imported, device);
     }
-    handle.write(imported);
-    SUCCESS
+    status
 }
 
 /// The GPU of an allocation.
@@ -203,15 +181,25 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
     let mark = call.process.mark();
     let announced = announce();
+    // Of what others may hold: whether the GPU has more free afterwards.
+    let left = announced
+        .leaving()
+        .and_then(|at| call.process.device(at).ok());
+    let used = || left.and_then(Device::gpu_used);
+    let before = used();
     let status = real();
     if status != SUCCESS {
         call.process.vmm.undone(announced, staying(call));
         return status;
     }
+    let mut freed = before
+        .zip(used())
+        .map_or(0, |(before, after)| before.saturating_sub(after));
     for gone in call.process.vmm.done(announced) {
         if let Ok(device) = call.process.device(gone.device) {
             if gone.shared {
-                device.part_with(gone.bytes);
+                device.part_with(gone.bytes, gone.size, freed);
+                freed = freed.saturating_sub(gone.size);
             } else {
                 device.uncharge(gone.bytes);
             }
