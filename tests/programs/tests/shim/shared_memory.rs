@@ -278,3 +278,18 @@ fn failed_exports_and_imports_change_nothing() {
     program.end_quietly();
     world.judge_end(CAP);
 }
+
+#[test]
+fn threads_that_export_import_and_release_at_once() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\nrelease a\nrelease b\nunmap range 0 20M\n}";
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:181"; 4].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT);
+    // What the threads hid from each other.
+    program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
