@@ -26,8 +26,8 @@ struct Borne {
     orphaned: u64,
 }
 
-/// Compares the driver's figures with the charges. `None` when the driver does not tell, or not of all members: one in another PID namespace
-/// may be any process of the list, or none.
+/// Compares the driver's figures with the charges. `None` when the driver does not tell. One that it does not list, as it is in another PID
+/// namespace, may have anything.
 fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
     // The charges first: what is charged and taken in between is seen as uncharged, and not the other way round.
     let living: Vec<_> = member
@@ -50,6 +50,7 @@ fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
         uncharged: if hidden > overhead { hidden } else { 0 },
         orphaned: 0,
     };
+    let mut told = false;
     for holder in living {
         let usage = holder.usage;
         let charged = usage
@@ -62,17 +63,19 @@ fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
                 shown = Some(shown.unwrap_or(0) + bytes);
             }
         }
-        if shown.is_none() && charged > RESERVE {
-            return None;
-        }
+        told |= shown.is_some();
+        let uncharged = match shown {
+            Some(shown) => shown.saturating_sub(charged),
+            None if charged > RESERVE => u64::MAX,
+            None => 0,
+        };
         // What the driver takes now and then comes out of the reserve, and is measured later.
-        let uncharged = shown.unwrap_or(0).saturating_sub(charged);
         if uncharged > RESERVE {
-            borne.uncharged += uncharged;
+            borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
         borne.orphaned += usage.orphaned;
     }
-    Some(borne)
+    told.then_some(borne)
 }
 
 /// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is charged by who has it. Where the driver does not
