@@ -51,7 +51,8 @@ pub fn create(
     status
 }
 
-/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping.
+/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what other processes may hold, too, stays charged as
+/// long as they may.
 pub fn release(
     call: Call,
     real: impl Fn(AllocationHandle) -> Status,
@@ -83,7 +84,8 @@ pub fn map(
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory.
+/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory, as by
+/// `cuMemRelease`.
 pub fn unmap(
     call: Call,
     real: impl Fn(DevicePtr, usize) -> Status,
