@@ -325,7 +325,7 @@ fn role() {
             wait();
         }
         "share" => {
-            member.slot.publish_shared(member.device, 3 * KIB4);
+            member.slot.share(member.device, 3 * KIB4 as i64);
             member.slot.orphan(member.device, 2 * KIB4);
             println!("holding");
             wait();

@@ -4,7 +4,7 @@ use super::{Group, GroupError, Root, context_size};
 use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
-    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, Orphans,
+    self, Category, DeviceIndex, DeviceUsage, Identity, Ledger, Level, MAX_DEVICES, NoWitness,
     Pressure, ProcessUsage, Slot, Witness,
 };
 use crate::limits::Limits;
@@ -270,10 +270,10 @@ impl Member {
         }
     }
 
-    /// Shows how many of our charged bytes other processes may hold, too: the whole figure.
-    pub fn publish_shared(&self, device: &MemberDevice, bytes: u64) {
+    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too.
+    pub fn share(&self, device: &MemberDevice, bytes: i64) {
         for (station, index) in self.stations(device) {
-            station.slot.publish_shared(index, bytes);
+            station.slot.share(index, bytes);
         }
     }
 
@@ -285,21 +285,46 @@ impl Member {
         }
     }
 
-    /// What has left this process and is still charged to it, bytes.
+    /// What has left this process and is still charged to it at some level, bytes.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
-        self.leaf().slot.orphaned(device.index[0])
+        let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
+        self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// The orphans of the group.
-    pub fn orphans(&self, device: &MemberDevice) -> Orphans {
-        self.leaf().ledger.orphans(device.index[0])
+    /// Orphans of all levels, at the level that has the most, bytes.
+    pub fn orphans(&self, device: &MemberDevice) -> u64 {
+        let total =
+            |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
+        self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Gives the orphans back that were seen, but for `keep` bytes. Returns the bytes that were given back.
-    pub fn release_orphans(&self, device: &MemberDevice, seen: &Orphans, keep: u64) -> u64 {
-        self.leaf()
-            .slot
-            .release_orphans(device.index[0], seen, keep)
+    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says how many bytes are to stay. Returns whether
+    /// there were more.
+    pub fn release_orphans(
+        &self,
+        device: &MemberDevice,
+        keep: impl Fn(u64, Vec<Holder>) -> u64,
+    ) -> bool {
+        let mut released = false;
+        for (level, (station, index)) in self.stations(device).enumerate() {
+            let seen = station.ledger.orphans(index);
+            if seen.total() > 0 {
+                let keep = keep(seen.total(), self.living(device, level));
+                released |= station.slot.release_orphans(index, &seen, keep) > 0;
+            }
+        }
+        released
+    }
+
+    /// The living processes that have something on this device, of all groups below the highest one on the path.
+    pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
+        self.living(device, self.levels.len() - 1)
+    }
+
+    fn living(&self, device: &MemberDevice, level: usize) -> Vec<Holder> {
+        let mut holders = self.holders_at(device, level, &NoWitness);
+        holders.retain(|holder| holder.alive);
+        holders
     }
 
     /// Counts a refusal.
@@ -330,7 +355,16 @@ impl Member {
 
     /// The processes of the group that have something on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
-        let index = device.index[0];
+        self.holders_at(device, 0, witness)
+    }
+
+    fn holders_at(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        witness: &dyn Witness,
+    ) -> Vec<Holder> {
+        let index = device.index[level];
         let of_device = |process: ProcessUsage| {
             let usage = process
                 .devices
@@ -342,7 +376,7 @@ impl Member {
                 usage,
             })
         };
-        self.leaf()
+        self.levels[level]
             .ledger
             .processes(witness)
             .into_iter()

@@ -113,7 +113,7 @@ pub(super) struct Owner {
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only, but for `orphaned`.
+/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only, but for `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -121,10 +121,10 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// A count.
     pub refusals: AtomicU64,
-    /// What other processes may hold, too.
-    pub shared: AtomicU64,
-    /// What has left the process and is still charged here (see `orphans`).
-    pub orphaned: AtomicU64,
+    /// What other processes may hold, too (high half), and what has left the process and is still charged here (low half), in units of 4 KiB: see
+    /// `orphans`.
+    pub left: AtomicU64,
+    spare: AtomicU64,
 }
 
 /// A slot without its words.
@@ -181,7 +181,7 @@ const _: () = {
     assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
     assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
-    assert!(offset_of!(DeviceStats, shared) == 80 && offset_of!(DeviceStats, orphaned) == 88);
+    assert!(offset_of!(DeviceStats, left) == 80);
     assert!(size_of::<DeviceStats>() == 96);
     assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
     assert!(size_of::<SlotPage>() == PAGE);

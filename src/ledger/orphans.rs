@@ -6,10 +6,17 @@
 //! no more than its owner has put up for that, and under the slot's claim lock, so that the slot has no other owner by then. One that dies in
 //! between leaves a charge too much, until the owner dies.
 
-use super::atomic::Ordering;
+use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
 use super::lock::{self, Bytes};
 use super::{DeviceIndex, Ledger, Slot};
+
+const HALF: u32 = 32;
+
+/// Bytes of the orphans in a slot's word of what has left it or may leave it.
+pub(super) fn orphaned(left: &AtomicU64) -> u64 {
+    (left.load(Ordering::Acquire) & u64::from(u32::MAX)) * UNIT
+}
 
 /// The orphans of a group on one device at one moment.
 #[derive(Clone, Debug, Default)]
@@ -30,13 +37,11 @@ impl Orphans {
 impl Ledger {
     /// The orphans on a device, of the living and of the dead that nobody has cleaned.
     pub fn orphans(&self, device: DeviceIndex) -> Orphans {
-        let of_slot = |slot: usize| {
-            let orphaned = &self.content().slots[slot].stats[device.get()].orphaned;
-            match orphaned.load(Ordering::Acquire) {
+        let of_slot =
+            |slot: usize| match orphaned(&self.content().slots[slot].stats[device.get()].left) {
                 0 => None,
                 bytes => Some((slot, bytes)),
-            }
-        };
+            };
         Orphans {
             slots: (0..self.high_water()).filter_map(of_slot).collect(),
         }
@@ -44,29 +49,31 @@ impl Ledger {
 
     /// Bytes of a slot that may be in the hands of another process when its owner lets go of them.
     pub(super) fn may_leave(&self, slot: usize, device: DeviceIndex) -> u64 {
-        let stats = &self.content().slots[slot].stats[device.get()];
-        let [shared, orphaned] =
-            [&stats.shared, &stats.orphaned].map(|bytes| bytes.load(Ordering::Relaxed));
-        shared.saturating_add(orphaned)
+        let left = &self.content().slots[slot].stats[device.get()].left;
+        let shared = (left.load(Ordering::Relaxed) >> HALF) * UNIT;
+        shared.saturating_add(orphaned(left))
     }
 }
 
 impl Slot {
-    /// So many of the charged bytes are memory that other processes may hold, too: the whole figure.
-    pub fn publish_shared(&self, device: DeviceIndex, bytes: u64) {
-        self.stats(device).shared.store(bytes, Ordering::Relaxed);
+    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too: in multiples of 4 KiB.
+    pub fn share(&self, device: DeviceIndex, bytes: i64) {
+        let units = (bytes / UNIT as i64) as u64;
+        self.stats(device)
+            .left
+            .fetch_add(units << HALF, Ordering::AcqRel);
     }
 
     /// Bytes that are charged here and have left this process.
     pub fn orphaned(&self, device: DeviceIndex) -> u64 {
-        self.stats(device).orphaned.load(Ordering::Relaxed)
+        orphaned(&self.stats(device).left)
     }
 
     /// `bytes` that are charged here have left this process. They are anybody's to give back.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device)
-            .orphaned
-            .fetch_add(bytes, Ordering::AcqRel);
+            .left
+            .fetch_add(bytes.div_ceil(UNIT), Ordering::AcqRel);
     }
 
     /// Gives orphans back until `keep` bytes of those that were seen are left, our own first. Those that have changed since stay.
@@ -77,7 +84,7 @@ impl Slot {
         let own = |(slot, _): &&(usize, u64)| *slot == self.index();
         let others = seen.slots.iter().filter(|one| !own(one));
         for (slot, bytes) in seen.slots.iter().filter(own).chain(others) {
-            let part = surplus.min(*bytes);
+            let part = surplus.min(*bytes) / UNIT * UNIT;
             if part > 0 && self.take_orphan(*slot, device, *bytes, part) {
                 surplus -= part;
                 released += part;
@@ -89,12 +96,17 @@ impl Slot {
     fn take_orphan(&self, slot: usize, device: DeviceIndex, seen: u64, part: u64) -> bool {
         let ledger = self.ledger();
         let take = || {
-            let orphaned = &ledger.content().slots[slot].stats[device.get()].orphaned;
-            let taken = orphaned
-                .compare_exchange(seen, seen - part, Ordering::AcqRel, Ordering::Relaxed)
+            let left = &ledger.content().slots[slot].stats[device.get()].left;
+            let units = part.div_ceil(UNIT);
+            let lowered = |word: u64| {
+                let same = word & u64::from(u32::MAX) == seen / UNIT;
+                same.then(|| word - units)
+            };
+            let taken = left
+                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowered)
                 .is_ok();
             if taken {
-                charge::take_out(ledger.word(slot, device), part.div_ceil(UNIT));
+                charge::take_out(ledger.word(slot, device), units);
             }
             taken
         };

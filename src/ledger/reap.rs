@@ -167,10 +167,10 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             idle,
             peak,
             refusals,
-            shared,
-            orphaned,
+            left,
+            ..
         } = stats;
-        for figure in by.iter().chain([idle, peak, refusals, shared, orphaned]) {
+        for figure in by.iter().chain([idle, peak, refusals, left]) {
             if figure.load(Ordering::Relaxed) != 0 {
                 figure.store(0, Ordering::Relaxed);
             }

@@ -5,7 +5,7 @@ use super::charge::{self, UNIT};
 use super::layout::DeviceStats;
 use super::lock::{self, Bytes};
 use super::reap::{self, Witness};
-use super::{Category, DeviceIndex, Identity, Ledger, os};
+use super::{Category, DeviceIndex, Identity, Ledger, orphans, os};
 
 /// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
 /// granted at some moment plus what moved between members while reading.
@@ -116,7 +116,7 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
     let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
     let vmm = &mut by[Category::Vmm as usize];
-    *vmm = vmm.saturating_add(stats.orphaned.load(Ordering::Relaxed));
+    *vmm = vmm.saturating_add(orphans::orphaned(&stats.left));
     by
 }
 
@@ -166,7 +166,7 @@ fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<Dev
         refusals: stats.refusals.load(Ordering::Relaxed),
         by: by(stats),
         idle: stats.idle.load(Ordering::Relaxed),
-        orphaned: stats.orphaned.load(Ordering::Relaxed),
+        orphaned: orphans::orphaned(&stats.left),
     };
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }

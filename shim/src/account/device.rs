@@ -47,8 +47,6 @@ pub struct Device {
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
     packed: AtomicU64,
     idle: AtomicI64,
-    /// What other processes may hold, too, bytes.
-    shared: AtomicI64,
     /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches of graphs, and those that
     /// contexts have set aside.
     headroom: AtomicI64,
@@ -116,7 +114,6 @@ impl Device {
             used: Default::default(),
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
-            shared: AtomicI64::new(0),
             headroom: AtomicI64::new(0),
             spare: Spare::default(),
             driver: DriverShare::default(),
@@ -325,15 +322,7 @@ impl Device {
 
     /// `bytes` that are charged may be held by other processes, too.
     pub fn share(&self, bytes: u64) {
-        self.adjust_shared(bytes as i64);
-    }
-
-    fn adjust_shared(&self, change: i64) {
-        self.shared.fetch_add(change, Ordering::AcqRel);
-        self.publish(
-            || u64::try_from(self.shared.load(Ordering::Acquire)).unwrap_or(0),
-            |bytes| self.member.publish_shared(&self.share, bytes),
-        );
+        self.member.share(&self.share, bytes as i64);
     }
 
     /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
@@ -344,7 +333,8 @@ impl Device {
     /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
     /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
     pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
-        self.adjust_shared((bytes as i64).wrapping_neg());
+        self.member
+            .share(&self.share, (bytes as i64).wrapping_neg());
         match (bytes, size > 0 && freed >= size) {
             (0, false) => {}
             (0, true) => shared::freed(self.member, &self.share, size),
@@ -366,7 +356,7 @@ impl Device {
     /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
     /// charged as such, and returned.
     pub fn take_over(&self, grown: u64) -> u64 {
-        let orphans = || self.member.orphans(&self.share).total();
+        let orphans = || self.member.orphans(&self.share);
         let vmm = &self.account.vmm;
         let taken = vmm.take_over(self.ordinal, grown, orphans, |bytes| {
             // Whoever had it before has not given its charge back.

@@ -8,8 +8,8 @@
 //! orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
 
 use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Member, MemberDevice};
-use gpulimit_core::ledger::{Category, Identity, NoWitness, SeenProcess, Witness};
+use gpulimit_core::group::{Holder, Member, MemberDevice};
+use gpulimit_core::ledger::{Category, Identity, SeenProcess, Witness};
 
 use super::driver_share::RESERVE;
 use crate::nvml::{self, ProcessList};
@@ -28,13 +28,9 @@ struct Borne {
 
 /// Compares the driver's figures with the charges. `None` when the driver does not tell. One that it does not list, as it is in another PID
 /// namespace, may have anything.
-fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
-    // The charges first: what is charged and taken in between is seen as uncharged, and not the other way round.
-    let living: Vec<_> = member
-        .holders(device, &NoWitness)
-        .into_iter()
-        .filter(|holder| holder.alive)
-        .collect();
+///
+/// What is charged was read before: what is charged and taken in between is seen as uncharged, and not the other way round.
+fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
     let before = nvml::used(&device.id(), device.capacity())?;
     let listed = nvml::processes(&device.id())?;
     // The larger: what is freed or taken in between is not to look like less in nobody's figure.
@@ -81,18 +77,14 @@ fn borne(member: &Member, device: &MemberDevice) -> Option<Borne> {
 /// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is charged by who has it. Where the driver does not
 /// tell, none is needed. False when there were none.
 pub fn settle(member: &Member, device: &MemberDevice) -> bool {
-    let seen = member.orphans(device);
-    if seen.total() == 0 {
-        return false;
-    }
-    let keep = borne(member, device).map_or(0, |borne| borne.uncharged);
-    member.release_orphans(device, &seen, keep) > 0
+    member.release_orphans(device, |_, living| {
+        borne(living, device).map_or(0, |borne| borne.uncharged)
+    })
 }
 
 /// Gives back `bytes` of the orphans of the group: the GPU has them free.
 pub fn freed(member: &Member, device: &MemberDevice, bytes: u64) {
-    let seen = member.orphans(device);
-    member.release_orphans(device, &seen, seen.total().saturating_sub(bytes));
+    member.release_orphans(device, |orphans, _| orphans.saturating_sub(bytes));
 }
 
 /// Tells of the dead as [`ProcessList`], and takes over what they leave to living members.
@@ -112,7 +104,7 @@ impl Witness for Heir {
         let Ok(device) = member.device(*id, entry.capacity) else {
             return false;
         };
-        let left = borne(member, &device)
+        let left = borne(member.all_living(&device), &device)
             .map_or(0, |borne| borne.uncharged.saturating_sub(borne.orphaned))
             .min(bytes);
         if left > 0 {
