@@ -17,6 +17,7 @@ mod lock;
 mod map;
 #[cfg(all(test, loom))]
 mod model;
+mod orphans;
 mod os;
 mod protection;
 mod random;
@@ -32,6 +33,7 @@ pub use identity::{Identity, SeenProcess};
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };
+pub use orphans::Orphans;
 pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;

@@ -15,6 +15,7 @@ pub mod libraries;
 pub mod managed;
 pub mod packed;
 pub mod pools;
+pub mod shared;
 pub mod spare;
 pub mod tiling;
 pub mod vmm;

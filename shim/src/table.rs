@@ -31,6 +31,7 @@ table! {
             track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map;
             release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
+            track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
             track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
 
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
@@ -161,6 +162,7 @@ table! {
             cuDeviceGetDefaultMemPool(pool: Out<MemPool>, device: Device);
             cuDeviceGetMemPool(pool: Out<MemPool>, device: Device);
             cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
+            cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: AllocationHandle);
             cuArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuMipmappedArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuGraphGetNodes(graph: Graph, nodes: Opaque, count: Out<usize>);

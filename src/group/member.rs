@@ -7,7 +7,7 @@ use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
     self, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Identity, Ledger, Level,
-    MAX_DEVICES, Pressure, ProcessUsage, Slot, Witness, child_key,
+    MAX_DEVICES, NoWitness, Pressure, ProcessUsage, Slot, Witness, child_key,
 };
 use crate::limits::{Bounds, Limits};
 use std::error::Error;
@@ -69,6 +69,8 @@ pub(super) struct Station {
 pub struct Holder {
     /// Who.
     pub identity: Identity,
+    /// False: dead, and the driver may still hold its memory.
+    pub alive: bool,
     /// What.
     pub usage: DeviceUsage,
 }
@@ -317,6 +319,63 @@ impl Member {
         }
     }
 
+    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too.
+    pub fn share(&self, device: &MemberDevice, bytes: i64) {
+        for (station, index) in self.stations(device) {
+            station.slot.share(index, bytes);
+        }
+    }
+
+    /// `bytes` of ours that are charged have left this process, perhaps for another member: they stay charged until
+    /// [`Member::release_orphans`], by whatever member.
+    pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.orphan(index, bytes);
+        }
+    }
+
+    /// What has left this process and is still charged to it at some level, bytes.
+    pub fn orphaned(&self, device: &MemberDevice) -> u64 {
+        let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
+        self.stations(device).map(orphaned).max().unwrap_or(0)
+    }
+
+    /// Orphans of all levels, at the level that has the most, bytes.
+    pub fn orphans(&self, device: &MemberDevice) -> u64 {
+        let total =
+            |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
+        self.stations(device).map(total).max().unwrap_or(0)
+    }
+
+    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says how many bytes are to stay. Returns whether
+    /// there were more.
+    pub fn release_orphans(
+        &self,
+        device: &MemberDevice,
+        keep: impl Fn(u64, Vec<Holder>) -> u64,
+    ) -> bool {
+        let mut released = false;
+        for (level, (station, index)) in self.stations(device).enumerate() {
+            let seen = station.ledger.orphans(index);
+            if seen.total() > 0 {
+                let keep = keep(seen.total(), self.living(device, level));
+                released |= station.slot.release_orphans(index, &seen, keep) > 0;
+            }
+        }
+        released
+    }
+
+    /// The living processes that have something on this device, of all groups below the highest one on the path.
+    pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
+        self.living(device, self.levels.len() - 1)
+    }
+
+    fn living(&self, device: &MemberDevice, level: usize) -> Vec<Holder> {
+        let mut holders = self.holders_at(device, level, &NoWitness);
+        holders.retain(|holder| holder.alive);
+        holders
+    }
+
     /// Counts a refusal, and writes it down in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
@@ -355,7 +414,16 @@ impl Member {
 
     /// The processes of the group that have something on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
-        let index = device.index[0];
+        self.holders_at(device, 0, witness)
+    }
+
+    fn holders_at(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        witness: &dyn Witness,
+    ) -> Vec<Holder> {
+        let index = device.index[level];
         let of_device = |process: ProcessUsage| {
             let usage = process
                 .devices
@@ -363,10 +431,11 @@ impl Member {
                 .find(|usage| usage.device == index)?;
             Some(Holder {
                 identity: process.identity,
+                alive: process.alive,
                 usage,
             })
         };
-        self.leaf()
+        self.levels[level]
             .ledger
             .processes(witness)
             .into_iter()

@@ -12,6 +12,7 @@ use super::driver_share::{DriverShare, RESERVE};
 use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
+use super::shared::{self, Heir};
 use super::spare::Spare;
 use super::{Account, BLOCK};
 use crate::abi::{
@@ -211,12 +212,12 @@ impl Device {
         trim: bool,
         insistence: Insistence,
     ) -> Result<(), Refusal<'static>> {
-        self.member.charge(
-            &self.share,
-            bytes,
-            &Reclaim { device: self, trim },
-            insistence,
-        )
+        let reclaim = Reclaim {
+            device: self,
+            trim,
+            heir: Heir(self.member),
+        };
+        self.member.charge(&self.share, bytes, &reclaim, insistence)
     }
 
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
@@ -343,6 +344,56 @@ impl Device {
         );
     }
 
+    /// `bytes` that are charged may be held by other processes, too.
+    pub fn share(&self, bytes: u64) {
+        self.member.share(&self.share, bytes as i64);
+    }
+
+    /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
+    pub fn gpu_used(&self) -> Option<u64> {
+        nvml::used(&self.id, self.capacity)
+    }
+
+    /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
+    /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
+    pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
+        self.member
+            .share(&self.share, (bytes as i64).wrapping_neg());
+        match (bytes, size > 0 && freed >= size) {
+            (0, false) => {}
+            (0, true) => shared::freed(self.member, &self.share, size),
+            (_, false) => self.member.orphan(&self.share, bytes),
+            (_, true) => self.uncharge(bytes),
+        }
+        // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
+        if bytes == 0 || self.account.vmm.imports() > 0 {
+            self.driver.measure(self);
+        }
+        self.settle_orphans();
+    }
+
+    /// Gives back what is charged in the group for memory that has left its process and that nobody needs. True when there was some.
+    pub fn settle_orphans(&self) -> bool {
+        shared::settle(self.member, &self.share)
+    }
+
+    /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
+    /// charged as such, and returned.
+    pub fn take_over(&self, grown: u64) -> u64 {
+        let orphans = || self.member.orphans(&self.share);
+        let vmm = &self.account.vmm;
+        let taken = vmm.take_over(self.ordinal, grown, orphans, |bytes| {
+            // Whoever had it before has not given its charge back.
+            self.charge_over(bytes);
+            self.share(bytes);
+            self.add(Category::Vmm, bytes);
+        });
+        if taken > 0 || self.member.orphaned(&self.share) > 0 {
+            self.settle_orphans();
+        }
+        taken
+    }
+
     /// Changes the idle bytes that nothing else can have by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
@@ -422,10 +473,11 @@ impl Device {
 
     /// Gives back what costs nothing; true when something came back.
     fn reclaim(&self, trim: bool) -> bool {
+        let orphans = self.settle_orphans();
         let spare = self.release_spare();
         let pools = self.account.pools.reclaim(self, trim);
         let graphs = self.graphs.reclaim(self, trim);
-        spare || pools || graphs
+        orphans || spare || pools || graphs
     }
 
     /// Waits until the group has room for `bytes`, if it is one where requests wait; else refuses them. The room is not kept: others may be
@@ -494,9 +546,10 @@ impl Device {
     }
 
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
-    /// or when the last one is old.
+    /// when imported memory may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
+            || self.account.vmm.imports() > 0
             || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
                 > MEASURE_AGE_MS
         {
@@ -582,6 +635,7 @@ pub fn of_context(context: Context) -> Result<Ordinal, Status> {
 struct Reclaim<'a> {
     device: &'a Device,
     trim: bool,
+    heir: Heir,
 }
 
 impl Pressure for Reclaim<'_> {
@@ -590,6 +644,6 @@ impl Pressure for Reclaim<'_> {
     }
 
     fn witness(&self) -> &dyn Witness {
-        &nvml::ProcessList
+        &self.heir
     }
 }

@@ -322,7 +322,17 @@ impl DriverShare {
     /// A measurement, with its number.
     fn look(&self, device: &Device) -> (u64, Option<Total>) {
         let number = self.measurements.fetch_add(1, Ordering::AcqRel) + 1;
-        (number, device.measure_total())
+        let total = device.measure_total().map(|total| Total {
+            named: total.named + self.taken_over(device, total),
+            ..total
+        });
+        (number, total)
+    }
+
+    /// What of a measurement is imported memory that has come to this process since the last one.
+    fn taken_over(&self, device: &Device, total: Total) -> u64 {
+        let grown = total.beyond_named().saturating_sub(self.used());
+        device.take_over(grown)
     }
 
     fn conclude(&self, device: &Device, state: &mut State, number: u64, total: Total) -> Measured {

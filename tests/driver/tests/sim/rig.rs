@@ -133,7 +133,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.state);
+        self.ctl(&["remove"]);
     }
 }
 

@@ -22,6 +22,7 @@ mod random;
 mod refusal;
 mod runtime;
 mod several_gpus;
+mod shared_memory;
 mod sharing;
 mod transparent;
 mod updates;
