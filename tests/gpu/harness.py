@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -204,6 +205,13 @@ class Program:
                 pipe.close()
         return status
 
+    def kill(self) -> None:
+        """Kill it, with all that it started, and wait for its death."""
+        for child in children(self._process.pid):
+            os.kill(child, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+
     def refusals(self) -> list[str]:
         """The lines that gpulimit printed."""
         return [line for line in self.errors if line.startswith("gpulimit: ")]
@@ -211,6 +219,14 @@ class Program:
     def tail(self) -> str:
         """The end of what it wrote, for a failure's text."""
         return " | ".join((self.lines[-2:] + self.errors[-4:]))[-600:]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that run."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def capped(command: list[str], limit: str = "4G", name: str | None = None, **variables: str) -> Program:

@@ -203,6 +203,12 @@ def several_peer(outcome: Outcome) -> None:
     gpus = pair()
     make_group(outcome, gpus)
     size = 700 * MIB
+    # In some virtual machines peer access does not bring the data across: what counts is that we change nothing.
+    alone = bare(python("several.py"), CUDA_VISIBLE_DEVICES=both(gpus), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    alone.reply(60)
+    alone.ask("start", devices=[0, 1])
+    plain = alone.ask("peer", first=0, second=1, size=size)
+    alone.finish()
     with judged_each(outcome, gpus) as judges:
         program = member(visible=both(gpus))
         program.reply(60)
@@ -210,7 +216,7 @@ def several_peer(outcome: Outcome) -> None:
         empty = [judge.settled()["sum_last"] for judge in judges]
         copied = program.ask("peer", first=0, second=1, size=size)
         outcome.figures["peer"] = copied
-        outcome.expect(copied.get("same"), f"the copy: {copied}")
+        outcome.expect(copied == plain, f"the copy: {copied}, without us {plain}")
         for judge, gpu, before in zip(judges, gpus, empty):
             taken = judge.settled()["sum_last"] - before
             outcome.figures[f"peer_gpu{gpu.index}"] = taken
@@ -233,7 +239,7 @@ def several_peer(outcome: Outcome) -> None:
         for judge, gpu in zip(judges, gpus):
             compare_at_rest(outcome, judge, f"freed gpu{gpu.index}")
         ended(outcome, program, "peer")
-    outcome.key.append(f"{copied.get('mapped')} mapped, {mib(outcome.figures[f'peer_gpu{gpus[0].index}'])} each, managed {mib(took[0])}")
+    outcome.key.append(f"copies {'right' if copied.get('same') else 'wrong, as without us'}, {copied.get('mapped')} mapped, {mib(outcome.figures[f'peer_gpu{gpus[0].index}'])} each, managed {mib(took[0])}")
 
 
 @check("several-located", timeout=60)
