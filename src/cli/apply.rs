@@ -132,7 +132,9 @@ fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wa
     let mut all = Vec::new();
     for group in &plan.groups {
         let mut limits = LimitSet::default();
-        for (key, gpu, size) in &group.settings.sizes {
+        let mut sizes: Vec<_> = group.settings.sizes.iter().collect();
+        sizes.sort_by_key(|(_, gpu, _)| gpu.value != "all");
+        for (key, gpu, size) in sizes {
             let mut wrong = |why: String| {
                 mistakes.push(Mistake {
                     path: file.into(),

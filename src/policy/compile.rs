@@ -357,7 +357,8 @@ impl Compiler<'_> {
                 Some(holes) if !holes.any() => [Binding::default()].into(),
                 Some(holes) => self.inherited(template, holes),
             };
-            if bindings.is_empty() && !self.is_named_by_a_rule(template) {
+            let says_whom = stanza.users.is_some() || stanza.unix_group.is_some();
+            if bindings.is_empty() && !says_whom && !self.is_named_by_a_rule(template) {
                 self.say(
                     stanza.name.line,
                     format!("group '{template}' is made for nobody: name it in a rule, or say for whom with users or unix_group"

@@ -80,8 +80,8 @@ group = "lab"
     assert_eq!(
         each.settings.options,
         [
-            (OptionKey::WaitTimeout, "30".into()),
-            (OptionKey::CountContext, "false".into())
+            (OptionKey::CountContext, "false".into()),
+            (OptionKey::WaitTimeout, "30".into())
         ]
     );
     assert_eq!(
