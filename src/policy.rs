@@ -173,7 +173,7 @@ impl Assignment {
             (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
                 rule: rule.clone(),
                 group: self.group.clone(),
-                error,
+                error: Box::new(error),
             },
             (error, _) => error,
         })

@@ -31,7 +31,9 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            Asked::None | Asked::Nothing => match name {
+            // Another tool says in so many words that there is no further limit.
+            Asked::None => (rule.group.clone(), None),
+            Asked::Nothing => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
                 None => (rule.group.clone(), None),
             },
@@ -72,7 +74,7 @@ fn relative(rule: &Assigned, name: &str) -> Result<String, PolicyError> {
         Err(_) if below.split('/').count() > MAX_DEPTH => Err(PolicyError::Assigned {
             rule: rule.clone(),
             group: below.clone(),
-            error: GroupError::Name { name: below },
+            error: Box::new(GroupError::Name { name: below }),
         }),
         Err(error) => Err(error.into()),
     }
@@ -182,8 +184,14 @@ mod tests {
         let found = place.below(&variables).expect("assigned");
         assert_eq!(found.group, "lab/alice/job-1-2");
         // Another tool's "no limit" is none beyond the assigned one.
-        let found = place.below(&[("CUDA_DEVICE_MEMORY_LIMIT", "0")]);
-        assert_eq!(found.expect("assigned").group, "lab/alice");
+        let variables = [
+            ("CUDA_DEVICE_MEMORY_LIMIT", "0"),
+            ("GPULIMIT_GROUP", "job-1-2"),
+        ];
+        for variables in [&variables[..1], &variables] {
+            let found = place.below(variables).expect("assigned");
+            assert_eq!((found.group.as_str(), found.create), ("lab/alice", None));
+        }
         let said = place.refused(&[("GPULIMIT_MAX", "lots")]);
         assert!(said.contains("GPULIMIT_MAX='lots'"), "{said}");
     }

@@ -55,7 +55,7 @@ pub enum PolicyError {
         /// Its group, or the one below it that the environment names.
         group: String,
         /// Why not.
-        error: GroupError,
+        error: Box<GroupError>,
     },
 }
 
@@ -133,7 +133,7 @@ impl fmt::Display for PolicyError {
                     "you are assigned to group {} by rule {} of the administrator's policy, ",
                     rule.group, rule.rule
                 )?;
-                match error {
+                match &**error {
                     GroupError::Io { path, error, .. } if *group != rule.group => write!(
                         f,
                         "and may not make groups below it ({}: {error}): unset the variables that ask for a limit, or ask the administrator",
@@ -172,7 +172,8 @@ fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
 impl Error for PolicyError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Group(error) | Self::Assigned { error, .. } => error.source(),
+            Self::Group(error) => error.source(),
+            Self::Assigned { error, .. } => error.source(),
             Self::Rules(error) => error.source(),
             _ => None,
         }

@@ -14,6 +14,7 @@ mod linear;
 mod live_set;
 mod mapped;
 mod mig;
+mod policy;
 mod pools;
 mod process_lists;
 mod random;
