@@ -361,6 +361,34 @@ fn rules_that_cannot_be_followed_close_the_gpu() {
 }
 
 #[test]
+fn doctor_says_which_rule_holds() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let says = |uid| {
+        let library = world::shim();
+        let library = library.to_str().expect("UTF-8");
+        let variables = [("GPULIMIT_LIBRARY", library)];
+        let mut command = machine.command(uid, &world::controller(), &variables);
+        text(&command.arg("doctor").output().expect("it runs").stdout)
+    };
+    let said = says(ALICE);
+    assert!(
+        said.contains("assigned to group lab/alice by rule 2"),
+        "{said}"
+    );
+    assert!(!says(0).contains("assigned"));
+    fs::write(machine.rules(), "damaged").expect("written");
+    let said = says(ALICE);
+    assert!(
+        said.lines().filter(|line| line.contains("damaged")).count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
 fn programs_without_cuda_do_not_look_at_the_rules() {
     if !may_run() {
         return;
