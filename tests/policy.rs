@@ -241,6 +241,52 @@ fn two_controllers_do_not_mix() {
 }
 
 #[test]
+fn a_full_file_system_loses_nothing() {
+    if me().1 != 0 {
+        eprintln!("skipped: only root mounts");
+        return;
+    }
+    // A tree of one group and a rule, one of many that does not fit, and the same with room.
+    const STEPS: &str = "mkdir $1/root && mount -t tmpfs -o mode=755,size=600k tmpfs $1/root && export GPULIMIT_ROOT=$1/root && shift \
+        && $1 apply $2 >/dev/null && sum=$(cat $GPULIMIT_ROOT/.rules | cksum) \
+        && if $1 apply $3; then echo it fits; exit 9; fi \
+        && [ \"$sum\" = \"$(cat $GPULIMIT_ROOT/.rules | cksum)\" ] && $1 show a >/dev/null && echo nothing is lost \
+        && mount -o remount,size=400m $GPULIMIT_ROOT && $1 apply $3 | tail -1 && $1 apply $3 && $1 apply $2 | grep -c removed";
+    let place = Place::new();
+    let few = place.0.join("few.toml");
+    let many = place.0.join("many.toml");
+    let rule = "[[rule]]\nuser = 'root'\ngroup = 'a'\n";
+    fs::write(&few, format!("[group.a]\nmax = '1G'\n{rule}")).expect("written");
+    let groups: String = (0..60).map(|n| format!("[group.b{n}]\n")).collect();
+    let more = "on_error = 'open'\n";
+    fs::write(
+        &many,
+        format!("{groups}[group.a]\nmax = '1G'\n{rule}{more}"),
+    )
+    .expect("written");
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", STEPS, "sh"])
+        .args([
+            &place.0,
+            Path::new(env!("CARGO_BIN_EXE_gpulimit")),
+            &few,
+            &many,
+        ])
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    assert_eq!(
+        said, "nothing is lost\nrules: 1 written\nnothing to change\n60\n",
+        "{output:?}"
+    );
+    assert!(
+        text(&output.stderr).to_lowercase().contains("no space"),
+        "{output:?}"
+    );
+}
+
+#[test]
 fn a_record_that_is_damaged_is_said() {
     let place = Place::new();
     place.applied(TREE, &[]);

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -63,6 +63,13 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let (plan, absent) = check::read(&file)?;
     let wanted = wanted(&file, &plan, absent)?;
     let root = root()?;
+    let is_system = root.path() == Path::new(SYSTEM) && accounts::effective() == 0;
+    if !plan.rules.0.is_empty() && !is_system {
+        output::note(&format!(
+            "the rules hold only where {} is {SYSTEM} and root's: elsewhere the environment says which group a program is in",
+            root.path().display()
+        ));
+    }
     let alone = match args.dry_run {
         true => None,
         false => Some(prepare(&root, &plan)?),

@@ -443,11 +443,28 @@ impl<'a> Reader<'a> {
         text: &Spanned<String>,
         settings: &mut Settings,
     ) {
+        if !is_gpu(gpu.get_ref()) {
+            let why = format_args!(
+                "'{}' names no GPU: expected an index, a UUID or its beginning, a PCI bus id, or all",
+                gpu.get_ref().escape_debug()
+            );
+            self.wrong(&gpu.span(), why);
+        }
         match text.get_ref().parse() {
             Ok(size) => settings.sizes.push((key, self.at(gpu), size)),
             Err(error) => self.wrong(&text.span(), format_args!("{key}: {error}")),
         }
     }
+}
+
+/// Whether this can be the name of a GPU: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`, `0000:3b:00.0`.
+fn is_gpu(text: &str) -> bool {
+    let kind = text
+        .get(..4)
+        .filter(|kind| kind.eq_ignore_ascii_case("GPU-") || kind.eq_ignore_ascii_case("MIG-"));
+    let rest = kind.map_or(text, |kind| &text[kind.len()..]);
+    let is_id = |c: u8| c.is_ascii_hexdigit() || b"-:.".contains(&c);
+    text == "all" || (!rest.is_empty() && rest.bytes().all(is_id))
 }
 
 fn unknown(name: &str, place: &str, known: &[&str]) -> String {

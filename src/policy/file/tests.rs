@@ -162,6 +162,12 @@ fn each_mistake_by_itself() {
         ("[group.lab]\nmax = 1.5", 2, "a size such as"),
         ("[group.lab]\nmax = [1]", 2, "a size such as"),
         ("[group.lab]\nmax = { '0' = '4Q' }", 2, "'4Q' is no size"),
+        (
+            "[group.lab]\nmax = { everything = '4G' }",
+            2,
+            "'everything' names no GPU",
+        ),
+        ("[group.lab]\nmax = { GPU- = '4G' }", 2, "names no GPU"),
         ("[group.lab]\nwait_timeout = 'soon'", 2, "30s"),
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
