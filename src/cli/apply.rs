@@ -231,8 +231,11 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);
     let whole = there.is_none()
-        || fs::symlink_metadata(&path)
-            .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o7777 == 0o644);
+        || fs::symlink_metadata(&path).is_ok_and(|about| {
+            about.is_file()
+                && about.permissions().mode() & 0o7777 == 0o644
+                && about.uid() == accounts::effective()
+        });
     let count = plan.rules.0.last().map_or(0, |rule| rule.number);
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }

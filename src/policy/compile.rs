@@ -313,6 +313,16 @@ impl Compiler<'_> {
             );
             return;
         }
+        if holes.group && groups.is_none() {
+            self.wrong(
+                line,
+                format!(
+                    "'{}' has a group for each unix group, but names none: add unix_group = [\"NAME\", …]",
+                    name.value
+                ),
+            );
+            return;
+        }
         let groups = groups.unwrap_or_default();
         let parts: Vec<Vec<UnixGroup>> = match holes.group {
             true => groups.into_iter().map(|group| vec![group]).collect(),

@@ -284,10 +284,11 @@ fn what_contradicts_itself() {
             2,
             "rule 1 puts others into it",
         ),
+        ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
         (
-            "[group.'{user}']\nusers = 'bob'\n[group.'{user}{group}']\nusers = 'bob'\n",
+            "[group.'{user}']\nusers = '4711'\n[group.'{uid}']\nusers = '4711'\n",
             3,
-            "nobody",
+            "both make the group 4711",
         ),
     ] {
         let (_, mistakes) = compiled(text);
