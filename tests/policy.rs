@@ -430,10 +430,12 @@ fn owners_and_members_are_made_what_the_file_says() {
         return;
     }
     let place = Place::new();
-    let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n";
+    let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
     assert_eq!(
         place.applied(policy, &[]),
-        "a: created, no limit, owner root, members all\na/b: created, no limit, owner daemon, members owner\n"
+        "a: created, no limit, owner root, members all\n\
+         a/b: created, no limit, owner daemon, members owner\n\
+         a/b/c: created, no limit, owner daemon, members owner\n"
     );
     let access = |name: &str| {
         place

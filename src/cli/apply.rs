@@ -229,6 +229,14 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
         }
     };
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
+    if text
+        .as_ref()
+        .is_some_and(|text| text.len() as u64 > rules::LONGEST)
+    {
+        return Err(Failure::new(
+            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
+        ));
+    }
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);
     let whole = there.is_none()
         || fs::symlink_metadata(&path).is_ok_and(|about| {

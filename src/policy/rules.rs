@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 /// The file in a root that has them. No group can have this name.
 pub const FILE: &str = ".rules";
 
-/// A file beyond this is not read.
-const LONGEST: u64 = 4 << 20;
+/// A file of more bytes is not read.
+pub const LONGEST: u64 = 4 << 20;
 
 /// What happens to a program that cannot come into its group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]

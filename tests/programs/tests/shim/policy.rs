@@ -13,6 +13,8 @@ use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, t
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
 const RUNNER: u32 = 41_004;
+/// As config/policy/container-host.toml has it.
+const BATCH: u32 = 2_000;
 
 /// A world whose users and rules are the machine's.
 struct Machine {
@@ -42,6 +44,7 @@ impl Machine {
             ("bob", BOB),
             ("carol", 41_003),
             ("gitlab-runner", RUNNER),
+            ("batch", BATCH),
         ];
         let mut passwd = String::from("root:x:0:0::/:/bin/sh\n");
         let mut group = String::from("root:x:0:\nlab:x:41000:alice,bob\n");
@@ -59,6 +62,7 @@ impl Machine {
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
         const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
             && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
+            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts /etc/hosts; fi \
             && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid --init-groups env -i \"$@\"";
         let folder = self.world.file("");
         let mut inner = Command::new(program);
@@ -361,6 +365,32 @@ fn rules_that_cannot_be_followed_close_the_gpu() {
 }
 
 #[test]
+fn a_user_has_a_policy_of_his_own() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    let home = machine.world.file("home");
+    let folder = home.join("gpulimit");
+    fs::create_dir_all(&folder).expect("made");
+    std::os::unix::fs::chown(&home, Some(ALICE), Some(ALICE)).expect("given");
+    fs::write(folder.join("gpulimit.toml"), "[group.a]\nmax = '1000M'\n").expect("written");
+    let own = home.join("root");
+    let own = own.to_str().expect("UTF-8");
+    let variables = [
+        ("XDG_CONFIG_HOME", home.to_str().expect("UTF-8")),
+        ("GPULIMIT_ROOT", own),
+    ];
+    let mut command = machine.command(ALICE, &world::controller(), &variables);
+    let output = command.arg("apply").output().expect("it runs");
+    let expected = "a: created, max 1000MiB, owner alice, members owner\n";
+    assert_eq!(text(&output.stdout), expected, "{output:?}");
+    let mut program = machine.start(ALICE, &[("GPULIMIT_ROOT", own), ("GPULIMIT_GROUP", "a")]);
+    program.expect(&[("start", "0 0")]);
+    assert_eq!(program.numbers("info")[2], 1000 * MIB);
+}
+
+#[test]
 fn doctor_says_which_rule_holds() {
     if !may_run() {
         return;
@@ -505,4 +535,41 @@ fn the_ci_runner_has_less_of_the_first_gpu() {
     let mut own = machine.start(RUNNER, &[("GPULIMIT_MAX", "1000M")]);
     own.expect(&[("start", "0 0")]);
     assert_eq!(own.numbers("info")[2], 1000 * MIB);
+}
+
+#[test]
+fn the_container_host_limits_containers_by_user() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("container-host.toml", 1);
+    // As an engine mounts its files into a container.
+    let folder = machine
+        .world
+        .file("containers")
+        .join("0123456789abcdef".repeat(4));
+    fs::create_dir_all(&folder).expect("made");
+    fs::write(folder.join("hosts"), "").expect("written");
+    let total = |uid| {
+        let mut program = machine.start(uid, &[]);
+        program.expect(&[("start", "0 0")]);
+        program.numbers("info")[2]
+    };
+    let groups = machine.world.root();
+    let max = |name: &str| {
+        groups
+            .group(name)
+            .expect("a group")
+            .limits()
+            .expect("limits")
+    };
+    let whole = machine.world.machine();
+    let id = whole.gpu(0).uuid.parse().expect("a UUID");
+    let (others, batch) = (total(ALICE), total(BATCH));
+    assert!(
+        batch.abs_diff(others * 25 / 90) <= MIB,
+        "{batch} of {others}"
+    );
+    assert_eq!(total(0), others);
+    assert_eq!(max("containers/batch").max(&id, 100 * MIB), 25 * MIB);
 }
