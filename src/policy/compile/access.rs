@@ -1,6 +1,7 @@
 //! Who may be in which group.
 
-use super::{Compiler, Planned};
+use super::Compiler;
+use super::group::Planned;
 use crate::group::{Members, parent};
 use crate::policy::file::At;
 use crate::policy::rules::{Range, Rule, Target};

@@ -1,5 +1,7 @@
 use super::*;
 use crate::policy::file;
+use crate::policy::rules::{Range, Rule, Target, UnixGroups};
+use crate::units::Size;
 use std::path::Path;
 
 /// alice and bob are in lab, carol in lab and guests, the daemon in nothing.
