@@ -320,7 +320,7 @@ fn a_wrong_file_changes_nothing() {
     ] {
         let said = place.refused("apply", policy);
         assert!(
-            said.contains(says) && said.contains("is not applied: 1 mistake"),
+            said.contains(says) && said.contains("has 1 mistake: nothing was changed"),
             "{said}"
         );
     }

@@ -60,7 +60,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         Some(file) => file.clone(),
         None => default_file()?,
     };
-    let (plan, absent) = check::read(&file)?;
+    let check::Found { plan, absent, .. } = check::read(&file)?;
     let wanted = wanted(&file, &plan, absent)?;
     let root = root()?;
     let is_system = root.path() == Path::new(SYSTEM) && accounts::effective() == 0;

@@ -4,7 +4,7 @@ use super::accounts::Database;
 use super::failure::Failure;
 use super::output;
 use gpulimit::policy::compile::{self, Plan};
-use gpulimit::policy::file::{self, Mistake};
+use gpulimit::policy::file::{self, Mistake, Policy};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,28 +28,42 @@ Exit status: 0 when the file is right, 1 when it is not.";
 
 /// Checks a policy file.
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
-    let (plan, absent) = read(&args.file)?;
-    for mistake in &absent {
+    let found = read(&args.file)?;
+    for mistake in &found.absent {
         output::note(&format!("{mistake} (right on another machine)"));
     }
     output::print(&format!(
         "{}: ok, groups: {}, rules: {}\n",
         args.file.display(),
-        plan.groups.len(),
-        plan.rules.0.last().map_or(0, |rule| rule.number)
+        found.policy.groups.len(),
+        found.policy.rules.len()
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a policy file asks for, and what of it this machine does not have.
-pub fn read(path: &Path) -> Result<(Plan, Vec<Mistake>), Failure> {
+/// A policy file without mistakes.
+pub struct Found {
+    /// As it is written.
+    policy: Policy,
+    /// What it asks for on this machine.
+    pub plan: Plan,
+    /// What this machine does not have.
+    pub absent: Vec<Mistake>,
+}
+
+/// Reads a policy file.
+pub fn read(path: &Path) -> Result<Found, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::new(format_args!("cannot read {}: {error}", path.display())))?;
     let policy = file::parse(path, &text).map_err(|mistakes| refused(path, &mistakes))?;
     let (plan, mistakes) = compile::compile(&policy, &Database);
     let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
     if wrong.is_empty() {
-        Ok((plan, absent))
+        Ok(Found {
+            policy,
+            plan,
+            absent,
+        })
     } else {
         Err(refused(path, &wrong))
     }
@@ -61,7 +75,7 @@ pub fn refused(path: &Path, mistakes: &[Mistake]) -> Failure {
         output::note(&mistake.to_string());
     }
     Failure::new(format_args!(
-        "{} is not applied: {} to correct",
+        "{} has {}: nothing was changed",
         path.display(),
         match mistakes.len() {
             1 => "1 mistake".to_owned(),
