@@ -206,9 +206,9 @@ fn no_variable_leads_out_of_the_assigned_group() {
         let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy; only groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
-    // Cleared after the start.
+    // Taken out after the start.
     let mut alice = machine.start(ALICE, &[("GPULIMIT_GROUP", "lab/alice")]);
-    alice.expect(&[("clearenv", "0")]);
+    alice.expect(&[("unsetenv GPULIMIT_GROUP", "0")]);
     is_limited(&mut alice);
 }
 
@@ -235,9 +235,13 @@ fn a_job_gets_a_group_below_where_that_is_allowed() {
     // It counts above as well.
     let mut second = machine.start(ALICE, &[]);
     second.expect(&[("start", "0 0"), ("alloc a 800M", "2")]);
-    // Cleared after the start, it stays in its job's group.
+    // Taken out after the start, it stays in its job's group.
     let mut third = machine.start(BOB, &[("GPULIMIT_MAX", "1000M")]);
-    third.expect(&[("clearenv", "0"), ("start", "0 0")]);
+    third.expect(&[
+        ("unsetenv GPULIMIT_GROUP", "0"),
+        ("unsetenv GPULIMIT_MAX", "0"),
+        ("start", "0 0"),
+    ]);
     assert_eq!(third.numbers("info")[2], 1000 * MIB);
 
     let machine = Machine::new(1);
