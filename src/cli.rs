@@ -1,5 +1,8 @@
 //! The command line: one file per verb, and the nouns they share.
 
+mod accounts;
+mod apply;
+mod check;
 mod doctor;
 mod failure;
 mod gpu;
@@ -57,6 +60,10 @@ enum Verb {
     Ps(ps::Args),
     /// Change a group's limit while its programs run
     Set(set::Args),
+    /// Make the groups and rules what a policy file says
+    Apply(apply::Args),
+    /// Find out whether a policy file is right, without a change
+    Check(check::Args),
     /// Find out what works, what does not, and what to do about it
     Doctor(doctor::Args),
     /// Answer questions of `doctor` from inside a process of its own
@@ -86,6 +93,8 @@ pub fn main() -> ExitCode {
         Verb::Show(args) => show::show(&args),
         Verb::Ps(args) => ps::ps(&args),
         Verb::Set(args) => set::set(&args),
+        Verb::Apply(args) => apply::apply(&args),
+        Verb::Check(args) => check::check(&args),
         Verb::Doctor(args) => doctor::doctor(&args),
         Verb::Probe(args) => probe::probe(&args),
     };

@@ -1,10 +1,20 @@
-//! Which group a process belongs to, as its environment says.
+//! Which group a process belongs to, as the administrator's rules and its environment say.
 //!
-//! Strongest first: `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools. Whatever cannot be
-//! understood is an error: a limit that was asked for is never silently none.
+//! Strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools. Where a rule holds, the environment
+//! can only choose a group below the assigned one. Whatever cannot be understood is an error: a limit that was asked for is never
+//! silently none.
 
+mod assigned;
+#[cfg(feature = "cli")]
+pub mod compile;
+mod credentials;
 mod error;
+mod facts;
+#[cfg(feature = "cli")]
+pub mod file;
+mod glob;
 mod request;
+pub mod rules;
 
 pub use error::{PolicyError, Why};
 pub use request::{LimitRequest, RequestSelector};
@@ -13,6 +23,7 @@ use crate::device::DeviceId;
 use crate::group::{Garbage, Group, Kind, Member, Root, check_name, parent};
 use crate::ledger::Identity;
 use crate::limits::{Key, LimitSet, Selector};
+use rules::{Assigned, OnError, Source};
 use std::ffi::OsString;
 
 /// The group to be in.
@@ -64,32 +75,32 @@ pub struct Assignment {
     pub group: String,
     /// The limits to make the group with where it does not exist; without them it must exist.
     pub create: Option<LimitRequest>,
+    /// The rule that holds, and the group that it names: this one, or one above it.
+    pub rule: Option<Assigned>,
 }
 
-/// What the environment asks for; `None` when that is no limit at all.
+/// Where this process belongs; `None` when neither a rule nor the environment says so.
 pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
-    let group = match text(env, GROUP)? {
-        Some(group) => {
-            if group.is_empty() {
-                return Err(value(
-                    GROUP,
-                    &group,
-                    Why::Empty("name a group, or unset it"),
-                ));
-            }
-            check_name(&group)?;
-            Some(group)
-        }
-        None => None,
-    };
-    let job = group
-        .as_deref()
-        .is_none_or(|name| name.starts_with("job-") && Kind::of(name) == Kind::Job);
+    match assigned::by_rules(&Source::system())? {
+        Some(rule) => assigned::below(&Source::system(), rule, env).map(Some),
+        None => by_environment(env),
+    }
+}
+
+/// The group that the administrator's rules put this process into; `None` where none does.
+pub fn rule() -> Result<Option<Assigned>, PolicyError> {
+    assigned::by_rules(&Source::system())
+}
+
+fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
+    let group = named(env)?;
+    let job = group.as_deref().is_none_or(is_job);
     if !job {
         return Ok(Some(Assignment {
             root: Root::locate(env)?,
             group: group.unwrap_or_default(),
             create: None,
+            rule: None,
         }));
     }
     let asked = requests(env)?;
@@ -105,7 +116,25 @@ pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
         root: Root::locate(env)?,
         group,
         create,
+        rule: None,
     }))
+}
+
+/// The group that [`GROUP`] names.
+fn named(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
+    let group = text(env, GROUP)?;
+    if let Some(name) = &group {
+        if name.is_empty() {
+            return Err(value(GROUP, name, Why::Empty("name a group, or unset it")));
+        }
+        check_name(name)?;
+    }
+    Ok(group)
+}
+
+/// Whether this is the name that a job gives itself.
+fn is_job(name: &str) -> bool {
+    name.starts_with("job-") && Kind::of(name) == Kind::Job
 }
 
 /// The name of the group of a job whose first process this is.
@@ -119,10 +148,38 @@ pub fn own_job_group_name() -> String {
 }
 
 impl Assignment {
+    /// Whether nothing but a rule says where the process belongs.
+    pub fn is_by_rule_alone(&self) -> bool {
+        self.rule
+            .as_ref()
+            .is_some_and(|rule| rule.group == self.group)
+    }
+
+    /// Whether a process that cannot join is to run without a limit. Not where the environment chose the group: that could then choose
+    /// one that cannot be joined.
+    pub fn is_open(&self) -> bool {
+        self.is_by_rule_alone()
+            && self
+                .rule
+                .as_ref()
+                .is_some_and(|rule| rule.on_error == OnError::Open)
+    }
+
     /// Makes this process a member of its group, which is made first where it may be.
     ///
     /// `gpus` says which there are, by CUDA ordinal; it is asked only when a rule names one.
     pub fn join(&self, gpus: &dyn Fn() -> Vec<(u32, DeviceId)>) -> Result<Member, PolicyError> {
+        self.enter(gpus).map_err(|error| match (error, &self.rule) {
+            (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
+                rule: rule.clone(),
+                group: self.group.clone(),
+                error: Box::new(error),
+            },
+            (error, _) => error,
+        })
+    }
+
+    fn enter(&self, gpus: &dyn Fn() -> Vec<(u32, DeviceId)>) -> Result<Member, PolicyError> {
         let Some(request) = &self.create else {
             return Ok(Member::join(&self.root, &self.group)?);
         };

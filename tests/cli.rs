@@ -118,7 +118,7 @@ fn words(line: &str) -> Vec<&str> {
 #[test]
 fn help_of_every_verb_has_examples() {
     let place = Place::new();
-    for verb in ["run", "show", "ps", "set", "doctor"] {
+    for verb in ["run", "show", "ps", "set", "apply", "check", "doctor"] {
         let help = place.said(&[verb, "--help"]);
         assert!(help.contains("Usage:"), "{help}");
         assert!(help.contains("Examples:"), "{help}");

@@ -28,8 +28,8 @@ use parking_lot::Mutex;
 
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Opaque, Out, SUCCESS,
-    Status, Stream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal,
+    Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::membership;
 use crate::table::cuda;
@@ -89,8 +89,8 @@ impl Account {
         }
     }
 
-    /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory; the reason
-    /// was said once.
+    /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory, the reason
+    /// was said once; or, where the program is to run without a limit, another one (see [`Account::unavailable`]).
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
@@ -99,6 +99,7 @@ impl Account {
         }
         match self.member.get() {
             Some(Ok(member)) => Ok(member),
+            Some(Err(membership::Failed::Open)) => Err(CUDA_ERROR_UNKNOWN),
             _ => Err(CUDA_ERROR_NOT_PERMITTED),
         }
     }
@@ -128,8 +129,8 @@ impl Account {
         self.devices.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device) the driver's own
-    /// answer.
+    /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device, no limit) the driver's
+    /// own answer.
     #[cold]
     pub fn unavailable(&self, failed: Status, real: impl Fn() -> Status) -> Status {
         if failed == CUDA_ERROR_NOT_PERMITTED {

@@ -1,4 +1,4 @@
-//! How this process comes to its group: the environment says which, the library joins it.
+//! How this process comes to its group: the administrator's rules and the environment say which, the library joins it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
@@ -19,7 +19,12 @@ unsafe extern "C" {
 }
 
 /// The limit cannot be applied; the reason has been said.
-pub struct Failed;
+pub enum Failed {
+    /// So there is no GPU memory.
+    Closed,
+    /// The administrator's rule wants the program to run without it.
+    Open,
+}
 
 /// An environment variable, read through the C library: the program may change its environment by `setenv`.
 fn variable(name: &str) -> Option<OsString> {
@@ -54,22 +59,28 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// What the environment asked for at the start: a program that empties it afterwards is limited all the same.
-static AT_START: OnceBox<Assignment> = OnceBox::new();
+/// The variables as they were at the start: a program that empties its environment afterwards is limited all the same.
+static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// The group that the environment asks for, or asked for at the start; `None` when it asks for no limit.
+/// The group that the rules or the environment ask for, or asked for at the start; `None` when there is no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
-    match policy::assignment(&variable) {
-        Ok(None) => Ok(AT_START.get().cloned()),
-        asked => asked,
+    let now = policy::assignment(&variable)?;
+    let chosen = |now: &Assignment| !now.is_by_rule_alone();
+    match AT_START.get() {
+        Some(then) if !now.as_ref().is_some_and(chosen) => policy::assignment(&|name| {
+            let found = then.iter().find(|(there, _)| *there == name);
+            found.map(|(_, value)| value.clone())
+        }),
+        _ => Ok(now),
     }
 }
 
-/// Joins the group. A failure is said in one line and closes the GPU to this process: a limit that cannot be applied must not be none.
+/// Joins the group. A failure is said in one line and closes the GPU to this process, unless the administrator's rule wants it open: a limit
+/// that cannot be applied must not be none.
 pub fn join() -> Result<Member, Failed> {
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
-        Failed
+        Failed::Closed
     };
     let assignment = match assignment() {
         Ok(Some(assignment)) => assignment,
@@ -80,7 +91,14 @@ pub fn join() -> Result<Member, Failed> {
         }
         Err(error) => return Err(told(&error)),
     };
-    assignment.join(&devices).map_err(|error| told(&error))
+    assignment.join(&devices).map_err(|error| {
+        if !assignment.is_open() {
+            return told(&error);
+        }
+        message::line(format_args!("this program runs without a limit: {error}"));
+        crate::process::let_go();
+        Failed::Open
+    })
 }
 
 /// The GPUs that this process sees, by CUDA ordinal. Empty before `cuInit`, and without the driver.
@@ -115,14 +133,15 @@ pub fn device_id(ordinal: i32) -> Option<DeviceId> {
     })
 }
 
-/// Runs as a constructor, in every program: it creates nothing, calls no driver, and where no limit is asked for touches no memory but
-/// the environment.
+/// Runs as a constructor, in every program: it creates nothing, calls no driver, opens no file, and where no limit is asked for touches
+/// no memory but the environment.
 pub fn at_start() {
     name_job();
-    if any_in_environment(&[policy::GROUP])
-        && let Ok(Some(asked)) = assignment()
-    {
-        let _ = AT_START.set(Box::new(asked));
+    if any_in_environment(&[policy::GROUP]) {
+        let names = [policy::GROUP, "GPULIMIT_ROOT"].into_iter();
+        let names = names.chain(policy::JOB_VARIABLES.iter().copied());
+        let set = names.filter_map(|name| Some((name, variable(name)?)));
+        let _ = AT_START.set(Box::new(set.collect()));
     }
 }
 

@@ -19,7 +19,7 @@ static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the environment asks for a limit: the same in forked children, so not in the page.
+/// Whether the administrator's rules or the environment ask for a limit: the same in forked children, so not in the page.
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Whether this process is to be limited at all (also when the limit cannot be applied).
@@ -36,6 +36,11 @@ fn ask() -> bool {
     let limited = !matches!(crate::membership::assignment(), Ok(None));
     ASKED.store(if limited { LIMITED } else { UNLIMITED }, Ordering::Relaxed);
     limited
+}
+
+/// From now on this process runs without a limit.
+pub fn let_go() {
+    ASKED.store(UNLIMITED, Ordering::Relaxed);
 }
 
 impl Process {

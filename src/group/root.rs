@@ -338,6 +338,31 @@ impl Root {
         Ok(())
     }
 
+    /// Makes the root where it does not exist; root's own is for everybody to look into.
+    pub fn make(&self) -> Result<(), GroupError> {
+        if !self.exists() {
+            let modes = if user::effective() == 0 {
+                PUBLIC
+            } else {
+                PRIVATE
+            };
+            make_directory(&self.path, modes.directory)?;
+        }
+        self.modes().map(|_| ())
+    }
+
+    /// Holds a file of the root alone, at once or not at all (`WouldBlock`). It is made where it is not there.
+    pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
+        let path = self.path.join(file);
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        match options.open(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        Hold::alone(&path)
+    }
+
     /// Makes the root where it does not exist.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {

@@ -1,5 +1,6 @@
-//! What goes wrong between the environment and a group.
+//! What goes wrong between the administrator's rules, the environment and a group.
 
+use super::rules::{Assigned, RulesError};
 use crate::device::DeviceId;
 use crate::group::GroupError;
 use crate::units::SizeError;
@@ -38,6 +39,24 @@ pub enum PolicyError {
     },
     /// The root or the group cannot be used.
     Group(GroupError),
+    /// The administrator's rules cannot be followed.
+    Rules(RulesError),
+    /// The environment names a group that is not below the assigned one.
+    NotBelow {
+        /// The rule that holds.
+        rule: Assigned,
+        /// The group that is named.
+        named: String,
+    },
+    /// The group that a rule leads to cannot be used.
+    Assigned {
+        /// The rule that holds.
+        rule: Assigned,
+        /// Its group, or the one below it that the environment names.
+        group: String,
+        /// Why not.
+        error: Box<GroupError>,
+    },
 }
 
 /// What is wrong with a text.
@@ -99,6 +118,39 @@ impl fmt::Display for PolicyError {
                 list(f, matches)
             }
             Self::Group(error) => error.fmt(f),
+            Self::Rules(error) => error.fmt(f),
+            Self::NotBelow { rule, named } => write!(
+                f,
+                "you are assigned to group {} by rule {} of the administrator's policy; only groups below it can be named, and '{}' is none: unset GPULIMIT_GROUP, or make the group with `gpulimit create {}/NAME`",
+                rule.group,
+                rule.rule,
+                named.escape_debug(),
+                rule.group
+            ),
+            Self::Assigned { rule, group, error } => {
+                write!(
+                    f,
+                    "you are assigned to group {} by rule {} of the administrator's policy, ",
+                    rule.group, rule.rule
+                )?;
+                match &**error {
+                    GroupError::Io { path, error, .. } if *group != rule.group => write!(
+                        f,
+                        "and may not make groups below it ({}: {error}): unset the variables that ask for a limit, or ask the administrator",
+                        path.display()
+                    ),
+                    GroupError::Missing { .. } => write!(
+                        f,
+                        "and there is no group {group}: the administrator makes it with `gpulimit apply`"
+                    ),
+                    GroupError::Io { what, path, error } => write!(
+                        f,
+                        "and cannot {what} {}: {error}: ask the administrator",
+                        path.display()
+                    ),
+                    error => write!(f, "which cannot be used: {error}"),
+                }
+            }
         }
     }
 }
@@ -121,6 +173,8 @@ impl Error for PolicyError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Group(error) => error.source(),
+            Self::Assigned { error, .. } => error.source(),
+            Self::Rules(error) => error.source(),
             _ => None,
         }
     }
@@ -129,5 +183,11 @@ impl Error for PolicyError {
 impl From<GroupError> for PolicyError {
     fn from(error: GroupError) -> Self {
         Self::Group(error)
+    }
+}
+
+impl From<RulesError> for PolicyError {
+    fn from(error: RulesError) -> Self {
+        Self::Rules(error)
     }
 }

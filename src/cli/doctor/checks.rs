@@ -6,7 +6,7 @@ use crate::cli::nvml::Driver;
 use crate::cli::probe::VERB;
 use crate::cli::{env, user};
 use gpulimit::group::{Kind, Root};
-use gpulimit::policy;
+use gpulimit::policy::{self, PolicyError};
 use gpulimit::units::gib;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -21,6 +21,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.extend(nvml());
     findings.extend(library(has_driver));
     findings.extend(root());
+    findings.extend(rules());
     findings.extend(environment());
     findings
 }
@@ -306,10 +307,27 @@ fn root() -> Vec<Finding> {
     findings
 }
 
+fn rules() -> Option<Finding> {
+    const CHECK: &str = "rules";
+    match policy::rule() {
+        Ok(None) => None,
+        Ok(Some(rule)) => Some(Finding::fine(
+            CHECK,
+            format!(
+                "you are assigned to group {} by rule {} of the administrator's policy",
+                rule.group, rule.rule
+            ),
+        )),
+        Err(error) => Some(Finding::error(CHECK, error.to_string(), "")),
+    }
+}
+
 fn environment() -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
     match policy::assignment(&env) {
+        // Said already.
+        Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,
             error.to_string(),
@@ -319,6 +337,7 @@ fn environment() -> Vec<Finding> {
         Ok(Some(assignment)) => {
             let group = &assignment.group;
             findings.push(match &assignment.create {
+                _ if assignment.is_by_rule_alone() => Finding::fine(CHECK, "asks for nothing else"),
                 Some(request) => Finding::fine(
                     CHECK,
                     format!("{} asks for a group for this job", request.variable),

@@ -16,6 +16,7 @@ mod linear;
 mod live_set;
 mod mapped;
 mod mig;
+mod policy;
 mod pools;
 mod process_lists;
 mod random;

@@ -1,0 +1,368 @@
+//! `gpulimit apply`: the tree of groups and the rules, made what a policy file says.
+
+mod difference;
+mod record;
+
+use super::accounts;
+use super::failure::Failure;
+use super::nvml::Driver;
+use super::{check, gpu, output};
+use difference::{Step, Wanted};
+use gpulimit::group::{Access, Garbage, GroupError, Hold, Root, SYSTEM};
+use gpulimit::limits::{LimitSet, Selector};
+use gpulimit::policy::compile::{Plan, PlannedGroup};
+use gpulimit::policy::file::Mistake;
+use gpulimit::policy::rules;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `apply`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The policy file [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
+    file: Option<PathBuf>,
+
+    /// Only say what would change
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Say it in JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+Groups that the file names are made or changed to what it says. Groups that an earlier apply made and
+that it no longer names are removed when no program runs in them. Groups that were made by hand and
+that it does not name are left alone. The rules are written last, and hold for programs that start
+to use a GPU from then on, in /run/gpulimit whatever their environment says.
+
+Examples:
+  gpulimit apply --dry-run
+  gpulimit apply /etc/gpulimit/gpulimit.toml
+
+Exit status: 0 also when there was nothing to change; 1 when the file is wrong or a step failed. What
+was done before that stays: apply again.";
+
+/// Held while the tree is changed.
+const LOCK: &str = ".apply.lock";
+
+/// Applies a policy file.
+pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
+    let file = match &args.file {
+        Some(file) => file.clone(),
+        None => default_file()?,
+    };
+    let check::Found { plan, absent, .. } = check::read(&file)?;
+    let wanted = wanted(&file, &plan, absent)?;
+    let root = root()?;
+    let is_system = root.path() == Path::new(SYSTEM) && accounts::effective() == 0;
+    if !plan.rules.0.is_empty() && !is_system {
+        output::note(&format!(
+            "the rules hold only where {} is {SYSTEM} and root's: elsewhere the environment says which group a program is in",
+            root.path().display()
+        ));
+    }
+    let alone = match args.dry_run {
+        true => None,
+        false => Some(prepare(&root, &plan)?),
+    };
+    let recorded = record::read(&root)?;
+    let mut steps = difference::steps(&root, &wanted, &recorded)?;
+    let rules = rules_step(&root, &plan)?;
+    if alone.is_some() {
+        carry_out(&root, &mut steps, &recorded, rules.as_ref())?;
+    }
+    drop(alone);
+    let shown = Shown {
+        file: &file,
+        root: &root,
+        steps: &steps,
+        rules: rules.as_ref(),
+        dry_run: args.dry_run,
+    };
+    if args.json {
+        output::json(&shown.json())?;
+    } else {
+        output::print(&shown.text())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn default_file() -> Result<PathBuf, Failure> {
+    const NAME: &str = "gpulimit/gpulimit.toml";
+    if accounts::effective() == 0 {
+        return Ok(Path::new("/etc").join(NAME));
+    }
+    let absolute = |name: &str| {
+        let path = PathBuf::from(super::env(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let folder = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
+    folder.map(|folder| folder.join(NAME)).ok_or_else(|| {
+        Failure::usage(
+            "no policy file given, and neither XDG_CONFIG_HOME nor HOME is set: name the file",
+        )
+    })
+}
+
+/// The root that the environment names; else the machine's for root, and one's own for others.
+fn root() -> Result<Root, Failure> {
+    if super::env("GPULIMIT_ROOT").is_none() && accounts::effective() == 0 {
+        return Ok(Root::at(SYSTEM)?);
+    }
+    super::root()
+}
+
+/// The groups with everything that only this machine knows.
+fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wanted>, Failure> {
+    let is_of_gpu = |group: &PlannedGroup| {
+        group
+            .settings
+            .sizes
+            .iter()
+            .any(|(_, gpu, _)| gpu.value != "all")
+    };
+    let driver = plan
+        .groups
+        .iter()
+        .any(is_of_gpu)
+        .then(|| Driver::load().ok())
+        .flatten();
+    let mut all = Vec::new();
+    for group in &plan.groups {
+        let mut limits = LimitSet::default();
+        let mut sizes: Vec<_> = group.settings.sizes.iter().collect();
+        sizes.sort_by_key(|(_, gpu, _)| gpu.value != "all");
+        for (key, gpu, size) in sizes {
+            let mut wrong = |why: String| {
+                mistakes.push(Mistake {
+                    path: file.into(),
+                    line: gpu.line,
+                    why,
+                    absent: true,
+                })
+            };
+            let selector = match gpu.value.as_str() {
+                "all" => Selector::All,
+                text => match gpu::resolve(text, driver.as_ref()) {
+                    Ok(id) => Selector::Device(id),
+                    Err(failure) => {
+                        wrong(failure.to_string());
+                        continue;
+                    }
+                },
+            };
+            if limits.get(selector, *key).is_some() {
+                wrong(format!(
+                    "'{}' names a GPU that has a {key} already: one for each GPU",
+                    gpu.value
+                ));
+            }
+            limits.set(selector, *key, *size);
+        }
+        for (key, value) in &group.settings.options {
+            limits.options.set(*key, value).map_err(Failure::new)?;
+        }
+        all.push(Wanted {
+            name: group.name.clone(),
+            limits,
+            access: Access {
+                owner: Some(group.owner.unwrap_or_else(accounts::effective)),
+                members: group.members,
+            },
+        });
+    }
+    mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
+    mistakes.dedup();
+    if mistakes.is_empty() {
+        Ok(all)
+    } else {
+        Err(check::refused(file, &mistakes))
+    }
+}
+
+/// Makes the root where it is not there, and keeps other controllers from applying at the same time.
+fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
+    root.make()?;
+    let path = root.path().display();
+    let about = fs::metadata(root.path())
+        .map_err(|error| Failure::new(format_args!("cannot open {path}: {error}")))?;
+    let mode = about.permissions().mode() & 0o7777;
+    if accounts::effective() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
+        return Err(Failure::new(format_args!(
+            "{path} is closed to users (mode {mode:04o}), who have to read the rules in it: run `chmod 0755 {path}`"
+        )));
+    }
+    root.hold_alone(LOCK).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock => Failure::new(format_args!(
+            "another `gpulimit apply` is changing {path}: wait until it has ended"
+        )),
+        _ => Failure::new(format_args!("cannot write in {path}: {error}")),
+    })
+}
+
+/// What happens to the file of rules.
+struct RulesStep {
+    count: u32,
+    /// `None`: removed.
+    text: Option<String>,
+}
+
+fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
+    let path = root.path().join(rules::FILE);
+    let there = match fs::read(&path) {
+        Ok(there) => Some(there),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => {
+            return Err(Failure::new(format_args!(
+                "cannot read {}: {error}",
+                path.display()
+            )));
+        }
+    };
+    let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
+    if text
+        .as_ref()
+        .is_some_and(|text| text.len() as u64 > rules::LONGEST)
+    {
+        return Err(Failure::new(
+            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
+        ));
+    }
+    let same = there.as_deref() == text.as_deref().map(str::as_bytes);
+    let whole = there.is_none()
+        || fs::symlink_metadata(&path).is_ok_and(|about| {
+            about.is_file()
+                && about.permissions().mode() & 0o7777 == 0o644
+                && about.uid() == accounts::effective()
+        });
+    let count = plan.rules.0.last().map_or(0, |rule| rule.number);
+    Ok((!same || !whole).then_some(RulesStep { count, text }))
+}
+
+/// Makes the tree what it is to be. What is made is on record before it is there, and whatever a rule names is there before the rule.
+fn carry_out(
+    root: &Root,
+    steps: &mut [Step],
+    recorded: &BTreeSet<String>,
+    rules: Option<&RulesStep>,
+) -> Result<(), Failure> {
+    let mut record = recorded.clone();
+    record.extend(steps.iter().filter_map(Step::created).map(str::to_owned));
+    if record != *recorded {
+        record::write(root, &record)?;
+    }
+    for step in steps.iter() {
+        match step {
+            Step::Create(wanted) => {
+                root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
+            }
+            Step::Change {
+                wanted,
+                limits,
+                access,
+                ..
+            } => {
+                let group = root.group(&wanted.name)?;
+                if *limits {
+                    group.write_limits(|set| *set = wanted.limits.clone())?;
+                }
+                if *access {
+                    group.give_access(wanted.access)?;
+                }
+            }
+            Step::Remove { .. } => {}
+        }
+    }
+    match rules {
+        Some(RulesStep {
+            text: Some(text), ..
+        }) => record::replace(&root.path().join(rules::FILE), text)?,
+        Some(RulesStep { text: None, .. }) => record::remove(&root.path().join(rules::FILE))?,
+        None => {}
+    }
+    let before = record.clone();
+    for step in steps {
+        let Step::Remove { name, kept } = step else {
+            continue;
+        };
+        // Groups of jobs that have ended are in the way of nobody.
+        let _ = root.collect_garbage(Garbage::Below(Some(name)));
+        match root.remove(name) {
+            Ok(()) => drop(record.remove(name)),
+            Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
+                *kept = Some(error.to_string());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // What somebody else has removed is not to be removed once more when it is made by hand.
+    record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
+    if record != before {
+        record::write(root, &record)?;
+    }
+    Ok(())
+}
+
+/// The answer.
+struct Shown<'a> {
+    file: &'a Path,
+    root: &'a Root,
+    steps: &'a [Step],
+    rules: Option<&'a RulesStep>,
+    dry_run: bool,
+}
+
+impl Shown<'_> {
+    fn text(&self) -> String {
+        let mut out = String::new();
+        for step in self.steps {
+            for line in step.lines() {
+                out += &line;
+                out.push('\n');
+            }
+        }
+        // Writing to a string does not fail.
+        let _ = match self.rules {
+            Some(RulesStep {
+                text: Some(_),
+                count,
+            }) => writeln!(out, "rules: {count} written"),
+            Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
+            None => Ok(()),
+        };
+        if out.is_empty() {
+            out += "nothing to change\n";
+        } else if self.dry_run {
+            out += "dry run: nothing was changed\n";
+        }
+        out
+    }
+
+    fn json(&self) -> Value {
+        let rules = self.rules.map(|step| {
+            let action = if step.text.is_some() {
+                "written"
+            } else {
+                "removed"
+            };
+            json!({ "action": action, "count": step.count })
+        });
+        json!({
+            "file": self.file.display().to_string(),
+            "root": self.root.path().display().to_string(),
+            "dry_run": self.dry_run,
+            "changed": !self.steps.is_empty() || self.rules.is_some(),
+            "groups": self.steps.iter().map(Step::json).collect::<Vec<_>>(),
+            "rules": rules,
+        })
+    }
+}

@@ -1,0 +1,86 @@
+//! Which groups were made by `apply`: the others are not its to remove.
+
+use crate::cli::failure::Failure;
+use gpulimit::group::{Root, check_name};
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// In the root; no group can have this name.
+const FILE: &str = ".managed";
+
+const HEAD: &str = "gpulimit-managed 1";
+
+/// The groups on record.
+pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
+    let path = root.path().join(FILE);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) => {
+            return Err(Failure::new(format_args!(
+                "cannot read {}: {error}",
+                path.display()
+            )));
+        }
+        Ok(text) => text,
+    };
+    let mut lines = text.lines();
+    let head = lines.next() == Some(HEAD);
+    let names: BTreeSet<String> = lines.map(str::to_owned).collect();
+    if head && names.iter().all(|name| check_name(name).is_ok()) {
+        return Ok(names);
+    }
+    Err(Failure::new(format_args!(
+        "{} is damaged, so that nobody knows which groups an earlier apply made: remove it, and such groups that are to go with `gpulimit rm`",
+        path.display()
+    )))
+}
+
+/// Puts these on record in place of those that are.
+pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
+    let mut text = format!("{HEAD}\n");
+    for name in names {
+        text += name;
+        text.push('\n');
+    }
+    replace(&root.path().join(FILE), &text)
+}
+
+/// Writes a file that everybody may read, as a whole or not at all. For who holds the root's lock.
+pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    let write = || {
+        // Of one who was killed.
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+        fs::rename(&draft, path)
+    };
+    write().map_err(|error: io::Error| {
+        let _ = fs::remove_file(&draft);
+        Failure::new(format_args!("cannot write {}: {error}", path.display()))
+    })
+}
+
+/// Removes a file that may be gone.
+pub fn remove(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::new(format_args!(
+            "cannot remove {}: {error}",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}

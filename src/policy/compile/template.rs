@@ -1,0 +1,103 @@
+//! Names with `{user}`, `{uid}` and `{group}` in them.
+
+/// What a name has to be told.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Holes {
+    /// A user, by name or number.
+    pub user: bool,
+    /// A unix group.
+    pub group: bool,
+}
+
+const USER: &str = "{user}";
+const UID: &str = "{uid}";
+const GROUP: &str = "{group}";
+
+impl Holes {
+    /// Those of a name; `None` where it has braces around something else.
+    pub fn of(template: &str) -> Option<Self> {
+        let rest = template
+            .replace(USER, "")
+            .replace(UID, "")
+            .replace(GROUP, "");
+        (!rest.contains(['{', '}'])).then(|| Self {
+            user: template.contains(USER) || template.contains(UID),
+            group: template.contains(GROUP),
+        })
+    }
+
+    pub const fn any(self) -> bool {
+        self.user || self.group
+    }
+}
+
+/// What to say of a name without [`Holes`].
+pub(super) fn unknown(template: &str) -> String {
+    format!(
+        "'{}' has braces around something unknown: expected {USER}, {UID} or {GROUP}",
+        template.escape_debug()
+    )
+}
+
+/// Whom a name is filled in for.
+#[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Binding {
+    /// Name and number.
+    pub user: Option<(String, u32)>,
+    /// Name.
+    pub group: Option<String>,
+}
+
+impl Binding {
+    /// Only what these ask for.
+    pub fn narrowed(&self, holes: Holes) -> Self {
+        Self {
+            user: self.user.clone().filter(|_| holes.user),
+            group: self.group.clone().filter(|_| holes.group),
+        }
+    }
+}
+
+pub(super) fn fill(template: &str, binding: &Binding) -> String {
+    let mut name = template.to_owned();
+    if let Some(group) = &binding.group {
+        name = name.replace(GROUP, group);
+    }
+    if let Some((user, uid)) = &binding.user {
+        name = name.replace(USER, user).replace(UID, &uid.to_string());
+    }
+    name
+}
+
+/// The name and those that it is below, from the top.
+pub(super) fn prefixes(template: &str) -> impl Iterator<Item = &str> {
+    let ends = template.match_indices('/').map(|(at, _)| at);
+    ends.chain([template.len()]).map(|end| &template[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_and_what_fills_them() {
+        let holes = |user, group| Some(Holes { user, group });
+        assert_eq!(Holes::of("lab"), holes(false, false));
+        assert_eq!(Holes::of("lab/{user}"), holes(true, false));
+        assert_eq!(Holes::of("{group}/u{uid}"), holes(true, true));
+        for wrong in ["lab/{users}", "{}", "lab{", "a}"] {
+            assert_eq!(Holes::of(wrong), None, "{wrong}");
+        }
+        let binding = Binding {
+            user: Some(("alice".into(), 1000)),
+            group: Some("gpu".into()),
+        };
+        assert_eq!(fill("{group}/{user}/{uid}", &binding), "gpu/alice/1000");
+    }
+
+    #[test]
+    fn prefixes_from_the_top() {
+        let all: Vec<_> = prefixes("a/{user}/b").collect();
+        assert_eq!(all, ["a", "a/{user}", "a/{user}/b"]);
+    }
+}

@@ -1,0 +1,206 @@
+use super::*;
+
+fn read(text: &str) -> Result<Policy, Vec<Mistake>> {
+    parse(Path::new("p.toml"), text)
+}
+
+/// All that is said of a file that is wrong.
+#[track_caller]
+fn wrong(text: &str) -> Vec<String> {
+    let mistakes = read(text).expect_err(text);
+    mistakes.iter().map(Mistake::to_string).collect()
+}
+
+#[test]
+fn everything_that_can_be_written() {
+    let policy = read(
+        r#"
+[defaults]
+on_error = "open"
+wait_timeout = "5m"
+
+[group.lab]
+max = "80%"
+
+[group."lab/{user}"]
+max = { all = "20%", "0" = "4G", GPU-1a2b = "max", "0000:3b:00.0" = "1G" }
+high = "15%"
+low = 1073741824
+count_context = false
+wait_timeout = 30
+owner = "{user}"
+members = "@lab"
+users = "alice"
+unix_group = ["lab", "guests"]
+
+[[rule]]
+user = "*"
+executable = "/usr/bin/X*"
+group = "none"
+on_error = "closed"
+
+[[rule]]
+cgroup = ["/a/*", "/b/*"]
+container = "*"
+group = "lab"
+"#,
+    )
+    .expect("right");
+    assert_eq!(
+        policy.defaults.options,
+        [(OptionKey::WaitTimeout, "5m".into())]
+    );
+    let names: Vec<_> = policy
+        .groups
+        .iter()
+        .map(|group| (group.name.value.as_str(), group.name.line))
+        .collect();
+    assert_eq!(names, [("lab", 6), ("lab/{user}", 9)]);
+    let each = &policy.groups[1];
+    let sizes: Vec<_> = each
+        .settings
+        .sizes
+        .iter()
+        .map(|(key, gpu, size)| format!("{key} {} {size}", gpu.value))
+        .collect();
+    assert_eq!(sizes.len(), 6, "{sizes:?}");
+    for expected in [
+        "max all 20%",
+        "max 0 4GiB",
+        "max GPU-1a2b max",
+        "max 0000:3b:00.0 1GiB",
+        "high all 15%",
+        "low all 1GiB",
+    ] {
+        assert!(
+            sizes.iter().any(|size| size == expected),
+            "{expected}: {sizes:?}"
+        );
+    }
+    assert_eq!(
+        each.settings.options,
+        [
+            (OptionKey::CountContext, "false".into()),
+            (OptionKey::WaitTimeout, "30".into())
+        ]
+    );
+    assert_eq!(
+        each.unix_group.as_ref().map(|list| list.value.len()),
+        Some(2)
+    );
+    assert_eq!(policy.rules[0].on_error, OnError::Closed);
+    assert_eq!(policy.rules[1].on_error, OnError::Open);
+    assert_eq!(policy.rules[1].line, 26);
+}
+
+#[test]
+fn an_empty_file_asks_for_nothing() {
+    let policy = read("# nothing\n").expect("right");
+    assert!(policy.groups.is_empty() && policy.rules.is_empty());
+}
+
+#[test]
+fn all_mistakes_are_said_at_once_with_their_lines() {
+    let said = wrong(
+        r#"grup = 1
+[defaults]
+on_eror = "open"
+[group.lab]
+mx = "4G"
+max = "lots"
+owner = 5
+[group."b"]
+on_limit = "never"
+high = { "0" = "4Q", "1" = 7 }
+[[rule]]
+usr = "alice"
+group = "lab"
+[[rule]]
+max = "4G"
+user = []
+"#,
+    );
+    let expected = [
+        (1, "unknown key 'grup' in the file, did you mean group?"),
+        (
+            3,
+            "unknown key 'on_eror' in [defaults], did you mean on_error?",
+        ),
+        (5, "unknown key 'mx' in group 'lab', did you mean max?"),
+        (6, "max: 'lots' is no size"),
+        (7, "'5': invalid type: integer `5`, expected a string"),
+        (9, "'never' is no value of on_limit: expected fail or wait"),
+        (10, "'7': invalid type"),
+        (12, "unknown key 'usr' in rule 1, did you mean user?"),
+        (14, "rule 2 has no group"),
+        (15, "'max' is a key of groups, not of rule 2"),
+        (16, "'[]' is empty"),
+    ];
+    for (line, why) in expected {
+        let at = format!("p.toml:{line}: {why}");
+        assert!(
+            said.iter().any(|one| one.starts_with(&at)),
+            "{at}\n{said:#?}"
+        );
+    }
+    assert!(said.iter().all(|one| one.lines().count() == 1), "{said:#?}");
+}
+
+#[test]
+fn each_mistake_by_itself() {
+    for (text, line, why) in [
+        ("group = 1", 1, "[group.\"NAME\"]"),
+        ("[group]\nlab = 1", 2, "[group.\"lab\"]"),
+        ("[rule]\ngroup = 'a'", 1, "[[rule]]"),
+        ("rule = [1]", 1, "[[rule]]"),
+        ("defaults = 1", 1, "[defaults]"),
+        ("[group.lab]\nmax = '4G'\nmax = '5G'", 3, "duplicate"),
+        ("[group.lab\nmax = '4G'", 1, "[group.lab"),
+        ("[group.lab.alice]\nmax = '4G'", 1, "[group.\"lab/alice\"]"),
+        ("[group.lab]\nmax = ''", 2, "empty size"),
+        ("[group.lab]\nmax = -1", 2, "negative"),
+        ("[group.lab]\nmax = 1.5", 2, "a size such as"),
+        ("[group.lab]\nmax = [1]", 2, "a size such as"),
+        ("[group.lab]\nmax = { '0' = '4Q' }", 2, "'4Q' is no size"),
+        (
+            "[group.lab]\nmax = { everything = '4G' }",
+            2,
+            "'everything' names no GPU",
+        ),
+        ("[group.lab]\nmax = { GPU- = '4G' }", 2, "names no GPU"),
+        ("[group.lab]\nwait_timeout = 'soon'", 2, "30s"),
+        ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
+        ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
+        ("[defaults]\non_error = 'maybe'", 2, "`closed` or `open`"),
+        ("[[rule]]\nuser = 5\ngroup = 'a'", 2, "a list of texts"),
+        ("[[rule]]\nuser = ['']\ngroup = 'a'", 2, "is empty"),
+        (
+            "[[rule]]\ncgroup = \"a\\nb\"\ngroup = 'a'",
+            2,
+            "control characters",
+        ),
+    ] {
+        let said = wrong(text);
+        let found = said
+            .iter()
+            .any(|one| one.starts_with(&format!("p.toml:{line}: ")) && one.contains(why));
+        assert!(found, "{text}\n{said:#?}");
+    }
+}
+
+#[test]
+fn the_keys_that_are_known_are_those_that_serde_reads() {
+    fn accepts<T: Stanza + Default + for<'a> Deserialize<'a>>() {
+        for name in T::NAMES {
+            let text = format!("{name} = \"closed\"");
+            let read = T::deserialize(toml::Deserializer::parse(&text).expect("TOML"));
+            assert!(read.is_ok(), "{name}");
+        }
+        let read = T::deserialize(toml::Deserializer::parse("other = 1").expect("TOML"));
+        assert!(read.is_err(), "unknown keys are refused");
+    }
+    accepts::<Keys>();
+    accepts::<Defaults>();
+    accepts::<GroupText>();
+    accepts::<RuleText>();
+}

@@ -1,0 +1,67 @@
+//! Patterns of an administrator's rules: `*` is any text, also with `/` in it, and `?` any one byte.
+
+/// Whether the pattern is all of the text. Takes at most as many steps as the product of both lengths.
+pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at, mut read) = (0, 0);
+    // Where the last `*` was, and up to where it reaches.
+    let mut star: Option<(usize, usize)> = None;
+    while let Some(byte) = text.get(read) {
+        match (pattern.get(at), star) {
+            (Some(b'*'), _) => {
+                star = Some((at, read));
+                at += 1;
+            }
+            (Some(wanted), _) if *wanted == b'?' || wanted == byte => {
+                at += 1;
+                read += 1;
+            }
+            (_, Some((place, reaches))) => {
+                star = Some((place, reaches + 1));
+                at = place + 1;
+                read = reaches + 1;
+            }
+            (_, None) => return false,
+        }
+    }
+    pattern
+        .get(at..)
+        .is_some_and(|rest| rest.iter().all(|byte| *byte == b'*'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matches_and_what_does_not() {
+        for (pattern, text, expected) in [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("*", "/a/b", true),
+            ("?", "", false),
+            ("?", "a", true),
+            ("?", "ab", false),
+            ("/system.slice/*", "/system.slice/a/b.service", true),
+            ("/system.slice/*", "/user.slice/a", false),
+            ("*.service", "/a.service/b.service", true),
+            ("*.service", "/a.service/b", false),
+            ("/opt/*/bin/?ython*", "/opt/a/b/bin/python3", true),
+            ("/opt/*/bin/?ython*", "/opt/a/bin/ython", false),
+            ("a*b*c", "axxbxxbxxc", true),
+            ("a*b*c", "axxbxxbxx", false),
+            ("**", "x", true),
+            ("a\\*", "a\\x", true),
+            ("[a]", "a", false),
+        ] {
+            let found = matches(pattern.as_bytes(), text.as_bytes());
+            assert_eq!(found, expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn many_stars_end() {
+        let pattern = "*a".repeat(256) + "b";
+        assert!(!matches(pattern.as_bytes(), "a".repeat(4096).as_bytes()));
+    }
+}

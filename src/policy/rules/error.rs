@@ -1,0 +1,124 @@
+//! Why rules do not count, or say nothing of a process.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Rules that are there and cannot be followed. The program gets no GPU memory: a limit that is meant must not be none.
+#[derive(Debug)]
+pub enum RulesError {
+    /// The system refused.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Others than the administrator could have written them.
+    Unsafe {
+        /// The root or the file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: Fault,
+    },
+    /// Not what `gpulimit apply` writes.
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; 0 the whole file.
+        line: usize,
+    },
+    /// Written by another version.
+    Version {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A rule asks for something that cannot be told of this process.
+    Unknown {
+        /// Where it was looked for.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A rule with a group for each user has none for this one.
+    Unlisted {
+        /// The user.
+        uid: u32,
+        /// The rule.
+        rule: u32,
+    },
+}
+
+/// Why a file is not trusted.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// Not a plain file in a plain directory.
+    Kind,
+    /// It belongs to this user.
+    Owner(u32),
+    /// Others may write it; the permissions.
+    Writable(u32),
+}
+
+impl fmt::Display for RulesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ANEW: &str = "the administrator can write them anew with `gpulimit apply`";
+        match self {
+            Self::Io { path, error } => write!(
+                f,
+                "cannot read the administrator's rules in {}: {error}",
+                path.display()
+            ),
+            Self::Unsafe { path, why } => {
+                write!(
+                    f,
+                    "the administrator's rules are not safe: {} ",
+                    path.display()
+                )?;
+                match why {
+                    Fault::Kind => f.write_str("is not a plain file or directory")?,
+                    Fault::Owner(uid) => write!(f, "belongs to user {uid} and not to root")?,
+                    Fault::Writable(mode) => {
+                        write!(f, "may be written by others (mode {mode:04o})")?;
+                    }
+                }
+                write!(f, ": {ANEW}")
+            }
+            Self::Damaged { path, line: 0 } => {
+                write!(
+                    f,
+                    "the administrator's rules in {} are damaged: {ANEW}",
+                    path.display()
+                )
+            }
+            Self::Damaged { path, line } => write!(
+                f,
+                "the administrator's rules in {} are damaged in line {line}: {ANEW}",
+                path.display()
+            ),
+            Self::Version { path } => write!(
+                f,
+                "the administrator's rules in {} are of another version of gpulimit: {ANEW} of the same version as this library",
+                path.display()
+            ),
+            Self::Unknown { what, error } => write!(
+                f,
+                "the administrator's rules ask what {what} says of this program, which cannot be read: {error}"
+            ),
+            Self::Unlisted { uid, rule } => write!(
+                f,
+                "rule {rule} of the administrator's policy has a group for each user, but none for user {uid} yet: the administrator makes it with `gpulimit apply`"
+            ),
+        }
+    }
+}
+
+impl Error for RulesError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { error, .. } | Self::Unknown { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,268 @@
+use super::*;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A root of its own that goes away with the test.
+struct Place(Source);
+
+impl Place {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-rules-{}-{next}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir(&root).expect("a temporary directory");
+        mode(&root, 0o755);
+        let owner = fs::metadata(&root).expect("there").uid();
+        Self(Source { root, owner })
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.root.join(FILE)
+    }
+
+    fn with(rules: &Rules) -> Self {
+        let place = Self::new();
+        fs::write(place.file(), rules.to_string()).expect("written");
+        mode(&place.file(), 0o644);
+        place
+    }
+
+    fn load(&self) -> Result<Option<Rules>, RulesError> {
+        Rules::load(&self.0)
+    }
+
+    #[track_caller]
+    fn error(&self) -> String {
+        self.load().expect_err("refused").to_string()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0.root);
+    }
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+}
+
+fn rule(number: u32, target: Target) -> Rule {
+    Rule {
+        number,
+        on_error: OnError::Closed,
+        user: Vec::new(),
+        unix_group: None,
+        cgroup: Vec::new(),
+        executable: Vec::new(),
+        container: Vec::new(),
+        target,
+    }
+}
+
+fn group(name: &str) -> Target {
+    Target::Group(name.into())
+}
+
+/// Some of everything.
+fn rules() -> Rules {
+    Rules(vec![
+        Rule {
+            user: vec![(0, 0), (7, 9)],
+            ..rule(1, Target::Exempt)
+        },
+        Rule {
+            on_error: OnError::Open,
+            unix_group: Some(UnixGroups {
+                gids: vec![100, 101],
+                members: vec![(1000, 1001)],
+            }),
+            ..rule(
+                2,
+                Target::Each(vec![(1000, "lab/alice".into()), (1001, "lab/bob".into())]),
+            )
+        },
+        Rule {
+            cgroup: vec!["/system.slice/*".into(), "/a b/?".into()],
+            executable: vec!["/opt/*".into()],
+            ..rule(3, group("services"))
+        },
+        Rule {
+            container: vec!["*".into()],
+            ..rule(4, group("containers"))
+        },
+        Rule {
+            user: vec![(5000, 5000)],
+            ..rule(5, Target::Each(Vec::new()))
+        },
+    ])
+}
+
+fn user(uid: u32) -> Facts {
+    Facts {
+        uid,
+        ..Facts::default()
+    }
+}
+
+fn assigned(facts: &Facts) -> Option<String> {
+    let assigned = rules().assigned(facts).expect("clear");
+    assigned.map(|assigned| assigned.group)
+}
+
+#[test]
+fn rules_read_back() {
+    for rules in [rules(), Rules::default()] {
+        let place = Place::with(&rules);
+        assert_eq!(place.load().expect("read"), Some(rules));
+    }
+}
+
+#[test]
+fn no_file_is_no_rules() {
+    let place = Place::new();
+    assert_eq!(place.load().expect("looked"), None);
+    let nowhere = Source {
+        root: place.file().join("nowhere"),
+        ..place.0.clone()
+    };
+    assert_eq!(Rules::load(&nowhere).expect("looked"), None);
+}
+
+#[test]
+fn the_first_rule_that_matches_counts_and_all_its_conditions() {
+    assert_eq!(assigned(&user(8)), None);
+    assert_eq!(assigned(&user(1001)).as_deref(), Some("lab/bob"));
+    assert_eq!(assigned(&user(4000)), None);
+    let service = Facts {
+        cgroups: vec!["/x".into(), "/system.slice/a/b".into()],
+        executable: b"/opt/a".into(),
+        ..user(4000)
+    };
+    assert_eq!(assigned(&service).as_deref(), Some("services"));
+    let other = Facts {
+        executable: b"/usr/a".into(),
+        ..service.clone()
+    };
+    assert_eq!(assigned(&other), None);
+    let contained = Facts {
+        containers: vec!["ab".into()],
+        ..other
+    };
+    assert_eq!(assigned(&contained).as_deref(), Some("containers"));
+    let exempt = Facts { uid: 0, ..service };
+    assert_eq!(assigned(&exempt), None);
+}
+
+#[test]
+fn what_is_assigned_says_by_which_rule() {
+    let found = rules().assigned(&user(1000)).expect("clear");
+    let expected = Assigned {
+        group: "lab/alice".into(),
+        on_error: OnError::Open,
+        rule: 2,
+    };
+    assert_eq!(found, Some(expected));
+}
+
+#[test]
+fn a_user_who_has_come_since_is_not_let_through() {
+    let new = Facts {
+        gids: vec![101],
+        ..user(1002)
+    };
+    let error = rules().assigned(&new).expect_err("closed").to_string();
+    assert!(rules().assigned(&user(5000)).is_err(), "not even one");
+    assert!(
+        error.contains("rule 2") && error.contains("1002") && error.contains("apply"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rules_of_others_do_not_count_and_are_not_passed_over() {
+    let place = Place::with(&rules());
+    mode(&place.file(), 0o664);
+    assert!(place.error().contains("mode 0664"), "{}", place.error());
+    mode(&place.file(), 0o644);
+    mode(&place.0.root, 0o1777);
+    assert!(place.error().contains("mode 1777"), "{}", place.error());
+    mode(&place.0.root, 0o755);
+    let foreign = Source {
+        owner: place.0.owner + 1,
+        ..place.0.clone()
+    };
+    let error = Rules::load(&foreign).expect_err("refused").to_string();
+    assert!(error.contains("belongs to user"), "{error}");
+
+    fs::remove_file(place.file()).expect("removed");
+    symlink("/dev/null", place.file()).expect("linked");
+    assert!(place.error().contains("cannot read"), "{}", place.error());
+    fs::remove_file(place.file()).expect("removed");
+    fs::create_dir(place.file()).expect("made");
+    assert!(place.error().contains("plain"), "{}", place.error());
+}
+
+#[test]
+fn another_version_is_said_to_be_one() {
+    let place = Place::new();
+    fs::write(place.file(), "gpulimit-rules 2\nanything\n").expect("written");
+    mode(&place.file(), 0o644);
+    assert!(place.error().contains("version"), "{}", place.error());
+}
+
+#[test]
+fn damage_is_found_and_never_no_rules() {
+    let good = rules().to_string();
+    let mut wrong: Vec<String> = [
+        "",
+        "\n",
+        "gpulimit-rules 1",
+        "gpulimit-rules 1\n",
+        "gpulimit-rules 1\nend 0 0\n",
+    ]
+    .map(str::to_owned)
+    .into();
+    // Every line left out, or twice.
+    let lines: Vec<&str> = good.split_inclusive('\n').collect();
+    for at in 0..lines.len() {
+        wrong.push([&lines[..at], &lines[at + 1..]].concat().concat());
+        wrong.push([&lines[..=at], &lines[at..]].concat().concat());
+    }
+    for text in wrong {
+        assert!(text::read(text.as_bytes()).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn no_random_change_is_taken_for_rules() {
+    let good = rules().to_string().into_bytes();
+    // Xorshift: the same changes every time.
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    for _ in 0..20_000 {
+        let mut bytes = good.clone();
+        for _ in 0..=random(3) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] ^= 1 << random(8),
+                1 => bytes.truncate(at.max(1)),
+                2 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, b"0 \n-x\xff"[random(6)]),
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        if bytes != good {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            assert!(text::read(&bytes).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! The policy file and what becomes of it: `gpulimit check`, `gpulimit apply`, the record of what it made, the rules that it writes.
+
+use gpulimit::device::DeviceId;
+use gpulimit::group::{Access, Member, Members, Root};
+use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::policy::rules::{FILE, Rules, Source, Target};
+use gpulimit::policy::{compile, file};
+use gpulimit::units::Size;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A root of its own, with a private directory, that goes away with the test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-policy-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .expect("a temporary directory");
+        Self(path)
+    }
+
+    fn root_path(&self) -> PathBuf {
+        self.0.join("root")
+    }
+
+    fn root(&self) -> Root {
+        Root::at(self.root_path()).expect("a root")
+    }
+
+    fn policy(&self) -> PathBuf {
+        self.0.join("p.toml")
+    }
+
+    fn run(&self, verb: &str, policy: &str, more: &[&str]) -> Output {
+        fs::write(self.policy(), policy).expect("written");
+        Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+            .arg(verb)
+            .arg(self.policy())
+            .args(more)
+            .env_remove("LD_PRELOAD")
+            .env("GPULIMIT_ROOT", self.root_path())
+            .output()
+            .expect("started")
+    }
+
+    /// What `apply` says when it goes well.
+    #[track_caller]
+    fn applied(&self, policy: &str, more: &[&str]) -> String {
+        let output = self.run("apply", policy, more);
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout)
+    }
+
+    /// What a verb says when it does not.
+    #[track_caller]
+    fn refused(&self, verb: &str, policy: &str) -> String {
+        let output = self.run(verb, policy, &[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(text(&output.stdout), "");
+        text(&output.stderr)
+    }
+
+    fn groups(&self) -> Vec<String> {
+        let groups = self.root().groups().expect("groups");
+        groups.iter().map(|group| group.name().to_owned()).collect()
+    }
+
+    fn max(&self, name: &str) -> Option<Size> {
+        let group = self.root().group(name).expect("a group");
+        let rules = group.limits().expect("limits").rules().expect("rules");
+        rules.get(Selector::All, Key::Max)
+    }
+
+    fn rules(&self) -> Option<Rules> {
+        let owner = fs::metadata(self.root_path()).expect("a root").uid();
+        let root = self.root_path();
+        Rules::load(&Source { root, owner }).expect("rules")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.into()).expect("UTF-8")
+}
+
+/// Who runs the test.
+fn me() -> (String, u32) {
+    let output = Command::new("id").arg("-un").output().expect("id");
+    let uid = fs::metadata("/proc/self").expect("/proc").uid();
+    (text(&output.stdout).trim().into(), uid)
+}
+
+const TREE: &str = r#"
+[group.lab]
+max = "80%"
+[group."lab/a"]
+max = "4G"
+on_limit = "wait"
+[group."lab/b"]
+max = { all = "2G", "GPU-00112233-4455-6677-8899-aabbccddeeff" = "1G" }
+"#;
+
+#[test]
+fn a_tree_is_made_once() {
+    let place = Place::new();
+    let (name, _) = me();
+    let expected = format!(
+        "lab: created, max 80%, owner {name}, members owner\n\
+         lab/a: created, max 4GiB, on_limit wait, owner {name}, members owner\n\
+         lab/b: created, max 2GiB, max 1GiB of GPU-00112233-4455-6677-8899-aabbccddeeff, owner {name}, members owner\n"
+    );
+    let dry = place.applied(TREE, &["--dry-run"]);
+    assert_eq!(dry, format!("{expected}dry run: nothing was changed\n"));
+    assert!(!place.root_path().exists(), "nothing was made");
+    assert_eq!(place.applied(TREE, &[]), expected);
+    assert_eq!(place.groups(), ["lab", "lab/a", "lab/b"]);
+    assert_eq!(place.applied(TREE, &[]), "nothing to change\n");
+    assert_eq!(place.applied(TREE, &["--dry-run"]), "nothing to change\n");
+}
+
+#[test]
+fn what_differs_is_changed_and_said() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    // By hand, and in the file.
+    let by_hand = |limits: &mut LimitSet| limits.set(Selector::All, Key::High, Size::Percent(5000));
+    let lab = place.root().group("lab").expect("a group");
+    lab.write_limits(by_hand).expect("written");
+    let other = TREE
+        .replace("4G", "5G")
+        .replace("wait", "fail")
+        .replace("1G", "1.5G");
+    let expected = "lab: high 50% -> unset\n\
+                    lab/a: max 4GiB -> 5GiB\n\
+                    lab/a: on_limit wait -> fail\n\
+                    lab/b: max of GPU-00112233-4455-6677-8899-aabbccddeeff 1GiB -> 1536MiB\n";
+    assert_eq!(place.applied(&other, &[]), expected);
+    assert_eq!(place.max("lab/a"), Some(Size::Bytes(5 << 30)));
+    assert_eq!(place.applied(&other, &[]), "nothing to change\n");
+}
+
+#[test]
+fn only_what_apply_made_is_removed() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    let root = place.root();
+    for name in ["own", "lab/own"] {
+        root.create(name, &LimitSet::all(Size::Max)).expect("made");
+    }
+    let less = "[group.lab]\nmax = '80%'\n[group.own]\nmax = '1G'\n";
+    let expected = "own: max max -> 1GiB\nlab/b: removed\nlab/a: removed\n";
+    assert_eq!(place.applied(less, &[]), expected);
+    assert_eq!(place.groups(), ["lab", "lab/own", "own"]);
+    // One that was there before is changed, and not made ours.
+    let said = place.applied("", &[]);
+    assert!(
+        said.starts_with("lab: kept, there are groups below 'lab', such as lab/own"),
+        "{said}"
+    );
+    root.remove("lab/own").expect("removed");
+    assert_eq!(place.applied("", &[]), "lab: removed\n");
+    assert_eq!(place.applied("", &[]), "nothing to change\n");
+    assert_eq!(place.groups(), ["own"]);
+}
+
+#[test]
+fn a_group_in_use_is_kept_until_it_is_not() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    let member = Member::join(&place.root(), "lab/a").expect("joined");
+    let less = "[group.lab]\nmax = '80%'\n";
+    let said = place.applied(less, &[]);
+    assert!(
+        said.contains("lab/b: removed\nlab/a: kept, programs run in group 'lab/a'"),
+        "{said}"
+    );
+    drop(member);
+    assert_eq!(place.applied(less, &[]), "lab/a: removed\n");
+}
+
+#[test]
+fn a_group_that_was_removed_and_made_by_hand_is_no_longer_ours() {
+    let place = Place::new();
+    place.applied("[group.a]\nmax = '1G'\n", &[]);
+    place.root().remove("a").expect("removed");
+    assert_eq!(place.applied("", &[]), "nothing to change\n");
+    place
+        .root()
+        .create("a", &LimitSet::all(Size::Max))
+        .expect("made");
+    assert_eq!(place.applied("", &[]), "nothing to change\n");
+    assert_eq!(place.groups(), ["a"]);
+}
+
+#[test]
+fn after_a_controller_that_was_killed_apply_goes_on() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    // Killed with the record written and one group half made, and while it wrote the rules.
+    fs::write(
+        place.root_path().join(".managed"),
+        "gpulimit-managed 1\nlab\nlab/a\nlab/b\nlab/c\n",
+    )
+    .expect("written");
+    fs::remove_file(place.root().group("lab/b").expect("a group").limits_path()).expect("removed");
+    fs::write(place.root_path().join(".rules.new"), "half").expect("written");
+    let policy = format!("{TREE}\n[[rule]]\nuser = '*'\ngroup = 'lab'\n");
+    let said = place.applied(&policy, &[]);
+    assert!(
+        said.contains("lab/b: created") && said.contains("rules: 1 written"),
+        "{said}"
+    );
+    assert!(!place.root_path().join(".rules.new").exists());
+    assert_eq!(place.applied(&policy, &[]), "nothing to change\n");
+}
+
+#[test]
+fn two_controllers_do_not_mix() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    let other = place.root().hold_alone(".apply.lock").expect("held");
+    let said = place.refused("apply", "");
+    assert!(said.contains("another `gpulimit apply`"), "{said}");
+    drop(other);
+    place.applied("", &[]);
+}
+
+#[test]
+fn a_full_file_system_loses_nothing() {
+    if me().1 != 0 {
+        eprintln!("skipped: only root mounts");
+        return;
+    }
+    // A tree of one group and a rule, one of many that does not fit, and the same with room.
+    const STEPS: &str = "mkdir $1/root && mount -t tmpfs -o mode=755,size=600k tmpfs $1/root && export GPULIMIT_ROOT=$1/root && shift \
+        && $1 apply $2 >/dev/null && sum=$(cat $GPULIMIT_ROOT/.rules | cksum) \
+        && if $1 apply $3; then echo it fits; exit 9; fi \
+        && [ \"$sum\" = \"$(cat $GPULIMIT_ROOT/.rules | cksum)\" ] && $1 show a >/dev/null && echo nothing is lost \
+        && mount -o remount,size=400m $GPULIMIT_ROOT && $1 apply $3 | tail -1 && $1 apply $3 && $1 apply $2 | grep -c removed";
+    let place = Place::new();
+    let few = place.0.join("few.toml");
+    let many = place.0.join("many.toml");
+    let rule = "[[rule]]\nuser = 'root'\ngroup = 'a'\n";
+    fs::write(&few, format!("[group.a]\nmax = '1G'\n{rule}")).expect("written");
+    let groups: String = (0..60).map(|n| format!("[group.b{n}]\n")).collect();
+    let more = "on_error = 'open'\n";
+    fs::write(
+        &many,
+        format!("{groups}[group.a]\nmax = '1G'\n{rule}{more}"),
+    )
+    .expect("written");
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", STEPS, "sh"])
+        .args([
+            &place.0,
+            Path::new(env!("CARGO_BIN_EXE_gpulimit")),
+            &few,
+            &many,
+        ])
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    assert_eq!(
+        said, "nothing is lost\nrules: 1 written\nnothing to change\n60\n",
+        "{output:?}"
+    );
+    assert!(
+        text(&output.stderr).to_lowercase().contains("no space"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn a_record_that_is_damaged_is_said() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    for damaged in ["", "gpulimit-managed 1\n../etc\n", "gpulimit-managed 2\n"] {
+        fs::write(place.root_path().join(".managed"), damaged).expect("written");
+        let said = place.refused("apply", "");
+        assert!(said.contains(".managed is damaged"), "{said}");
+    }
+    assert_eq!(place.groups().len(), 3);
+}
+
+#[test]
+fn a_wrong_file_changes_nothing() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    for (policy, says) in [
+        (
+            "[group.lab]\nmux = '1G'\n",
+            "p.toml:2: unknown key 'mux' in group 'lab', did you mean max?",
+        ),
+        (
+            "[group.'lab/x']\n",
+            "p.toml:1: group 'lab/x' is below 'lab'",
+        ),
+        ("[group.lab]\nmax = { '7' = '1G' }\n", "p.toml:2: "),
+        (
+            "[group.lab]\nowner = 'no such user'\n",
+            "p.toml:2: no user 'no such user'",
+        ),
+        ("group = {", "p.toml:1: "),
+    ] {
+        let said = place.refused("apply", policy);
+        assert!(
+            said.contains(says) && said.contains("has 1 mistake: nothing was changed"),
+            "{said}"
+        );
+    }
+    assert_eq!(place.applied(TREE, &[]), "nothing to change\n");
+    fs::remove_file(place.policy()).expect("removed");
+    let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+        .arg("apply")
+        .arg(place.policy())
+        .output();
+    let output = output.expect("started");
+    assert!(text(&output.stderr).contains("cannot read"), "{output:?}");
+}
+
+#[test]
+fn check_finds_all_mistakes_and_touches_nothing() {
+    let place = Place::new();
+    let said = place.refused(
+        "check",
+        "[group.a]\nmax = 'x'\nmin = 'y'\n[group.b]\nkey = 1\n",
+    );
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 4, "{said}");
+    for (line, at) in lines.iter().zip([2, 3, 5]) {
+        assert!(line.contains(&format!("p.toml:{at}: ")), "{said}");
+    }
+    assert!(lines[3].contains("3 mistakes"), "{said}");
+    let good = place.run("check", TREE, &[]);
+    assert!(good.status.success(), "{good:?}");
+    assert!(
+        text(&good.stdout).contains("ok, groups: 3, rules: 0"),
+        "{good:?}"
+    );
+    // Right on another machine.
+    let there = place.run("check", "[group.a]\nowner = 'no such user'\n", &[]);
+    assert!(
+        there.status.success() && text(&there.stderr).contains("another machine"),
+        "{there:?}"
+    );
+    assert!(!place.root_path().exists());
+}
+
+#[test]
+fn rules_are_written_for_everybody_to_read_and_removed_with_the_last() {
+    let place = Place::new();
+    let (name, uid) = me();
+    let policy = format!(
+        "[group.'{{user}}']\nmax = '20%'\n[[rule]]\nuser = '{name}'\ngroup = '{{user}}'\non_error = 'open'\n"
+    );
+    let said = place.applied(&policy, &[]);
+    assert!(said.ends_with("rules: 1 written\n"), "{said}");
+    let mode = |name: &str| {
+        fs::metadata(place.root_path().join(name))
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o7777
+    };
+    assert_eq!(mode(FILE), 0o644);
+    let rules = place.rules().expect("rules");
+    assert_eq!(rules.0[0].target, Target::Each(vec![(uid, name)]));
+    assert_eq!(place.applied(&policy, &[]), "nothing to change\n");
+    // Somebody else's hand.
+    fs::write(place.root_path().join(FILE), "").expect("written");
+    assert_eq!(place.applied(&policy, &[]), "rules: 1 written\n");
+    fs::set_permissions(
+        place.root_path().join(FILE),
+        fs::Permissions::from_mode(0o666),
+    )
+    .expect("changed");
+    assert_eq!(place.applied(&policy, &[]), "rules: 1 written\n");
+    assert_eq!(mode(FILE), 0o644);
+    let said = place.applied("", &[]);
+    assert!(said.contains("rules: removed"), "{said}");
+    assert_eq!(place.rules(), None);
+}
+
+#[test]
+fn json_says_the_same() {
+    let place = Place::new();
+    let read = |text: String| serde_json::from_str::<Value>(&text).expect("JSON");
+    let (name, _) = me();
+    let made = read(place.applied("[group.a]\nmax = '1G'\n", &["--json"]));
+    assert_eq!(made["changed"], true);
+    let group = json!({ "name": "a", "action": "created", "limits": "max 1GiB", "owner": name, "members": "owner" });
+    assert_eq!(made["groups"], json!([group]));
+    let changed = read(place.applied(
+        "[group.a]\nmax = '2G'\nmin = '1G'\n",
+        &["--json", "--dry-run"],
+    ));
+    assert_eq!(changed["dry_run"], true);
+    let changes = json!([
+        { "key": "max", "gpu": null, "old": "1GiB", "new": "2GiB" },
+        { "key": "min", "gpu": null, "old": null, "new": "1GiB" },
+    ]);
+    assert_eq!(changed["groups"][0]["changes"], changes);
+    let same = read(place.applied("[group.a]\nmax = '1G'\n", &["--json"]));
+    assert_eq!(
+        (&same["changed"], &same["groups"], &same["rules"]),
+        (&json!(false), &json!([]), &Value::Null)
+    );
+}
+
+#[test]
+fn owners_and_members_are_made_what_the_file_says() {
+    if me().1 != 0 {
+        eprintln!("skipped: only root gives groups to others");
+        return;
+    }
+    let place = Place::new();
+    let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
+    assert_eq!(
+        place.applied(policy, &[]),
+        "a: created, no limit, owner root, members all\n\
+         a/b: created, no limit, owner daemon, members owner\n\
+         a/b/c: created, no limit, owner daemon, members owner\n"
+    );
+    let access = |name: &str| {
+        place
+            .root()
+            .group(name)
+            .expect("a group")
+            .access()
+            .expect("known")
+    };
+    let uid = access("a/b").owner.expect("an owner");
+    assert_ne!(uid, 0);
+    assert_eq!(place.applied(policy, &[]), "nothing to change\n");
+    let group = place.root().group("a/b").expect("a group");
+    assert_eq!(fs::metadata(group.below_path()).expect("there").uid(), uid);
+    // By hand, and as after a kill between the files.
+    let wide = Access {
+        owner: Some(0),
+        members: Members::All,
+    };
+    group.give_access(wide).expect("given");
+    let said = place.applied(policy, &[]);
+    assert_eq!(
+        said,
+        "a/b: owner root -> daemon\na/b: members all -> owner\n"
+    );
+    std::os::unix::fs::chown(group.below_path(), Some(0), None).expect("given");
+    assert_eq!(place.applied(policy, &[]), "a/b: owner root -> daemon\n");
+    assert_eq!(place.applied(policy, &[]), "nothing to change\n");
+}
+
+// The shipped policies; tests/programs applies them on simulated machines.
+
+fn examples() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/policy");
+    let files = fs::read_dir(folder).expect("a folder");
+    let files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
+    assert!(files.len() >= 4, "{files:?}");
+    files
+}
+
+#[test]
+fn every_shipped_policy_is_right() {
+    for path in examples() {
+        let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+            .arg("check")
+            .arg(&path)
+            .output()
+            .expect("started");
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+/// A machine with some users.
+struct Machine;
+
+impl compile::Accounts for Machine {
+    fn user(&self, name: &str) -> Option<compile::User> {
+        self.users().into_iter().find(|user| user.name == name)
+    }
+
+    fn unix_group(&self, name: &str) -> Option<compile::UnixGroup> {
+        let members = vec!["alice".to_owned()];
+        (name == "lab").then(|| compile::UnixGroup {
+            name: name.into(),
+            gid: 100,
+            members,
+        })
+    }
+
+    fn users(&self) -> Vec<compile::User> {
+        let user = |(uid, name): (u32, &str)| compile::User {
+            name: name.into(),
+            uid,
+            gid: uid,
+        };
+        [(0, "root"), (1000, "alice"), (1001, "bob")]
+            .map(user)
+            .into()
+    }
+
+    fn regular(&self) -> (u32, u32) {
+        (1000, 60_000)
+    }
+}
+
+#[test]
+fn no_random_change_of_a_policy_makes_it_panic() {
+    // Xorshift: the same changes every time.
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let texts = examples()
+        .into_iter()
+        .map(|path| fs::read_to_string(path).expect("readable"));
+    let texts: Vec<String> = texts.chain([TREE.to_owned()]).collect();
+    let mut wrong = 0;
+    for _ in 0..4_000 {
+        let mut text: Vec<char> = texts[random(texts.len())].chars().collect();
+        for _ in 0..=random(4) {
+            let at = random(text.len());
+            match random(3) {
+                0 => drop(text.remove(at)),
+                1 => text.insert(
+                    at,
+                    ['"', '[', ']', '{', '}', '=', '/', '\n', '*', 'é', '9', '%'][random(12)],
+                ),
+                _ => text.truncate(at.max(1)),
+            }
+            if text.is_empty() {
+                break;
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let mistakes = match file::parse(Path::new("p.toml"), &text) {
+            Ok(policy) => compile::compile(&policy, &Machine).1,
+            Err(mistakes) => {
+                assert!(!mistakes.is_empty());
+                mistakes
+            }
+        };
+        wrong += usize::from(!mistakes.is_empty());
+        let lines = text.lines().count().max(1) + 1;
+        for mistake in mistakes {
+            assert!((1..=lines).contains(&mistake.line), "{mistake}\n{text}");
+            assert_eq!(mistake.to_string().lines().count(), 1, "{mistake}\n{text}");
+        }
+    }
+    assert!(wrong > 1_000, "{wrong}");
+}
+
+#[test]
+fn limits_by_a_full_uuid_need_no_driver() {
+    let place = Place::new();
+    place.applied(TREE, &[]);
+    let id: DeviceId = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+        .parse()
+        .expect("a UUID");
+    let limits = place
+        .root()
+        .group("lab/b")
+        .expect("a group")
+        .limits()
+        .expect("limits");
+    assert_eq!(limits.max(&id, 80 << 30), 1 << 30);
+}

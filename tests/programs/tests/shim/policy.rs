@@ -1,0 +1,579 @@
+//! The administrator's rules hold, whatever the environment says and when it is empty. The programs see the world's root as the
+//! machine's own, /run/gpulimit, in a mount namespace of theirs; that takes root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gpulimit::group::Members;
+use gpulimit::policy::rules;
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
+
+/// Users of the machine of these tests.
+const ALICE: u32 = 41_001;
+const BOB: u32 = 41_002;
+const RUNNER: u32 = 41_004;
+/// As config/policy/container-host.toml has it.
+const BATCH: u32 = 2_000;
+
+/// A world whose users and rules are the machine's.
+struct Machine {
+    world: World,
+}
+
+/// False where the tests cannot be run, which is said.
+fn may_run() -> bool {
+    let root = Command::new("unshare").args(["-m", "true"]).output();
+    let may = root.is_ok_and(|output| output.status.success()) && is_root();
+    if !may {
+        eprintln!("skipped: mount namespaces take root");
+    }
+    may
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0)
+}
+
+impl Machine {
+    fn new(gpus: usize) -> Machine {
+        let world = World::without_group(&[("GPULIMIT_SIM_GPUS", &gpus.to_string())]);
+        let users = [
+            ("alice", ALICE),
+            ("bob", BOB),
+            ("carol", 41_003),
+            ("gitlab-runner", RUNNER),
+            ("batch", BATCH),
+        ];
+        let mut passwd = String::from("root:x:0:0::/:/bin/sh\n");
+        let mut group = String::from("root:x:0:\nlab:x:41000:alice,bob\n");
+        for (name, id) in users {
+            passwd += &format!("{name}:x:{id}:{id}::/:/bin/sh\n");
+            group += &format!("{name}:x:{id}:\n");
+        }
+        fs::write(world.file("passwd"), passwd).expect("written");
+        fs::write(world.file("group"), group).expect("written");
+        Machine { world }
+    }
+
+    /// A command as this user, on this machine: with its users, and the world's root where the machine's is. Nothing else is in its
+    /// environment.
+    fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
+        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
+            && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
+            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts /etc/hosts; fi \
+            && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid --init-groups env -i \"$@\"";
+        let folder = self.world.file("");
+        let mut inner = Command::new(program);
+        self.world.machine().enter(&mut inner);
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", ENTER, "sh"])
+            .arg(folder)
+            .arg(uid.to_string());
+        for (name, value) in inner.get_envs() {
+            let mut pair = name.to_owned();
+            pair.push("=");
+            pair.push(value.unwrap_or_default());
+            command.arg(pair);
+        }
+        command.args(
+            variables
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        );
+        command.arg(program);
+        command
+    }
+
+    /// `gpu-script` under the preload, and what else is in its environment.
+    fn start(&self, uid: u32, variables: &[(&str, &str)]) -> Session {
+        let library = world::shim();
+        let library = library.to_str().expect("UTF-8");
+        let variables = [&[("LD_PRELOAD", library)], variables].concat();
+        Session::start(self.command(uid, world::program(), &variables))
+    }
+
+    fn controller(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command(0, &world::controller(), &[]);
+        command.args(arguments).output().expect("it runs")
+    }
+
+    #[track_caller]
+    fn apply(&self, policy: &str) -> String {
+        let path = self.world.file("policy.toml");
+        fs::write(&path, policy).expect("written");
+        let output = self.controller(&["apply", path.to_str().expect("UTF-8")]);
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout)
+    }
+
+    fn rules(&self) -> PathBuf {
+        self.world.root().path().join(rules::FILE)
+    }
+
+    /// The GPU is closed, with one line that says this.
+    #[track_caller]
+    fn closed(&self, uid: u32, variables: &[(&str, &str)], says: &str) {
+        let mut program = self.start(uid, variables);
+        program.expect(&[("init", "0"), ("retain 0", "800")]);
+        let (_, errors) = program.end();
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(
+            errors.contains("no GPU memory for this program") && errors.contains(says),
+            "{errors}"
+        );
+    }
+}
+
+/// 2,000 MiB for each user, 3,000 for both.
+const POLICY: &str = r#"
+[group.lab]
+max = "3000M"
+[group."lab/{user}"]
+max = "2000M"
+[[rule]]
+user = "root"
+group = "none"
+[[rule]]
+unix_group = "lab"
+group = "lab/{user}"
+"#;
+
+/// A program that may use 2,000 MiB, and knows it.
+#[track_caller]
+fn is_limited(program: &mut Session) {
+    program.expect(&[
+        ("start", "0 0"),
+        ("alloc a 1600M", "2"),
+        ("alloc a 1000M", "0"),
+    ]);
+    assert_eq!(program.numbers("info")[2], 2000 * MIB);
+}
+
+#[test]
+fn an_empty_environment_is_limited_by_a_rule() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let mut alice = machine.start(ALICE, &[]);
+    is_limited(&mut alice);
+    // Her programs share her limit, and all share the one above.
+    let mut second = machine.start(ALICE, &[]);
+    second.expect(&[("init", "0"), ("retain 0", "2")]);
+    let mut bob = machine.start(BOB, &[]);
+    bob.expect(&[
+        ("start", "0 0"),
+        ("alloc a 1000M", "2"),
+        ("alloc a 400M", "0"),
+    ]);
+    let (_, errors) = bob.end();
+    assert!(errors.contains("group lab uses"), "{errors}");
+    let (_, errors) = alice.end();
+    assert!(errors.contains("group lab/alice uses"), "{errors}");
+    assert!(machine.world.machine().peak() <= 3000 * MIB);
+    // Exempted.
+    let mut root = machine.start(0, &[]);
+    root.expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
+    root.end_quietly();
+}
+
+#[test]
+fn no_variable_leads_out_of_the_assigned_group() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let own = machine.world.file("own");
+    let own = own.to_str().expect("UTF-8");
+    for variables in [
+        [("GPULIMIT_ROOT", own), ("HOME", own)],
+        [
+            ("GPULIMIT_ROOT", "nowhere"),
+            ("GPULIMIT_GROUP", "lab/alice"),
+        ],
+        [("CUDA_DEVICE_MEMORY_LIMIT", "0"), ("GPULIMIT_ROOT", own)],
+    ] {
+        let mut alice = machine.start(ALICE, &variables);
+        is_limited(&mut alice);
+        alice.end();
+    }
+    for name in ["lab", "lab/bob", "bob", "job-1-2"] {
+        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy; only groups below it";
+        machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
+    }
+    // Taken out after the start.
+    let mut alice = machine.start(ALICE, &[("GPULIMIT_GROUP", "lab/alice")]);
+    alice.expect(&[("unsetenv GPULIMIT_GROUP", "0")]);
+    is_limited(&mut alice);
+}
+
+#[test]
+fn a_job_gets_a_group_below_where_that_is_allowed() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let mut alice = machine.start(ALICE, &[("GPULIMIT_MAX", "1000M")]);
+    alice.expect(&[
+        ("start", "0 0"),
+        ("alloc a 600M", "2"),
+        ("alloc a 400M", "0"),
+    ]);
+    let groups = machine.world.root().groups().expect("groups");
+    assert!(
+        groups
+            .iter()
+            .any(|group| group.name().starts_with("lab/alice/job-")),
+        "{groups:?}"
+    );
+    // It counts above as well.
+    let mut second = machine.start(ALICE, &[]);
+    second.expect(&[("start", "0 0"), ("alloc a 800M", "2")]);
+    // Taken out after the start, it stays in its job's group.
+    let mut third = machine.start(BOB, &[("GPULIMIT_MAX", "1000M")]);
+    third.expect(&[
+        ("unsetenv GPULIMIT_GROUP", "0"),
+        ("unsetenv GPULIMIT_MAX", "0"),
+        ("start", "0 0"),
+    ]);
+    assert_eq!(third.numbers("info")[2], 1000 * MIB);
+
+    let machine = Machine::new(1);
+    machine.apply("[group.all]\nmax = '2000M'\n[[rule]]\ngroup = 'all'\n");
+    machine.closed(
+        ALICE,
+        &[("GPULIMIT_MAX", "1000M")],
+        "may not make groups below it",
+    );
+}
+
+#[test]
+fn rules_by_what_a_program_is() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    let program = world::program();
+    let name = program.file_name().expect("a name").to_string_lossy();
+    let policy = format!(
+        "[group.a]\nmax = '1000M'\n[group.b]\nmax = '2000M'\n\
+         [[rule]]\nexecutable = '*/{name}'\nuser = 'bob'\ngroup = 'a'\n\
+         [[rule]]\ncgroup = '/*'\ngroup = 'b'\n"
+    );
+    machine.apply(&policy);
+    for (uid, max) in [(BOB, 1000), (ALICE, 2000), (0, 2000)] {
+        let mut program = machine.start(uid, &[]);
+        program.expect(&[("start", "0 0")]);
+        assert_eq!(program.numbers("info")[2], max * MIB, "{uid}");
+        program.end_quietly();
+    }
+}
+
+#[test]
+fn a_user_namespace_does_not_make_somebody_else_of_a_user() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let library = world::shim();
+    let library = library.to_str().expect("UTF-8");
+    let mut command = machine.command(ALICE, Path::new("unshare"), &[("LD_PRELOAD", library)]);
+    command.arg("-r").arg(world::program());
+    if !unprivileged_namespaces(&machine) {
+        eprintln!("skipped: users may not make namespaces here");
+        return;
+    }
+    let mut alice = Session::start(command);
+    is_limited(&mut alice);
+}
+
+fn unprivileged_namespaces(machine: &Machine) -> bool {
+    let mut command = machine.command(ALICE, Path::new("unshare"), &[]);
+    let output = command.args(["-r", "true"]).output().expect("it runs");
+    output.status.success()
+}
+
+#[test]
+fn a_group_that_cannot_be_joined_closes_the_gpu_or_leaves_it_open() {
+    if !may_run() {
+        return;
+    }
+    for open in [false, true] {
+        let machine = Machine::new(1);
+        let on_error = if open { "open" } else { "closed" };
+        machine.apply(&format!("[defaults]\non_error = '{on_error}'\n{POLICY}"));
+        machine.world.root().remove("lab/alice").expect("removed");
+        if !open {
+            machine.closed(ALICE, &[], "there is no group lab/alice");
+            continue;
+        }
+        let mut alice = machine.start(ALICE, &[]);
+        alice.expect(&[
+            ("start", "0 0"),
+            ("alloc a 5000M", "0"),
+            ("async b 100M", "0"),
+            ("create c 100M 0", "0"),
+            ("free a", "0"),
+        ]);
+        let (status, errors) = alice.end();
+        assert!(status.success(), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(
+            errors.contains("runs without a limit") && errors.contains("rule 2"),
+            "{errors}"
+        );
+        // Not by a group of his own choice.
+        let bob = [("GPULIMIT_GROUP", "lab/bob/none")];
+        machine.closed(BOB, &bob, "no group lab/bob/none");
+    }
+}
+
+#[test]
+fn rules_that_cannot_be_followed_close_the_gpu() {
+    if !may_run() {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed")
+    };
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let good = fs::read(machine.rules()).expect("rules");
+    mode(&machine.rules(), 0o666);
+    machine.closed(ALICE, &[], "mode 0666");
+    mode(&machine.rules(), 0o600);
+    machine.closed(ALICE, &[], "cannot read the administrator's rules");
+    mode(&machine.rules(), 0o644);
+    std::os::unix::fs::chown(machine.rules(), Some(ALICE), None).expect("given");
+    machine.closed(ALICE, &[], "belongs to user 41001");
+    std::os::unix::fs::chown(machine.rules(), Some(0), None).expect("given");
+    fs::write(machine.rules(), &good[..good.len() / 2]).expect("written");
+    machine.closed(ALICE, &[], "damaged");
+    machine.closed(0, &[("GPULIMIT_MAX", "1G")], "damaged");
+    fs::write(machine.rules(), "gpulimit-rules 2\n").expect("written");
+    machine.closed(ALICE, &[], "another version");
+    fs::write(machine.rules(), &good).expect("written");
+    // A member of the unix group who has come since.
+    fs::write(machine.world.file("group"), "lab:x:41000:alice,bob,carol\n").expect("written");
+    machine.closed(41_003, &[], "none for user 41003 yet");
+    let mut alice = machine.start(ALICE, &[]);
+    is_limited(&mut alice);
+}
+
+#[test]
+fn a_user_has_a_policy_of_his_own() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    let home = machine.world.file("home");
+    let folder = home.join("gpulimit");
+    fs::create_dir_all(&folder).expect("made");
+    std::os::unix::fs::chown(&home, Some(ALICE), Some(ALICE)).expect("given");
+    fs::write(folder.join("gpulimit.toml"), "[group.a]\nmax = '1000M'\n").expect("written");
+    let own = home.join("root");
+    let own = own.to_str().expect("UTF-8");
+    let variables = [
+        ("XDG_CONFIG_HOME", home.to_str().expect("UTF-8")),
+        ("GPULIMIT_ROOT", own),
+    ];
+    let mut command = machine.command(ALICE, &world::controller(), &variables);
+    let output = command.arg("apply").output().expect("it runs");
+    let expected = "a: created, max 1000MiB, owner alice, members owner\n";
+    assert_eq!(text(&output.stdout), expected, "{output:?}");
+    let mut program = machine.start(ALICE, &[("GPULIMIT_ROOT", own), ("GPULIMIT_GROUP", "a")]);
+    program.expect(&[("start", "0 0")]);
+    assert_eq!(program.numbers("info")[2], 1000 * MIB);
+}
+
+#[test]
+fn doctor_says_which_rule_holds() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let says = |uid| {
+        let library = world::shim();
+        let library = library.to_str().expect("UTF-8");
+        let variables = [("GPULIMIT_LIBRARY", library)];
+        let mut command = machine.command(uid, &world::controller(), &variables);
+        text(&command.arg("doctor").output().expect("it runs").stdout)
+    };
+    let said = says(ALICE);
+    assert!(
+        said.contains("assigned to group lab/alice by rule 2"),
+        "{said}"
+    );
+    assert!(!says(0).contains("assigned"));
+    fs::write(machine.rules(), "damaged").expect("written");
+    let said = says(ALICE);
+    assert!(
+        said.lines().filter(|line| line.contains("damaged")).count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
+fn programs_without_cuda_do_not_look_at_the_rules() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    fs::write(machine.rules(), "damaged").expect("written");
+    let library = world::shim();
+    let variables = [
+        ("LD_PRELOAD", library.to_str().expect("UTF-8")),
+        ("GPULIMIT_GROUP", "lab/alice"),
+    ];
+    let mut command = machine.command(ALICE, Path::new("/bin/echo"), &variables);
+    let output = command.arg("fine").output().expect("it runs");
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+    assert_eq!(text(&output.stdout), "fine\n");
+}
+
+#[test]
+fn every_shipped_policy_is_applied() {
+    if !may_run() {
+        return;
+    }
+    let folder = repository().join("config/policy");
+    let files: Vec<PathBuf> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|file| file.expect("a file").path())
+        .collect();
+    assert!(files.len() >= 4, "{files:?}");
+    for path in files {
+        for gpus in [1, 2, 8] {
+            let machine = Machine::new(gpus);
+            let path = path.to_str().expect("UTF-8");
+            let run = |arguments: &[&str]| {
+                let output = machine.controller(arguments);
+                assert!(output.status.success(), "{gpus}: {output:?}");
+                text(&output.stdout)
+            };
+            assert!(run(&["check", path]).contains("ok, groups: "));
+            let would = run(&["apply", "--dry-run", path]);
+            assert_eq!(machine.world.root().groups().expect("groups").len(), 0);
+            let does = run(&["apply", path]);
+            assert_eq!(would, format!("{does}dry run: nothing was changed\n"));
+            assert!(does.contains("rules: "), "{does}");
+            assert_eq!(run(&["apply", path]), "nothing to change\n");
+        }
+    }
+}
+
+/// A shipped policy, applied.
+fn shipped(name: &str, gpus: usize) -> Machine {
+    let machine = Machine::new(gpus);
+    let path = repository().join("config/policy").join(name);
+    machine.apply(&fs::read_to_string(path).expect("readable"));
+    machine
+}
+
+#[test]
+fn the_lab_server_gives_each_user_a_fifth() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("lab-server.toml", 1);
+    let mut probe = machine.start(0, &[]);
+    probe.expect(&[("start", "0 0")]);
+    let whole = probe.numbers("info")[2];
+    probe.end_quietly();
+    let mut alice = machine.start(ALICE, &[]);
+    alice.expect(&[("start", "0 0")]);
+    let fifth = alice.numbers("info")[2];
+    assert!(fifth.abs_diff(whole / 5) <= 2 * MIB, "{fifth} of {whole}");
+    let access = machine
+        .world
+        .root()
+        .group("lab/burst")
+        .expect("a group")
+        .access()
+        .expect("known");
+    assert_eq!(access.members, Members::UnixGroup(41_000));
+}
+
+#[test]
+fn the_workstation_keeps_memory_for_the_desktop() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("workstation.toml", 1);
+    let mut program = machine.start(ALICE, &[]);
+    program.expect(&[("start", "0 0")]);
+    let [_, _, whole] = program.numbers("info")[..] else {
+        panic!("code, free, total");
+    };
+    let all_but = |bytes: u64| format!("alloc a {}M", (whole - CONTEXT - bytes) / MIB);
+    program.expect(&[(&all_but(2000 * MIB), "2"), (&all_but(2100 * MIB), "0")]);
+}
+
+#[test]
+fn the_ci_runner_has_less_of_the_first_gpu() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("ci-runner.toml", 2);
+    let mut job = machine.start(RUNNER, &[]);
+    job.expect(&[("start", "0 0")]);
+    let group = machine.world.root().group("ci").expect("a group");
+    let limits = group.limits().expect("limits");
+    let gpus = machine.world.machine().gpus();
+    let max = |gpu: usize| limits.max(&gpus[gpu].uuid.parse().expect("a UUID"), 100 * MIB);
+    assert_eq!((max(0), max(1)), (50 * MIB, 90 * MIB));
+    // A limit of a job's own.
+    let mut own = machine.start(RUNNER, &[("GPULIMIT_MAX", "1000M")]);
+    own.expect(&[("start", "0 0")]);
+    assert_eq!(own.numbers("info")[2], 1000 * MIB);
+}
+
+#[test]
+fn the_container_host_limits_containers_by_user() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("container-host.toml", 1);
+    // As an engine mounts its files into a container.
+    let folder = machine
+        .world
+        .file("containers")
+        .join("0123456789abcdef".repeat(4));
+    fs::create_dir_all(&folder).expect("made");
+    fs::write(folder.join("hosts"), "").expect("written");
+    let total = |uid| {
+        let mut program = machine.start(uid, &[]);
+        program.expect(&[("start", "0 0")]);
+        program.numbers("info")[2]
+    };
+    let groups = machine.world.root();
+    let max = |name: &str| {
+        groups
+            .group(name)
+            .expect("a group")
+            .limits()
+            .expect("limits")
+    };
+    let whole = machine.world.machine();
+    let id = whole.gpu(0).uuid.parse().expect("a UUID");
+    let (others, batch) = (total(ALICE), total(BATCH));
+    assert!(
+        batch.abs_diff(others * 25 / 90) <= MIB,
+        "{batch} of {others}"
+    );
+    assert_eq!(total(0), others);
+    assert_eq!(max("containers/batch").max(&id, 100 * MIB), 25 * MIB);
+}
