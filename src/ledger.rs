@@ -21,6 +21,7 @@ mod os;
 mod protection;
 mod random;
 mod reap;
+mod record;
 mod removal;
 mod slot;
 mod usage;
