@@ -4,6 +4,7 @@ mod doctor;
 mod failure;
 mod gpu;
 mod groups;
+mod install;
 mod library;
 mod nvml;
 mod output;
@@ -59,6 +60,10 @@ enum Verb {
     Set(set::Args),
     /// Find out what works, what does not, and what to do about it
     Doctor(doctor::Args),
+    /// Put the library into every program of the machine, by /etc/ld.so.preload
+    Install(install::Install),
+    /// Take it out again
+    Uninstall(install::Uninstall),
     /// Answer questions of `doctor` from inside a process of its own
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
@@ -87,6 +92,8 @@ pub fn main() -> ExitCode {
         Verb::Ps(args) => ps::ps(&args),
         Verb::Set(args) => set::set(&args),
         Verb::Doctor(args) => doctor::doctor(&args),
+        Verb::Install(args) => install::install(&args),
+        Verb::Uninstall(args) => install::uninstall(&args),
         Verb::Probe(args) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())

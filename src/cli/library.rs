@@ -62,7 +62,7 @@ fn places() -> Vec<PathBuf> {
 }
 
 /// Refuses what the loader would pass over with no more than a line on stderr: the command would have no limit.
-fn check(path: &Path) -> Result<(), Failure> {
+pub fn check(path: &Path) -> Result<(), Failure> {
     if path
         .as_os_str()
         .as_bytes()
@@ -111,7 +111,7 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
 }
 
 /// Whether it is a copy of our library. Two of them would count everything twice.
-fn is_ours(part: &Path) -> bool {
+pub fn is_ours(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }
 

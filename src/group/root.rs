@@ -172,11 +172,9 @@ impl Root {
         name::check(name)?;
         let group = Group::at(&self.path, name);
         // Somebody who could replace one of the directories on the way could put another group in this one's place.
-        for above in group.upwards() {
-            for directory in [above.below_path(), above.path] {
-                if is_directory(&directory) {
-                    check(&directory)?;
-                }
+        for directory in group.directories().skip(1) {
+            if is_directory(&directory) {
+                check(&directory)?;
             }
         }
         // Not `exists`, which cannot tell "there is none" from "may not look".

@@ -8,8 +8,8 @@ use super::lock::{self, Bytes};
 use super::map::Anchor;
 use super::protection::child_key;
 use super::random::Random;
-use super::record::Record;
 use super::reap::{self, Fate, NoWitness};
+use super::record::Record;
 use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_DEVICES, MAX_SLOTS, os};
 use std::fs::File;
 use std::io;
@@ -111,9 +111,9 @@ impl Slot {
         let over = until <= now;
         if over {
             // Unless another thread has seen something new.
-            let _ =
-                self.distrust
-                    .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self
+                .distrust
+                .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
         over
     }
