@@ -2,6 +2,7 @@
 
 mod arrays;
 mod code;
+mod containers;
 mod contexts;
 mod death;
 mod doors;
@@ -9,6 +10,7 @@ mod drivers;
 mod every_hook;
 mod fork;
 mod graphs;
+mod install;
 mod limits;
 mod linear;
 mod live_set;
@@ -21,6 +23,7 @@ mod refusal;
 mod runtime;
 mod several_gpus;
 mod sharing;
+mod tampering;
 mod transparent;
 mod view;
 mod wrong_input;
