@@ -129,7 +129,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
                 path.display()
             ))
         })?,
-        None => fs::canonicalize(library::find()?)
+        None => fs::canonicalize(library::own()?)
             .map_err(|error| Failure::new(format_args!("cannot open {NAME}: {error}")))?,
     };
     trial::with(&source)?;

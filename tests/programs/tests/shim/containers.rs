@@ -1,9 +1,10 @@
 //! One group for the host and containers: pid, user and mount namespaces of their own, over a bind mount of the root.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit::group::{Group, Root};
+use gpulimit::group::{Access, Group, Members, Root};
 use gpulimit::ledger::{NoWitness, SeenProcess};
 use gpulimit::limits::LimitSet;
 use gpulimit::units::Size;
@@ -26,7 +27,7 @@ const FLAGS: [&str; 8] = [
 const MOUNT: &str = r#"
 set -e
 mount --rbind "$HOST_ROOT" "$GPULIMIT_ROOT"
-mount -o remount,bind,ro "$GPULIMIT_ROOT"
+mount -o remount,bind,ro,nosuid,nodev,noexec "$GPULIMIT_ROOT"
 for writable in $WRITABLE; do
     mount --bind "$HOST_ROOT/$writable" "$GPULIMIT_ROOT/$writable"
 done
@@ -45,9 +46,17 @@ fn possible() -> bool {
 
 /// A program in a container, in this group; `writable`: files and directories below the root.
 fn start(world: &World, group: &str, writable: &str) -> Session {
+    session(
+        world,
+        world.preloaded(Path::new("unshare")),
+        group,
+        writable,
+    )
+}
+
+fn session(world: &World, mut command: Command, group: &str, writable: &str) -> Session {
     let inside = world.file("inside");
     std::fs::create_dir_all(&inside).expect("a place to mount on");
-    let mut command = world.preloaded(Path::new("unshare"));
     command
         .args(FLAGS)
         .args(["sh", "-c", MOUNT])
@@ -62,7 +71,7 @@ fn start(world: &World, group: &str, writable: &str) -> Session {
 }
 
 fn container(world: &World) -> Session {
-    start(world, GROUP, GROUP)
+    start(world, GROUP, &format!("{GROUP}/ledger"))
 }
 
 /// The program in a container, as the host numbers it: the only child of `unshare`.
@@ -183,7 +192,7 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
     let place = world.file("inside");
     refused
         .args(FLAGS)
-        .args(["sh", "-c", &MOUNT.replace("exec ", "echo start | exec ")])
+        .args(["sh", "-c", &MOUNT.replace("exec \"", "echo start | exec \"")])
         .env("HOST_ROOT", world.root().path())
         .env("GPULIMIT_ROOT", place)
         .env("GPULIMIT_GROUP", &job)
@@ -199,4 +208,42 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
     assert!(eventually(|| world.machine().used() == 0));
     let root: &Root = world.root();
     root.remove(&job).expect("removed");
+}
+
+#[test]
+fn a_rootless_container_is_in_the_group_of_its_user() {
+    const USER: u32 = 40_001;
+    if !possible() {
+        return;
+    }
+    let world = World::new(CAP);
+    let name = format!("{GROUP}/user");
+    let access = Access {
+        owner: Some(USER),
+        members: Members::Owner,
+    };
+    let limits = LimitSet::all(Size::Bytes(1024 * MIB));
+    if world.root().create_for(&name, &limits, access).is_err() {
+        eprintln!("SKIPPED: only root can make groups of other users");
+        return;
+    }
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("a GPU for all");
+    let mut command = world.preloaded(Path::new("setpriv"));
+    command.args(["--reuid", "40001", "--regid", "40001", "--clear-groups"]);
+    command.arg("unshare");
+    let own = format!("{GROUP}/sub/user/ledger");
+    let mut inside = session(&world, command, &name, &format!("{own} {GROUP}/ledger"));
+    inside.expect(&[("alloc a 400M", "0"), ("alloc b 200M", "2")]);
+    let mut host = world.on_gpu();
+    host.expect(&[("alloc a 3000M", "2"), ("alloc a 2500M", "0")]);
+    world.judge(CAP);
+    let group = world.root().group(&name).expect("there");
+    let ledger = group.ledger().expect("readable");
+    let uids: Vec<u32> = ledger
+        .processes(&NoWitness)
+        .iter()
+        .map(|process| process.identity.uid)
+        .collect();
+    assert_eq!(uids, [0], "as it is called inside");
 }

@@ -77,6 +77,7 @@ alone "$PROGRAM"
 alone "$PROGRAM"
 alone bash -lc "$PROGRAM"
 alone bash -c "unset LD_PRELOAD; exec $PROGRAM"
+env -u GPULIMIT_GROUP "$GPULIMIT" run --max 1G -- sh -c 'echo "$LD_PRELOAD"'
 env -i sh -c 'echo quiet; ls / > /dev/null'
 "$GPULIMIT" doctor | grep -o 'ok  *system-wide  *[^ ,]*'
 sleep 600 & user=$!
@@ -101,6 +102,8 @@ alone "$PROGRAM"
             &limited,
             &limited,
             &limited,
+            // Not another copy, which would count a second time.
+            library,
             "quiet",
             &format!("ok       system-wide  {library}"),
             "1",
