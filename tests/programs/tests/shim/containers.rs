@@ -192,7 +192,7 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
     let place = world.file("inside");
     refused
         .args(FLAGS)
-        .args(["sh", "-c", &MOUNT.replace("exec \"", "echo start | exec \"")])
+        .args(["sh", "-c", &MOUNT.replace("\nexec", "\necho start | exec")])
         .env("HOST_ROOT", world.root().path())
         .env("GPULIMIT_ROOT", place)
         .env("GPULIMIT_GROUP", &job)
