@@ -576,6 +576,32 @@ fn what_a_user_leaves_in_his_directory_does_not_half_remove_his_group() {
     lab.root().remove("lab/alice").expect("removed");
 }
 
+#[test]
+fn groups_above_are_opened_no_further_than_those_below_need() {
+    const TEAM: u32 = 40_003;
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    let top = root.create("top", &set(GIB)).expect("created").group;
+    let seen = |path: PathBuf| {
+        let about = fs::metadata(path).expect("there");
+        (about.uid(), about.gid(), about.mode() & 0o7777)
+    };
+    let files = || [seen(top.ledger_path()), seen(top.path().join("lock"))];
+    let make = |name: &str, owner, members| {
+        let access = Access { owner, members };
+        root.create_for(name, &set(GIB), access).expect("created");
+    };
+    make("top/own", None, Members::Owner);
+    assert_eq!(files(), [(0, 0, 0o600); 2]);
+    make("top/team", None, Members::UnixGroup(TEAM));
+    assert_eq!(files(), [(0, TEAM, 0o660); 2]);
+    make("top/second", None, Members::UnixGroup(TEAM));
+    assert_eq!(files(), [(0, TEAM, 0o660); 2]);
+    make("top/alice", Some(ALICE), Members::Owner);
+    assert_eq!(files(), [(0, TEAM, 0o666); 2]);
+    assert_eq!(seen(top.limits_path()), (0, 0, 0o644));
+}
+
 // Slots.
 
 /// Takes every slot of the group that both are charged in.
