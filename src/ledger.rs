@@ -17,6 +17,7 @@ mod lock;
 mod map;
 #[cfg(all(test, loom))]
 mod model;
+mod orphans;
 mod os;
 mod protection;
 mod random;
@@ -33,6 +34,7 @@ pub use identity::{Identity, SeenProcess};
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };
+pub use orphans::Orphans;
 pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
@@ -266,12 +268,18 @@ impl Ledger {
         self.content().header.signals.asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members for what they hold unused: they give it back at their next call that takes, frees or waits.
-    pub fn ask_members(&self) {
-        if self.map.writable() {
-            let asked = &self.content().header.signals.asked;
-            asked.fetch_add(1, Ordering::Relaxed);
+    /// Asks the other members for what they hold unused: they give it back at their next call. False when somebody has asked a moment
+    /// ago: who has to give all the time cannot work.
+    pub fn ask_members(&self) -> bool {
+        const OFTEN_MS: u64 = 200;
+        let signals = &self.content().header.signals;
+        let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
+        if !self.map.writable() || (before <= now && now - before < OFTEN_MS) {
+            return false;
         }
+        signals.asked_at.store(now, Ordering::Relaxed);
+        signals.asked.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// Whether somebody may be waiting for memory here. One load.

@@ -2,49 +2,30 @@
 //!
 //! The test process itself is the member whose figures are shown.
 
+#[path = "groups/place.rs"]
+mod place;
+
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Insistence, Member, MemberDevice, Root};
-use gpulimit::ledger::{Category, DeviceIndex, NoWitness, Pressure, Witness};
+use gpulimit::group::{Insistence, Member, MemberDevice};
+use gpulimit::ledger::Category;
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
+use place::{Nothing, Place};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const GPU: DeviceId = DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 const CAPACITY: u64 = 80 << 30;
 const GIB: u64 = 1 << 30;
 
-/// A root of its own, with a private directory, that goes away with the test.
-struct Place(PathBuf);
-
 impl Place {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("gpulimit-cli-{}-{next}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .expect("a temporary directory");
-        Self(path)
-    }
-
-    fn root_path(&self) -> PathBuf {
-        self.0.join("root")
-    }
-
-    fn root(&self) -> Root {
-        Root::at(self.root_path()).expect("a root")
-    }
-
     /// The controller, in this root and with nothing else in the environment that matters to it.
     fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
@@ -98,24 +79,6 @@ impl Place {
         let member = Member::join(&self.root(), name).expect("joined");
         let device = member.device(GPU, CAPACITY).expect("a device");
         (member, device)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
     }
 }
 

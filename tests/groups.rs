@@ -1,69 +1,28 @@
 //! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the environment.
 
+#[path = "groups/place.rs"]
+mod place;
+
 use gpulimit::device::DeviceId;
 use gpulimit::group::{
     Fault, Garbage, Group, GroupError, Insistence, Kind, Member, MemberDevice, Root,
 };
-use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::{self, Assignment, PolicyError, RequestSelector};
 use gpulimit::units::Size;
+use place::{Nothing, Place};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const A: DeviceId = DeviceId::gpu([0x11; 16]);
 const B: DeviceId = DeviceId::gpu([0x12; 16]);
 const CAPACITY: u64 = 80 << 30;
 const GIB: u64 = 1 << 30;
-
-/// A private directory that goes away with the test.
-struct Place(PathBuf);
-
-impl Place {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-groups-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .expect("a temporary directory");
-        Self(path)
-    }
-
-    fn root_path(&self) -> PathBuf {
-        self.0.join("root")
-    }
-
-    fn root(&self) -> Root {
-        Root::at(self.root_path()).expect("a root")
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
-    }
-}
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("there").permissions().mode() & 0o7777

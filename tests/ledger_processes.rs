@@ -6,8 +6,8 @@
 
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{
-    DeviceIndex, Identity, Ledger, LedgerError, Level, MAX_SLOTS, NoWitness, Pressure, Refused,
-    Slot, Witness, charge, uncharge,
+    Category, DeviceIndex, Identity, Ledger, LedgerError, Level, MAX_SLOTS, NoWitness, Pressure,
+    Refused, Slot, Witness, charge, uncharge,
 };
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -323,6 +323,12 @@ fn role() {
     member.charge(max, max).expect("charge");
     match role.as_str() {
         "hold" => {
+            println!("holding");
+            wait();
+        }
+        "share" => {
+            member.slot.share(member.device, 3 * KIB4 as i64);
+            member.slot.orphan(member.device, 2 * KIB4);
             println!("holding");
             wait();
         }
@@ -806,6 +812,82 @@ fn absurd_requests_are_refused() {
     );
     member.charge(0, 0).expect("nothing");
     assert!(member.charge(1, 4095).is_err(), "a byte takes 4 KiB");
+}
+
+#[test]
+fn orphans_are_charged_until_somebody_gives_them_back() {
+    let scratch = Scratch::new();
+    let (sleeping, other) = (scratch.join(), scratch.join());
+    let device = other.device;
+    let ledger = other.slot.ledger();
+    sleeping.charge(8 * KIB4, u64::MAX).expect("no limit");
+    sleeping.slot.orphan(device, 6 * KIB4);
+    other.charge(KIB4, u64::MAX).expect("no limit");
+    let seen = ledger.orphans(device);
+    assert_eq!((seen.total(), other.charged()), (6 * KIB4, 9 * KIB4));
+    assert_eq!(
+        ledger.usage(device).by[Category::Vmm as usize],
+        6 * KIB4,
+        "shown"
+    );
+    let release = |seen, keep| other.slot.release_orphans(device, seen, keep);
+    assert_eq!(release(&seen, 7 * KIB4), 0, "all are needed");
+    assert_eq!(release(&seen, 2 * KIB4), 4 * KIB4);
+    assert_eq!(
+        (sleeping.slot.charged(device), other.charged()),
+        (4 * KIB4, 5 * KIB4)
+    );
+    assert_eq!(release(&seen, 0), 0, "it has changed since");
+    other.slot.orphan(device, KIB4);
+    let seen = ledger.orphans(device);
+    assert_eq!(release(&seen, 2 * KIB4), KIB4);
+    assert_eq!(other.slot.charged(device), 0, "the own ones first");
+    assert_eq!(release(&ledger.orphans(device), 0), 2 * KIB4);
+    assert_eq!(
+        (sleeping.slot.charged(device), other.charged()),
+        (2 * KIB4, 2 * KIB4)
+    );
+    // Whose word others have lowered so is not the victim of a stranger.
+    sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
+    assert_eq!(other.charged(), 3 * KIB4);
+    sleeping.uncharge(3 * KIB4);
+    assert_eq!(other.charged(), 0);
+}
+
+#[test]
+fn what_the_dead_shared_needs_an_heir_as_long_as_anybody_lives() {
+    struct Heir(AtomicU64);
+    impl Witness for Heir {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+            Some(false)
+        }
+        fn adopt(&self, _: &Identity, device: &DeviceId, bytes: u64) -> bool {
+            assert_eq!(*device, GPU);
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+            true
+        }
+    }
+    let scratch = Scratch::new();
+    let dead = || {
+        let mut sharing = scratch.spawn("share", 10 * KIB4);
+        sharing.says("holding");
+        sharing.kill();
+    };
+    let survivor = scratch.join();
+    dead();
+    let ledger = scratch.open();
+    assert_eq!(ledger.clean(&AlwaysGone).draining, 1);
+    assert_eq!(survivor.charged(), 10 * KIB4);
+    let heir = Heir(AtomicU64::new(0));
+    let cleaned = ledger.clean(&heir);
+    assert_eq!((cleaned.draining, survivor.charged()), (0, 0));
+    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared and orphaned");
+    assert_eq!(ledger.orphans(survivor.device).total(), 0);
+    let device = survivor.device;
+    drop(survivor);
+    dead();
+    assert_eq!(ledger.clean(&AlwaysGone).draining, 0, "nobody can have it");
+    assert_eq!(ledger.charged(device), 0);
 }
 
 #[test]

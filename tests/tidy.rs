@@ -278,9 +278,13 @@ fn rows() -> Vec<Row> {
 fn documented(handler: &str) -> String {
     let (module, function) = handler.split(',').next().unwrap().split_once("::").unwrap();
     let text = read(&format!("shim/src/handler/{module}.rs"));
-    let head = format!("pub fn {function}(");
+    let head = format!("pub fn {function}");
+    let is_head = |line: &&str| {
+        let rest = line.strip_prefix(&head);
+        rest.is_some_and(|rest| rest.starts_with(['(', '<']))
+    };
     let lines: Vec<&str> = text.lines().collect();
-    let at = lines.iter().position(|line| line.starts_with(&head));
+    let at = lines.iter().position(is_head);
     let before = &lines[..at.unwrap_or_else(|| panic!("{handler} is there"))];
     let docs: Vec<&str> = before
         .iter()

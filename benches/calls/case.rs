@@ -54,6 +54,18 @@ pub const CASES: &[Case] = &[
         aim: None,
     },
     Case {
+        name: "update",
+        what: "cuGraphExecUpdate, 100 known kernels",
+        counts_live: false,
+        aim: None,
+    },
+    Case {
+        name: "set-kernel",
+        what: "cuGraphExecKernelNodeSetParams of a known kernel",
+        counts_live: false,
+        aim: None,
+    },
+    Case {
         name: "dlsym",
         what: "dlsym of a foreign symbol",
         counts_live: false,

@@ -100,6 +100,39 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>,
             })
         }
         "launch" => known_kernel(driver),
+        "update" => {
+            let (graph, exec) = graph(driver);
+            let update = driver.cuGraphExecUpdate_v2;
+            Box::new(move || {
+                let mut told = [0; 3];
+                // SAFETY: a graph and what was made of it, and a valid place.
+                must("cuGraphExecUpdate", unsafe {
+                    update(exec, graph, told.as_mut_ptr())
+                });
+            })
+        }
+        "set-kernel" => {
+            let (graph, exec) = graph(driver);
+            let (mut node, mut count, mut params) = (null_mut(), 1, [0; 9]);
+            let set = driver.cuGraphExecKernelNodeSetParams_v2;
+            // SAFETY: places for one node and for its parameters.
+            unsafe {
+                must(
+                    "cuGraphGetNodes",
+                    (driver.cuGraphGetNodes)(graph, &mut node, &mut count),
+                );
+                must(
+                    "cuGraphKernelNodeGetParams",
+                    (driver.cuGraphKernelNodeGetParams_v2)(node, params.as_mut_ptr()),
+                );
+            }
+            Box::new(move || {
+                // SAFETY: what the node has now.
+                must("cuGraphExecKernelNodeSetParams", unsafe {
+                    set(exec, node, params.as_ptr())
+                });
+            })
+        }
         "dlsym" => {
             // SAFETY: NUL-terminated; the C library is loaded already.
             let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
@@ -147,6 +180,35 @@ fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
 }
 
 fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
+    launches(driver, stream(driver))
+}
+
+/// A graph of a hundred launches of a kernel that was launched before, and what is made of it.
+fn graph(driver: &Driver) -> (Handle, Handle) {
+    let stream = stream(driver);
+    let mut launch = launches(driver, stream);
+    launch();
+    let (mut graph, mut exec) = (null_mut(), null_mut());
+    // SAFETY: valid places; 2 is CU_STREAM_CAPTURE_MODE_RELAXED.
+    unsafe {
+        must(
+            "cuStreamBeginCapture",
+            (driver.cuStreamBeginCapture_v2)(stream, 2),
+        );
+        (0..100).for_each(|_| launch());
+        must(
+            "cuStreamEndCapture",
+            (driver.cuStreamEndCapture)(stream, &mut graph),
+        );
+        must(
+            "cuGraphInstantiate",
+            (driver.cuGraphInstantiateWithFlags)(&mut exec, graph, 0),
+        );
+    }
+    (graph, exec)
+}
+
+fn launches(driver: &Driver, stream: Handle) -> Box<dyn FnMut()> {
     let (mut module, mut kernel) = (null_mut(), null_mut());
     // SAFETY: valid places; the image and the name are NUL-terminated.
     unsafe {
@@ -159,7 +221,7 @@ fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
             (driver.cuModuleGetFunction)(&mut kernel, module, c"nothing".as_ptr()),
         );
     }
-    let (launch, stream) = (driver.cuLaunchKernel, stream(driver));
+    let launch = driver.cuLaunchKernel;
     Box::new(move || {
         // SAFETY: a kernel without parameters.
         let status = unsafe { launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()) };
@@ -232,5 +294,12 @@ driver! {
     cuStreamCreate(*mut Handle, c_uint);
     cuModuleLoadData(*mut Handle, *const c_void);
     cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+    cuStreamBeginCapture_v2(Handle, c_int);
+    cuStreamEndCapture(Handle, *mut Handle);
+    cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+    cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+    cuGraphKernelNodeGetParams_v2(Handle, *mut u64);
+    cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const u64);
+    cuGraphExecUpdate_v2(Handle, Handle, *mut u64);
     cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle);
 }

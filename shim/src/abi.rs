@@ -49,14 +49,16 @@ pub type Opaque = usize;
 pub const ATTRIBUTE_MULTIPROCESSORS: i32 = 16;
 /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
 pub const ATTRIBUTE_MULTIPROCESSOR_THREADS: i32 = 39;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub const ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+pub const ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: i32 = 76;
 
 /// `CU_MODULE_EAGER_LOADING`.
 pub const LOADING_EAGER: i32 = 1;
 
 /// `CU_LIMIT_STACK_SIZE`, bytes per thread.
 pub const LIMIT_STACK_SIZE: i32 = 0;
-/// `CU_LIMIT_PRINTF_FIFO_SIZE`, bytes.
-pub const LIMIT_PRINTF_FIFO_SIZE: i32 = 1;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`, bytes.
 pub const LIMIT_MALLOC_HEAP_SIZE: i32 = 2;
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, per thread.
@@ -209,6 +211,38 @@ pub struct KernelNodeParams {
     pub extra: Opaque,
     pub kernel: Opaque,
     pub context: Context,
+}
+
+impl KernelNodeParams {
+    /// The `CUfunction`, or else the `CUkernel`.
+    pub fn handle(&self) -> Option<Opaque> {
+        [self.function, self.kernel]
+            .into_iter()
+            .find(|handle| *handle != 0)
+    }
+}
+
+/// The first 8 bytes of `CUDA_KERNEL_NODE_PARAMS_v1` (56 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelNodeParamsV1 {
+    pub function: Opaque,
+}
+
+/// The first 88 bytes of `CUgraphNodeParams` (256 bytes): what follows the kind is that of a kernel for nodes with one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeParams {
+    pub kind: i32,
+    pub reserved: [i32; 3],
+    pub kernel: KernelNodeParams,
+}
+
+impl NodeParams {
+    /// The graph of a node with a child graph: first in `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+    pub fn child(&self) -> Graph {
+        self.kernel.function
+    }
 }
 
 /// `CUuuid`.
@@ -408,6 +442,14 @@ mod tests {
             (
                 ATTRIBUTE_MULTIPROCESSOR_THREADS,
                 sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR as i32,
+            ),
+            (
+                ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as i32,
+            ),
+            (
+                ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as i32,
             ),
         ];
         for (ours, theirs) in pairs {

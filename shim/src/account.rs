@@ -15,6 +15,7 @@ pub mod libraries;
 pub mod managed;
 pub mod packed;
 pub mod pools;
+pub mod shared;
 pub mod spare;
 pub mod tiling;
 pub mod vmm;
@@ -26,8 +27,9 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use crate::abi::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Out, SUCCESS, Status,
-    Stream,
+    ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, Device as Ordinal, Opaque, Out, SUCCESS,
+    Status, Stream,
 };
 use crate::membership;
 use crate::table::cuda;
@@ -137,6 +139,24 @@ impl Account {
         }
     }
 
+    /// Gives back what this process holds unused, if another member of the group has asked for it. Called where programs free and wait: who
+    /// holds something unused comes there. One load a level where nobody has asked.
+    #[inline]
+    pub fn answer(&'static self) {
+        if let Some(Ok(member)) = self.member.get()
+            && member.is_asked()
+        {
+            self.give_back_unused();
+        }
+    }
+
+    #[cold]
+    fn give_back_unused(&'static self) {
+        for device in self.devices() {
+            device.give_back_unused();
+        }
+    }
+
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter().filter_map(OnceBox::get)
@@ -147,6 +167,13 @@ impl Account {
         self.devices()
             .map(|device| device.contexts.load(Ordering::Acquire) as usize)
             .sum()
+    }
+
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.
+    pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
+        if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
+            self.launched.learn_need(kernel, per_thread);
+        }
     }
 
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
@@ -167,6 +194,25 @@ impl Account {
         }
         self.count.store(count, Ordering::Relaxed);
         count
+    }
+
+    /// The compute capabilities of these devices: 90 for 9.0.
+    pub fn capabilities(&self) -> Vec<u32> {
+        let attribute = |attribute, ordinal| {
+            let mut value = 0;
+            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
+            u32::try_from(value).ok().filter(|_| asked == SUCCESS)
+        };
+        let mut found: Vec<u32> = (0..self.device_count())
+            .filter_map(|ordinal| {
+                let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
+                let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
+                Some(major * 10 + minor)
+            })
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
     }
 
     /// The device of the current context.

@@ -6,7 +6,9 @@
 pub mod array;
 pub mod code;
 pub mod context;
+pub mod device_runtime;
 pub mod graph;
+pub mod graph_update;
 pub mod green;
 pub mod launch;
 pub mod limits;

@@ -1,14 +1,67 @@
-//! What a code image says of the device memory that its variables will take.
+//! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays must be refused before the driver takes the memory for them. PTX
-//! text, cubins (ELF) and fat binaries of these say how much that is; compressed entries do not, and are left to the measurement.
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, `assert` or `printf`, must be
+//! refused before the driver takes the memory for them. PTX text, cubins (ELF) and fat binaries of these, compressed or not, say how much
+//! that is.
 //! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
 #![allow(unsafe_code)]
+
+mod compressed;
+mod fatbin;
+mod lz4;
+mod output;
+mod runtime;
+mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::abi::Opaque;
+
+/// What an image says that it takes beside its code.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Needs {
+    /// Bytes of device memory for its variables.
+    pub variables: u64,
+    /// Its kernels use device `malloc`.
+    pub device_malloc: bool,
+    /// Its kernels use device `assert`.
+    pub device_assert: bool,
+    /// Its kernels use device `printf`.
+    pub device_printf: bool,
+}
+
+impl Needs {
+    /// Whether there is something of the device's runtime that it uses.
+    pub fn uses_runtime(self) -> bool {
+        self.device_malloc || self.device_assert || self.device_printf
+    }
+
+    /// What either takes at most.
+    pub fn or(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.max(other.variables),
+            device_malloc: self.device_malloc || other.device_malloc,
+            device_assert: self.device_assert || other.device_assert,
+            device_printf: self.device_printf || other.device_printf,
+        }
+    }
+
+    /// What both take.
+    pub fn and(self, other: Needs) -> Needs {
+        Needs {
+            variables: self.variables.saturating_add(other.variables),
+            ..self.or(other)
+        }
+    }
+
+    fn of_ptx(text: &[u8]) -> Needs {
+        Needs {
+            variables: in_ptx(text),
+            ..runtime::of_ptx(text)
+        }
+    }
+}
 
 /// The image that a program hands to the driver, or the contents of a file. Memory is read where its headers say that it goes on, as the
 /// driver does.
@@ -24,30 +77,47 @@ const WRAPPER: u32 = 0x4662_43b1;
 const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
 /// `e_machine` of cubins.
 const EM_CUDA: u16 = 190;
-/// Entries of a fat binary and sections of a cubin that are looked at, at most.
+
+/// Symbols of a cubin that are looked at, at most.
 const MOST: u64 = 1 << 16;
 
-/// Bytes of device memory for the variables of the image at this address; 0 where it does not say.
-pub fn variables(image: Opaque) -> u64 {
+/// One image: what a fat binary has several of.
+enum Single<'a> {
+    Ptx(&'a [u8]),
+    /// From this offset on.
+    Cubin(Source<'a>, u64),
+}
+
+impl Single<'_> {
+    fn needs(&self) -> Option<Needs> {
+        match self {
+            Single::Ptx(text) => Some(Needs::of_ptx(text)),
+            Single::Cubin(source, start) => source.in_cubin(*start),
+        }
+    }
+}
+
+/// What the image at this address says, for GPUs of these compute capabilities; nothing where it does not say.
+pub fn needs(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     match image {
-        0 => 0,
+        0 => Needs::default(),
         address => Source::Memory(address as *const u8)
-            .variables()
-            .unwrap_or(0),
+            .needs(capabilities)
+            .unwrap_or_default(),
     }
 }
 
 /// The same of the file with the name at this address.
-pub fn variables_in_file(path: Opaque) -> u64 {
+pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     if path == 0 {
-        return 0;
+        return Needs::default();
     }
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
         .ok()
-        .and_then(|bytes| Source::File(&bytes).variables())
-        .unwrap_or(0)
+        .and_then(|bytes| Source::File(&bytes).needs(capabilities))
+        .unwrap_or_default()
 }
 
 impl<'a> Source<'a> {
@@ -82,79 +152,65 @@ impl<'a> Source<'a> {
             .all(|(at, wanted)| byte(at) == Some(*wanted))
     }
 
+    /// So many bytes from here on.
+    fn slice(self, at: u64, length: u64) -> Option<&'a [u8]> {
+        let (at, length) = (usize::try_from(at).ok()?, usize::try_from(length).ok()?);
+        match self {
+            // SAFETY: an entry of a fat binary has the length that its header says.
+            Source::Memory(start) => unsafe {
+                Some(std::slice::from_raw_parts(start.add(at), length))
+            },
+            Source::File(bytes) => bytes.get(at..)?.get(..length),
+        }
+    }
+
     /// The text up to its NUL, or up to `length` bytes.
     fn text(self, at: u64, length: Option<u64>) -> Option<&'a [u8]> {
-        let at = usize::try_from(at).ok()?;
         let bytes = match (self, length) {
-            // SAFETY: an entry of a fat binary has the length that its header says.
-            (Source::Memory(start), Some(length)) => unsafe {
-                std::slice::from_raw_parts(start.add(at), usize::try_from(length).ok()?)
-            },
+            (_, Some(length)) => self.slice(at, length)?,
             // SAFETY: PTX text that is handed over without a length ends with a NUL.
             (Source::Memory(start), None) => unsafe {
-                CStr::from_ptr(start.add(at).cast()).to_bytes()
+                CStr::from_ptr(start.add(usize::try_from(at).ok()?).cast()).to_bytes()
             },
-            (Source::File(bytes), Some(length)) => {
-                bytes.get(at..)?.get(..usize::try_from(length).ok()?)?
-            }
-            (Source::File(bytes), None) => bytes.get(at..)?,
+            (Source::File(bytes), None) => bytes.get(usize::try_from(at).ok()?..)?,
         };
         bytes.split(|byte| *byte == 0).next()
     }
 
-    fn variables(self) -> Option<u64> {
+    /// Calls `look` with every image that the driver may load from this one, on GPUs of these compute capabilities.
+    fn each(
+        self,
+        capabilities: &dyn Fn() -> Vec<u32>,
+        look: &mut dyn FnMut(Single<'_>),
+    ) -> Option<()> {
         match self.word(0)? {
-            FATBIN => self.in_fatbin(),
+            FATBIN => fatbin::each(self, capabilities, look)?,
             WRAPPER => match (self, self.long(8)?) {
                 (Source::Memory(_), data) if data != 0 => {
-                    Source::Memory(data as *const u8).variables()
+                    Source::Memory(data as *const u8).each(capabilities, look)?;
                 }
-                _ => None,
+                _ => {}
             },
-            ELF => self.in_cubin(0),
-            _ => Some(in_ptx(self.text(0, None)?)),
+            ELF => look(Single::Cubin(self, 0)),
+            _ => look(Single::Ptx(self.text(0, None)?)),
         }
+        Some(())
     }
 
-    /// Entries are alternatives for different GPUs: the largest counts.
-    fn in_fatbin(self) -> Option<u64> {
-        const PTX: u16 = 1;
-        const CUBIN: u16 = 2;
-        /// Compressed by LZ4, or by zstd.
-        const COMPRESSED: u64 = 0x2000 | 0x8000;
-        let mut at = u64::from(self.half(6)?);
-        let end = at.checked_add(self.long(8)?)?;
-        let mut largest = None;
-        for _ in 0..MOST {
-            if at >= end {
-                break;
-            }
-            let (kind, header, payload) = (
-                self.half(at)?,
-                u64::from(self.word(at + 4)?),
-                self.long(at + 8)?,
-            );
-            let compressed = self.long(at + 40)? & COMPRESSED != 0;
-            let start = at.checked_add(header)?;
-            let next = start.checked_add(payload)?;
-            if next > end || next <= at {
-                break;
-            }
-            let found = match kind {
-                _ if compressed => None,
-                PTX => self.text(start, Some(payload)).map(in_ptx),
-                CUBIN => self.in_cubin(start),
-                _ => None,
-            };
-            largest = largest.max(found);
-            at = next;
-        }
+    /// Images of one fat binary are alternatives: the largest counts.
+    fn needs(self, capabilities: &dyn Fn() -> Vec<u32>) -> Option<Needs> {
+        let mut largest: Option<Needs> = None;
+        self.each(capabilities, &mut |image| {
+            largest = largest.into_iter().chain(image.needs()).reduce(Needs::or);
+        });
         largest
     }
 
     /// Sections of variables have names of their own.
-    fn in_cubin(self, start: u64) -> Option<u64> {
+    fn in_cubin(self, start: u64) -> Option<Needs> {
         const HEADER: u64 = 64;
+        /// `SHT_SYMTAB`.
+        const SYMBOLS: u32 = 2;
         let is_cubin = self.bytes::<6>(start)? == *b"\x7fELF\x02\x01"
             && self.half(start + 18)? == EM_CUDA
             && u64::from(self.half(start + 58)?) == HEADER;
@@ -164,15 +220,18 @@ impl<'a> Source<'a> {
         let sections = start.checked_add(self.long(start + 40)?)?;
         let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
         let names = start.checked_add(self.long(section(self.half(start + 62)?)? + 24)?)?;
-        let mut bytes = 0u64;
+        let mut needs = Needs::default();
         for number in 0..self.half(start + 60)? {
-            let section = section(number)?;
-            let name = names.checked_add(u64::from(self.word(section)?))?;
+            let header = section(number)?;
+            let name = names.checked_add(u64::from(self.word(header)?))?;
             if self.begins(name, b".nv.global") {
-                bytes = bytes.checked_add(self.long(section + 32)?)?;
+                needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
+            } else if self.word(header + 4)? == SYMBOLS {
+                let strings = section(self.half(header + 40)?)?;
+                needs = needs.or(self.of_symbols(start, header, strings)?);
             }
         }
-        Some(bytes)
+        Some(needs)
     }
 }
 
@@ -333,10 +392,15 @@ mod tests {
         image
     }
 
-    fn both(image: &[u8]) -> Option<u64> {
-        let file = Source::File(image).variables();
-        assert_eq!(Source::Memory(image.as_ptr()).variables(), file);
+    fn all(image: &[u8]) -> Option<Needs> {
+        let gpus = || vec![90];
+        let file = Source::File(image).needs(&gpus);
+        assert_eq!(Source::Memory(image.as_ptr()).needs(&gpus), file);
         file
+    }
+
+    fn both(image: &[u8]) -> Option<u64> {
+        all(image).map(|needs| needs.variables)
     }
 
     #[test]
@@ -354,10 +418,55 @@ mod tests {
         assert_eq!(both(&other), None);
         for cut in [7, 63, 70, image.len() - 64] {
             assert_eq!(
-                Source::File(&image[..cut]).variables(),
+                Source::File(&image[..cut]).needs(&Vec::new),
                 None,
                 "cut at {cut}"
             );
+        }
+    }
+
+    /// A cubin with these symbols, and whether each is its own.
+    fn symbols(list: &[(&str, bool)]) -> Vec<u8> {
+        let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
+        for (name, own) in list {
+            let mut symbol = [0u8; 24];
+            symbol[..4].copy_from_slice(&(texts.len() as u32).to_le_bytes());
+            symbol[6] = u8::from(*own);
+            texts.extend(name.bytes().chain([0]));
+            table.extend(symbol);
+        }
+        let mut image = cubin(&[(".symtab", table.len() as u64), (".strtab", 0)]);
+        let headers = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+        let end = image.len() as u64;
+        let mut set = |at: usize, value: u64| {
+            image[headers + at..headers + at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        set(64 + 24, end);
+        set(64 + 40, 2);
+        set(128 + 24, end + table.len() as u64);
+        image[headers + 64 + 4] = 2;
+        image.extend(table);
+        image.extend(texts);
+        image
+    }
+
+    #[test]
+    fn what_is_used_of_the_runtime_are_symbols_of_another() {
+        for (list, uses) in [
+            (&[("kernel", true), ("malloc", false)][..], (true, false)),
+            (&[("free", false)], (true, false)),
+            (&[("malloc", true), ("printf", false)], (false, false)),
+            (&[("mallocs", false), ("mall", false)], (false, false)),
+            (&[("__assertfail", false)], (false, true)),
+            (&[("__assertfail", false), ("malloc", false)], (true, true)),
+            (&[], (false, false)),
+        ] {
+            let image = symbols(list);
+            let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
+            for image in [image, fat] {
+                let needs = all(&image).unwrap();
+                assert_eq!((needs.device_malloc, needs.device_assert), uses, "{list:?}");
+            }
         }
     }
 
@@ -397,7 +506,7 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        assert_eq!(variables(wrapper.as_ptr() as Opaque), 512);
-        assert_eq!(variables(0), 0);
+        assert_eq!(needs(wrapper.as_ptr() as Opaque, &Vec::new).variables, 512);
+        assert_eq!(needs(0, &Vec::new), Needs::default());
     }
 }

@@ -9,8 +9,8 @@ use gpulimit_core::device::DeviceId;
 use gpulimit_core::ledger::{Identity, Witness};
 
 use crate::abi::{
-    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlProcessDetail, NvmlProcessV1,
-    NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
+    NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
 use crate::table::nvml;
 
@@ -134,6 +134,20 @@ impl Listed for NvmlProcessDetail {
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
+}
+
+/// Bytes of the device that are not free, of the `capacity` that CUDA says that it has.
+pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
+    let mut memory = NvmlMemory::default();
+    (nvml::nvmlDeviceGetMemoryInfo(find(id)?, Out::of(&mut memory)) == SUCCESS)
+        .then(|| capacity.saturating_sub(memory.free))
+}
+
+/// Pid and bytes of every compute process on the device; `None` when the driver does not tell.
+pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
+    let mut all = Vec::new();
+    each_process(find(id)?, |pid, bytes| all.push((pid, bytes)))?;
+    Some(all)
 }
 
 /// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.

@@ -9,8 +9,8 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    array, code, context, graph, green, launch, limits, linear, lookup, managed, measured, pool,
-    process_list, synchronize, view, vmm,
+    array, code, context, graph, graph_update, green, launch, limits, linear, lookup, managed,
+    measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 
@@ -31,6 +31,7 @@ table! {
             track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map;
             release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
+            track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
             track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
 
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
@@ -90,6 +91,10 @@ table! {
             track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
+            measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => code::set_attribute;
+            measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function;
+            measured cuFuncLoad(function: Opaque) => code::load_function, unless is_recent: function;
+
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
@@ -109,6 +114,12 @@ table! {
             measured cuGraphInstantiateWithParams(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
             measured cuGraphInstantiateWithParams_ptsz(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
 
+            launch   cuGraphExecUpdate(exec: GraphExec, graph: Graph, error_node: Opaque, result: Opaque) => graph_update::update;
+            launch   cuGraphExecUpdate_v2(exec: GraphExec, graph: Graph, info: Opaque) => graph_update::update_v2;
+            launch   cuGraphExecKernelNodeSetParams(exec: GraphExec, node: Node, params: In<KernelNodeParamsV1>) => graph_update::set_kernel_v1;
+            launch   cuGraphExecKernelNodeSetParams_v2(exec: GraphExec, node: Node, params: In<KernelNodeParams>) => graph_update::set_kernel;
+            launch   cuGraphExecChildGraphNodeSetParams(exec: GraphExec, node: Node, child: Graph) => graph_update::set_child;
+            launch   cuGraphExecNodeSetParams(exec: GraphExec, node: Node, params: In<NodeParams>) => graph_update::set_node;
             launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
             launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
             launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
@@ -151,6 +162,7 @@ table! {
             cuDeviceGetDefaultMemPool(pool: Out<MemPool>, device: Device);
             cuDeviceGetMemPool(pool: Out<MemPool>, device: Device);
             cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
+            cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: AllocationHandle);
             cuArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuMipmappedArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuGraphGetNodes(graph: Graph, nodes: Opaque, count: Out<usize>);
@@ -170,14 +182,14 @@ table! {
             view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info;
             view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2;
 
-            view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
-            view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
-            view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::v1;
-            view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v2;
+            view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
+            view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
             view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
             view nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Out<NvmlProcessDetailList>) => process_list::details;
         }

@@ -1,27 +1,22 @@
-//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id.
+//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances have UUIDs alone.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit::device::DeviceId;
 use gpulimit::limits::Selector;
 
-/// The GPU that `text` names. A full UUID needs no driver.
+/// The GPU or MIG instance that `text` names. A full UUID needs no driver.
+///
+/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU around them would limit nothing.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
-    if let Ok(id) = text.parse() {
-        return match driver {
-            Some(driver) if !driver.gpus().iter().any(|gpu| gpu.id == id) && !is_mig(text) => {
-                Err(unknown(text, driver.gpus()))
-            }
-            _ => Ok(id),
-        };
-    }
-    let Some(driver) = driver else {
-        return Err(Failure::usage(format_args!(
+    match (driver, text.parse()) {
+        (Some(driver), _) => find(text, driver.gpus()),
+        (None, Ok(id)) => Ok(id),
+        (None, Err(_)) => Err(Failure::usage(format_args!(
             "cannot tell which GPU '{}' is, as NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or see `gpulimit doctor`",
             text.escape_debug()
-        )));
-    };
-    find(text, driver.gpus())
+        ))),
+    }
 }
 
 /// The rules that `--device` options mean; all GPUs where there are none.
@@ -36,50 +31,73 @@ pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Sele
     devices.iter().map(selector).collect()
 }
 
-fn is_mig(text: &str) -> bool {
-    text.get(..4)
-        .is_some_and(|kind| kind.eq_ignore_ascii_case("MIG-"))
-}
-
 fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
-    let fits = |gpu: &&Gpu| {
-        if text.bytes().all(|c| c.is_ascii_digit()) {
+    let is_index = text.bytes().all(|c| c.is_ascii_digit());
+    let named = |gpu: &Gpu| {
+        if is_index {
             text.parse() == Ok(gpu.index)
         } else {
             same_bus(text, &gpu.bus) || gpu.id.matches(text)
         }
     };
-    let found: Vec<&Gpu> = gpus.iter().filter(fits).collect();
+    let is_named = |id: &&DeviceId| !is_index && id.matches(text);
+    let mut found: Vec<(&Gpu, DeviceId)> = Vec::new();
+    for gpu in gpus {
+        found.extend(named(gpu).then_some((gpu, gpu.id)));
+        let instances = gpu.instances.iter().flatten();
+        found.extend(instances.filter(is_named).map(|id| (gpu, *id)));
+    }
     match found[..] {
-        [gpu] => Ok(gpu.id),
+        [(gpu, id)] if id == gpu.id && gpu.instances.is_some() => Err(cut(gpu)),
+        [(_, id)] => Ok(id),
         [] => Err(unknown(text, gpus)),
         _ => Err(Failure::usage(format_args!(
             "'{}' is the beginning of more than one GPU: {}",
             text.escape_debug(),
-            list(&found)
+            list(found)
         ))),
     }
 }
 
+fn cut(gpu: &Gpu) -> Failure {
+    let instances = gpu.instances.iter().flatten().map(|id| (gpu, *id));
+    let instances = list(instances.collect());
+    Failure::usage(format_args!(
+        "GPU {} ({}) is cut into MIG instances, which alone can have limits: {}without --device the limit holds for each instance",
+        gpu.index,
+        gpu.id,
+        if instances.is_empty() {
+            "there is none yet; ".to_owned()
+        } else {
+            format!("name them ({instances}); ")
+        }
+    ))
+}
+
 fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
-    let all: Vec<&Gpu> = gpus.iter().collect();
+    let mut all = Vec::new();
+    for gpu in gpus {
+        all.push((gpu, gpu.id));
+        all.extend(gpu.instances.iter().flatten().map(|id| (gpu, *id)));
+    }
     Failure::usage(format_args!(
         "no GPU '{}': there is {}; give an index, a UUID or its beginning, or a PCI bus id",
         text.escape_debug(),
         if all.is_empty() {
             "none".into()
         } else {
-            list(&all)
+            list(all)
         }
     ))
 }
 
-fn list(gpus: &[&Gpu]) -> String {
-    let names: Vec<String> = gpus
-        .iter()
-        .map(|gpu| format!("{} ({})", gpu.index, gpu.id))
-        .collect();
-    names.join(", ")
+/// GPUs with their index, instances by UUID alone.
+fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
+    let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
+        true => format!("{} ({id})", gpu.index),
+        false => id.to_string(),
+    });
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Whether both are the same place on the bus, with or without the domain, which people leave out.
@@ -102,6 +120,7 @@ fn same_bus(text: &str, bus: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit::device::DeviceKind;
 
     fn gpus() -> Vec<Gpu> {
         let gpu = |index: u8, bus: &str| Gpu {
@@ -110,6 +129,7 @@ mod tests {
             bus: bus.into(),
             name: "Test".into(),
             capacity: Some(80 << 30),
+            instances: None,
         };
         vec![gpu(0, "00000000:3B:00.0"), gpu(1, "00000001:3B:00.0")]
     }
@@ -142,6 +162,36 @@ mod tests {
         }
         let error = find("GPU-0", &gpus()).expect_err("unclear").to_string();
         assert!(error.contains("more than one"), "{error}");
+    }
+
+    #[test]
+    fn a_cut_gpu_is_named_by_its_instances() {
+        let mut gpus = gpus();
+        let instances = [3, 4].map(|first| DeviceId {
+            kind: DeviceKind::Mig,
+            ..DeviceId::gpu([first; 16])
+        });
+        gpus[0].instances = Some(instances.to_vec());
+        for text in ["0", "GPU-012b", "3b:00.0", &gpus[0].id.to_string()] {
+            let error = find(text, &gpus).expect_err(text).to_string();
+            assert!(error.contains("GPU 0 (GPU-012b0707"), "{error}");
+            assert!(
+                instances.iter().all(|id| error.contains(&id.to_string())),
+                "{error}"
+            );
+            assert!(error.contains("without --device"), "{error}");
+        }
+        assert_eq!(find("1", &gpus).expect("whole"), gpus[1].id);
+        for text in [&*instances[1].to_string(), "MIG-04", "mig-0404"] {
+            assert_eq!(find(text, &gpus).expect(text), instances[1], "{text}");
+        }
+        let error = find("MIG-0", &gpus).expect_err("unclear").to_string();
+        assert!(error.contains("more than one"), "{error}");
+        let error = find("MIG-05", &gpus).expect_err("unknown").to_string();
+        assert!(error.contains(&instances[0].to_string()), "{error}");
+        gpus[0].instances = Some(Vec::new());
+        let error = find("0", &gpus).expect_err("empty").to_string();
+        assert!(error.contains("there is none yet"), "{error}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{Identity, Witness};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,6 +21,8 @@ pub struct Gpu {
     pub name: String,
     /// Memory in bytes; `None` unknown.
     pub capacity: Option<u64>,
+    /// Its MIG instances; `None` where it is not cut into any.
+    pub instances: Option<Vec<DeviceId>>,
 }
 
 /// NVML, where there is one.
@@ -63,7 +65,26 @@ fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
         bus: device.pci_info().map(|pci| pci.bus_id).unwrap_or_default(),
         name: device.name().unwrap_or_default(),
         capacity: device.memory_info().ok().map(|memory| memory.total),
+        instances: instances(&device),
     })
+}
+
+fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
+    const ENABLED: u32 = 1;
+    if gpu.mig_mode().ok()?.current != ENABLED {
+        return None;
+    }
+    // NVML numbers the places for instances, of which some are empty.
+    let places = gpu.mig_device_count().unwrap_or(0);
+    let id = |place| {
+        gpu.mig_device_by_index(place)
+            .ok()?
+            .uuid()
+            .ok()?
+            .parse()
+            .ok()
+    };
+    Some((0..places).filter_map(id).collect())
 }
 
 /// Inode of the first pid namespace, in which NVML sees pids as they are (linux/proc_ns.h).

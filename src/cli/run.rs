@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE")]
     max: Option<Size>,
 
-    /// Limit this GPU only; index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// Limit this GPU or MIG instance only; index, UUID or its beginning, or PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU", requires = "max")]
     devices: Vec<String>,
 

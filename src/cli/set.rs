@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(value_name = "KEY=VALUE", required = true)]
     changes: Vec<String>,
 
-    /// Change it for this GPU only; index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// Change it for this GPU or MIG instance only; index, UUID or its beginning, or PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }

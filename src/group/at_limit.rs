@@ -4,7 +4,7 @@
 use super::kill::kill;
 use super::member::{Member, MemberDevice, Refusal, Station};
 use crate::ledger::{
-    self, EventKind, Happening, Identity, Level, Line, Pressure, ProcessUsage, Refused, Turn,
+    self, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
 };
 use crate::limits::{OnLimit, Oom, Options};
 use std::time::{Duration, Instant};
@@ -84,18 +84,14 @@ impl<'a> Request<'a, '_> {
         if insistence == Insistence::Full
             && let Some(level) = self.line_ahead()
         {
-            let at = self.level(level);
+            let (station, index) = (&self.member.levels[level], self.device.index[level]);
             return Err(Refused {
                 level,
-                charged: at.slot.ledger().charged(at.device),
-                max: at.max,
+                charged: station.ledger.charged(index),
+                max: station.bounds(self.device, index).max,
             });
         }
         self.attempt()
-    }
-
-    fn level(&self, level: usize) -> Level<'a> {
-        self.member.path(self.device, Held::Min)[level]
     }
 
     /// Above `high` this process gives back what it holds unused before it grows, and asks the others to.
@@ -143,13 +139,13 @@ impl<'a> Request<'a, '_> {
 
     /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
     fn attempt(&self) -> Result<(), Refused> {
-        let deep = self.member.levels.len();
         let charge = |held| {
-            let levels = &self.member.path(self.device, held)[..deep];
-            (
-                ledger::charge(levels, self.bytes, self.pressure),
-                levels.iter().any(|level| level.protection.is_some()),
-            )
+            self.member.on_path(self.device, held, |path| {
+                (
+                    ledger::charge(path, self.bytes, self.pressure),
+                    path.iter().any(|level| level.protection.is_some()),
+                )
+            })
         };
         match charge(Held::Low) {
             (Err(_), true) => charge(Held::Min).0,

@@ -7,7 +7,7 @@ use crate::device::DeviceId;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
     self, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Identity, Ledger, Level,
-    MAX_DEVICES, Pressure, ProcessUsage, Slot, Witness, child_key,
+    MAX_DEVICES, NoWitness, Pressure, ProcessUsage, Slot, Witness, child_key,
 };
 use crate::limits::{Bounds, Limits};
 use std::error::Error;
@@ -69,6 +69,8 @@ pub(super) struct Station {
 pub struct Holder {
     /// Who.
     pub identity: Identity,
+    /// False: dead, and the driver may still hold its memory.
+    pub alive: bool,
     /// What.
     pub usage: DeviceUsage,
 }
@@ -173,44 +175,46 @@ impl Member {
     /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high` and nothing that is kept for others.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
-        match &self.levels[..] {
-            [only] => {
-                !only.ledger.has_waiters()
-                    && ledger::try_charge(&[only.level(device, 0, Held::Back)], bytes)
-            }
-            levels => {
-                !levels.iter().any(|level| level.ledger.has_waiters())
-                    && ledger::try_charge(&self.path(device, Held::Back)[..levels.len()], bytes)
-            }
-        }
+        !self.levels.iter().any(|level| level.ledger.has_waiters())
+            && self.on_path(device, Held::Back, |path| ledger::try_charge(path, bytes))
     }
 
     /// Charges `bytes` that the driver has taken without asking, whatever the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        match self.levels.len() {
-            1 => ledger::charge_unchecked(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
-            deep => ledger::charge_unchecked(&self.path(device, Held::Nothing)[..deep], bytes),
-        }
+        self.on_path(device, Held::Nothing, |path| {
+            ledger::charge_unchecked(path, bytes)
+        });
     }
 
     /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
-        match self.levels.len() {
-            1 => ledger::note_usage(&[self.leaf().level(device, 0, Held::Nothing)]),
-            deep => ledger::note_usage(&self.path(device, Held::Nothing)[..deep]),
-        }
+        self.on_path(device, Held::Nothing, ledger::note_usage);
     }
 
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
+        self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
+    }
+
+    /// Runs `run` with the levels of a charge, from the group itself upwards.
+    #[inline]
+    pub(super) fn on_path<T>(
+        &self,
+        device: &MemberDevice,
+        held: Held,
+        run: impl FnOnce(&[Level<'_>]) -> T,
+    ) -> T {
         match self.levels.len() {
-            1 => ledger::uncharge(&[self.leaf().level(device, 0, Held::Nothing)], bytes),
-            deep => ledger::uncharge(&self.path(device, Held::Nothing)[..deep], bytes),
+            1 => run(&self.path::<1>(device, held)),
+            2 => run(&self.path::<2>(device, held)),
+            3 => run(&self.path::<3>(device, held)),
+            deep => run(&self.path::<MAX_DEPTH>(device, held)[..deep]),
         }
     }
 
-    /// All levels; beyond the last one, the last one again.
-    pub(super) fn path(&self, device: &MemberDevice, held: Held) -> [Level<'_>; MAX_DEPTH] {
+    /// The first `N` levels; beyond the last one, the last one again.
+    #[inline]
+    fn path<const N: usize>(&self, device: &MemberDevice, held: Held) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
         std::array::from_fn(|at| {
             let at = at.min(last);
@@ -223,6 +227,12 @@ impl Member {
         device: &'a MemberDevice,
     ) -> impl Iterator<Item = (&'a Station, DeviceIndex)> {
         self.levels.iter().zip(device.index.iter().copied())
+    }
+
+    /// Whether the memory of contexts is charged: unless every group on the path wants it left out.
+    pub fn counts_contexts(&self) -> bool {
+        let counts = |station: &Station| station.limits.options().count_context;
+        self.levels.iter().any(counts)
     }
 
     /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at once.
@@ -274,13 +284,17 @@ impl Member {
         }
     }
 
-    /// What is free and what is charged at the level with the least left; `None` without any limit.
+    /// What is free, of which nothing is kept for others, and what is charged at the level with the least left; `None` without any limit.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
+                let kept = station
+                    .kept
+                    .protection(&station.ledger)
+                    .map_or(0, |kept| kept.untaken(&station.ledger, index, false));
                 let charged = station.ledger.charged(index);
-                (max.saturating_sub(charged), charged)
+                (max.saturating_sub(kept).saturating_sub(charged), charged)
             })
         });
         limited.min()
@@ -293,7 +307,7 @@ impl Member {
         }
     }
 
-    /// Shows how many of our charged bytes are not in use, and how many of these we could give back.
+    /// Shows how many of our charged bytes are not in use, and how many we could give back at most.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64, reclaimable: u64) {
         let reclaimable = if reclaimable > 0 && self.is_low(device) {
             0
@@ -303,6 +317,63 @@ impl Member {
         for (station, index) in self.stations(device) {
             station.slot.publish_idle(index, bytes, reclaimable);
         }
+    }
+
+    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too.
+    pub fn share(&self, device: &MemberDevice, bytes: i64) {
+        for (station, index) in self.stations(device) {
+            station.slot.share(index, bytes);
+        }
+    }
+
+    /// `bytes` of ours that are charged have left this process, perhaps for another member: they stay charged until
+    /// [`Member::release_orphans`], by whatever member.
+    pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.orphan(index, bytes);
+        }
+    }
+
+    /// What has left this process and is still charged to it at some level, bytes.
+    pub fn orphaned(&self, device: &MemberDevice) -> u64 {
+        let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
+        self.stations(device).map(orphaned).max().unwrap_or(0)
+    }
+
+    /// Orphans of all levels, at the level that has the most, bytes.
+    pub fn orphans(&self, device: &MemberDevice) -> u64 {
+        let total =
+            |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
+        self.stations(device).map(total).max().unwrap_or(0)
+    }
+
+    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says how many bytes are to stay. Returns whether
+    /// there were more.
+    pub fn release_orphans(
+        &self,
+        device: &MemberDevice,
+        keep: impl Fn(u64, Vec<Holder>) -> u64,
+    ) -> bool {
+        let mut released = false;
+        for (level, (station, index)) in self.stations(device).enumerate() {
+            let seen = station.ledger.orphans(index);
+            if seen.total() > 0 {
+                let keep = keep(seen.total(), self.living(device, level));
+                released |= station.slot.release_orphans(index, &seen, keep) > 0;
+            }
+        }
+        released
+    }
+
+    /// The living processes that have something on this device, of all groups below the highest one on the path.
+    pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
+        self.living(device, self.levels.len() - 1)
+    }
+
+    fn living(&self, device: &MemberDevice, level: usize) -> Vec<Holder> {
+        let mut holders = self.holders_at(device, level, &NoWitness);
+        holders.retain(|holder| holder.alive);
+        holders
     }
 
     /// Counts a refusal, and writes it down in the group that refused.
@@ -343,7 +414,16 @@ impl Member {
 
     /// The processes of the group that have something on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
-        let index = device.index[0];
+        self.holders_at(device, 0, witness)
+    }
+
+    fn holders_at(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        witness: &dyn Witness,
+    ) -> Vec<Holder> {
+        let index = device.index[level];
         let of_device = |process: ProcessUsage| {
             let usage = process
                 .devices
@@ -351,10 +431,11 @@ impl Member {
                 .find(|usage| usage.device == index)?;
             Some(Holder {
                 identity: process.identity,
+                alive: process.alive,
                 usage,
             })
         };
-        self.leaf()
+        self.levels[level]
             .ledger
             .processes(witness)
             .into_iter()
@@ -392,18 +473,23 @@ impl Station {
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, held: Held) -> Level<'_> {
         let index = device.index[at];
-        let bounds = self.bounds(device, index);
+        let (max, protection) = match held {
+            Held::Nothing => (u64::MAX, None),
+            Held::Back | Held::Low | Held::Min => {
+                let Bounds { max, high, .. } = self.bounds(device, index);
+                let max = if held == Held::Back {
+                    max.min(high)
+                } else {
+                    max
+                };
+                (max, self.kept.protection(&self.ledger))
+            }
+        };
         Level {
             slot: &self.slot,
             device: index,
-            max: match held {
-                Held::Back => bounds.max.min(bounds.high),
-                Held::Low | Held::Min | Held::Nothing => bounds.max,
-            },
-            protection: match held {
-                Held::Nothing => None,
-                Held::Back | Held::Low | Held::Min => self.kept.protection(&self.ledger),
-            },
+            max,
+            protection,
             keeps_low: matches!(held, Held::Back | Held::Low),
         }
     }

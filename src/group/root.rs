@@ -223,8 +223,11 @@ impl Root {
         name::check(name)?;
         let modes = self.ensure()?;
         let group = Group::at(&self.path, name);
+        let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            self.group(parent.name())?;
+            // Contexts are left out only where every group on the path says so.
+            let above = self.group(parent.name())?.limits()?.options();
+            limits.options.count_context &= above.count_context;
         }
         loop {
             let mut power = Lowered::to_owner_of(&group)?;
@@ -256,7 +259,7 @@ impl Root {
                 access.give_file(&group.ledger_path()).map_err(failed)?;
             }
             // Last: with them it is a group.
-            let new = Limits::create(&group.limits_path(), modes.limits, limits)?;
+            let new = Limits::create(&group.limits_path(), modes.limits, &limits)?;
             if new {
                 group.admit_above(access)?;
                 if limits.protects() {

@@ -158,14 +158,19 @@ pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        let own = rung.own();
         rung.begin();
-        // Not exact against another thread that gives back too much at the same time; a correct caller never does.
-        let n = n.min(granted(own.load(Ordering::Relaxed)));
-        // Before the look whether somebody waits: one who began to wait after that look sees this gone.
-        own.fetch_sub(n, Ordering::SeqCst);
-        rung.taken(n);
+        rung.taken(take_out(rung.own(), n));
     }
+}
+
+/// Takes `n` units out of a word, or what is charged there, and says how many that were.
+#[inline]
+pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
+    // Not exact against another thread that gives back too much at the same time; a correct caller never does.
+    let n = n.min(granted(word.load(Ordering::Relaxed)));
+    // Before the look whether somebody waits: one who began to wait after that look sees this gone.
+    word.fetch_sub(n, Ordering::SeqCst);
+    n
 }
 
 #[inline]

@@ -76,7 +76,9 @@ pub(super) struct Signals {
     pub asked: AtomicU64,
     /// Counts the waiters so far: who has the lower number is before.
     pub tickets: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Milliseconds of the boot clock at which somebody last asked.
+    pub asked_at: AtomicU64,
+    spare: AtomicU64,
 }
 
 /// What happened in a group; see `events`.
@@ -162,7 +164,7 @@ pub(super) struct Owner {
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only.
+/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only, but for `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -170,9 +172,11 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// A count.
     pub refusals: AtomicU64,
-    /// Of `idle`, what the owner can give back when it is asked.
+    /// What the owner can give back when it is asked, at most.
     pub reclaimable: AtomicU64,
-    spare: AtomicU64,
+    /// What other processes may hold, too (high half), and what has left the process and is still charged here (low half), in units of 4 KiB: see
+    /// `orphans`.
+    pub left: AtomicU64,
 }
 
 /// A request of the slot's owner that waits in line.
@@ -253,7 +257,8 @@ const _: () = {
     assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, below) == 192);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
     assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
-    assert!(offset_of!(DeviceStats, reclaimable) == 80 && size_of::<DeviceStats>() == 96);
+    assert!(offset_of!(DeviceStats, reclaimable) == 80 && offset_of!(DeviceStats, left) == 88);
+    assert!(size_of::<DeviceStats>() == 96);
     assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
     assert!(size_of::<SlotPage>() == PAGE);
     assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);

@@ -289,10 +289,9 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let before = charge::look(level);
         // Asking for less than is needed would take from others for nothing.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
-        if self.asked_for >= ASK_PATIENCE || reclaimable() < lacking {
+        if self.asked_for >= ASK_PATIENCE || reclaimable() < lacking || !ledger.ask_members() {
             return false;
         }
-        ledger.ask_members();
         while self.asked_for < ASK_PATIENCE {
             std::thread::sleep(ASK_STEP);
             self.asked_for += ASK_STEP;

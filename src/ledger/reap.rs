@@ -15,6 +15,12 @@ pub trait Witness {
     /// Whether the driver still lists memory of this dead process on the device; `None` when that cannot be told, and a
     /// grace time decides.
     fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool>;
+
+    /// The driver has freed a dead process that left up to `bytes` which living members may have got from it. Charges what they have and
+    /// nobody has charged yet, and answers true; false where that cannot be told.
+    fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
+        false
+    }
 }
 
 /// Cannot tell: the grace time decides.
@@ -151,7 +157,20 @@ pub(super) fn has_drained(
             None => known = false,
         }
     }
-    known || dead_ms >= GRACE_MS
+    let freed = known || dead_ms >= GRACE_MS;
+    freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
+}
+
+/// Whether the charge for what the dead process shared with others has gone where the memory is. Not asked when nobody lives.
+fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
+    let content = ledger.content();
+    DeviceIndex::all().all(|device| {
+        let bytes = ledger.may_leave(slot, device);
+        bytes == 0
+            || Identity::read(&content.slots[slot].owner)
+                .zip(gpu_table::id(&content.header, device))
+                .is_none_or(|(process, device)| witness.adopt(&process, &device, bytes))
+    })
 }
 
 /// Empties a slot. For its owner, or under its claim lock.
@@ -176,9 +195,9 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             peak,
             refusals,
             reclaimable,
-            ..
+            left,
         } = stats;
-        for figure in by.iter().chain([idle, peak, refusals, reclaimable]) {
+        for figure in by.iter().chain([idle, peak, refusals, reclaimable, left]) {
             if figure.load(Ordering::Relaxed) != 0 {
                 figure.store(0, Ordering::Relaxed);
             }

@@ -52,7 +52,7 @@ impl Slot {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that are charged in advance but not used, and how many of these can be given back when somebody asks.
+    /// Sets the bytes that are charged in advance but not used, and how many can be given back when somebody asks, at most.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64, reclaimable: u64) {
         let stats = self.stats(device);
         stats.idle.store(bytes, Ordering::Relaxed);

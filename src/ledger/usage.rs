@@ -6,7 +6,7 @@ use super::layout::DeviceStats;
 use super::level::Level;
 use super::lock::{self, Bytes};
 use super::reap::{self, Witness};
-use super::{Category, DeviceIndex, Identity, Ledger, os, slot};
+use super::{Category, DeviceIndex, Identity, Ledger, orphans, os, slot};
 
 /// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
 /// granted at some moment plus what moved between members while reading.
@@ -55,6 +55,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Charged in advance but not used.
     pub idle: u64,
+    /// Of `charged`, what has left the process, perhaps for another member that has not charged it yet. Shown as [`Category::Vmm`].
+    pub orphaned: u64,
 }
 
 impl DeviceUsage {
@@ -115,7 +117,10 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
 }
 
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
-    Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed))
+    let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
+    let vmm = &mut by[Category::Vmm as usize];
+    *vmm = vmm.saturating_add(orphans::orphaned(&stats.left));
+    by
 }
 
 pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUsage> {
@@ -165,11 +170,12 @@ fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<Dev
         refusals: stats.refusals.load(Ordering::Relaxed),
         by: by(stats),
         idle: stats.idle.load(Ordering::Relaxed),
+        orphaned: orphans::orphaned(&stats.left),
     };
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Bytes that other members of the level could give back if they were asked. Members of groups that use no more than their `low` are not
+/// Bytes that other members of the level could give back if they were asked, at most. Members of groups that use no more than their `low` are not
 /// asked: they publish nothing.
 pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
     let ledger = level.slot.ledger();

@@ -242,13 +242,20 @@ def gpulimit(*arguments: str, timeout: float = 20) -> subprocess.CompletedProces
 PARTS = ("allocations", "pools", "managed", "driver", "total")
 
 
-def usage_by_pid() -> dict[int, dict[str, int]]:
-    """What `gpulimit ps --json` reports of each process, bytes by part; `seen` is what NVML should show of it."""
+def usage_by_pid(gpu: int) -> dict[int, dict[str, int]]:
+    """What `gpulimit ps --json` reports of each process on a GPU, bytes by part; `seen` is what NVML should show of it."""
     answer = gpulimit("ps", "--json")
     if answer.returncode:
         raise RuntimeError(f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")
+    return usage_of(json.loads(answer.stdout)["processes"], gpu)
+
+
+def usage_of(processes: list[dict], gpu: int) -> dict[int, dict[str, int]]:
+    """The lines of `gpulimit ps --json` that are of the GPU with this NVML index: each process has one for every GPU that it uses."""
     held: dict[int, dict[str, int]] = {}
-    for process in json.loads(answer.stdout)["processes"]:
+    for process in processes:
+        if not process["gpu"] or process["gpu"]["index"] != gpu:
+            continue
         parts = {part: process[part] or 0 for part in PARTS}
         # NVML's per-process figure never shows managed memory.
         held[process["pid"]] = parts | {"seen": parts["total"] - parts["managed"]}
@@ -259,9 +266,12 @@ def usage_by_pid() -> dict[int, dict[str, int]]:
 
 
 @contextmanager
-def judged(outcome: Outcome, cap: int, label: str = "") -> Iterator[Judge]:
-    """Sample while the block runs; afterwards the sum of the session's processes must never have passed `cap`."""
-    with Judge(gpu_index()) as judge:
+def judged(outcome: Outcome, cap: int, label: str = "", gpu: int | None = None) -> Iterator[Judge]:
+    """Sample while the block runs; afterwards the sum of the session's processes must never have passed `cap`.
+
+    `gpu` is an NVML index, by default that of the GPU under test.
+    """
+    with Judge(gpu_index() if gpu is None else gpu) as judge:
         yield judge
         verdict(outcome, judge.read(), cap, label)
 
@@ -278,7 +288,7 @@ def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
 def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
     """Our figure beside NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
     seen = {int(pid): used for pid, used in judge.settled()["last"].items()}
-    parts = usage_by_pid()
+    parts = usage_by_pid(judge.index)
     ours = {pid: parts[pid]["seen"] if pid in parts else 0 for pid in seen}
     differences = {pid: ours[pid] - used for pid, used in seen.items()}
     worst = max(differences.values(), key=abs, default=0)

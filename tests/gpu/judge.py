@@ -44,6 +44,7 @@ class Nvml:
     """The few calls of libnvidia-ml that the checks need, for one GPU."""
 
     def __init__(self, index: int) -> None:
+        self.index = index
         self._lib = ctypes.CDLL("libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
         self._device = ctypes.c_void_p()
@@ -80,6 +81,18 @@ class Nvml:
     def uuid(self) -> str:
         """The GPU's UUID, `GPU-…`."""
         return self._text("nvmlDeviceGetUUID")
+
+    def bus(self) -> str:
+        """The PCI bus id, `00000000:1B:00.0`."""
+        info = ctypes.create_string_buffer(68)
+        self._call("nvmlDeviceGetPciInfo_v3", self._device, info)
+        return info.raw[36:68].split(b"\0")[0].decode()
+
+    def count(self) -> int:
+        """How many GPUs the machine has."""
+        number = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(number))
+        return number.value
 
     def driver(self) -> str:
         """The driver's version."""
@@ -226,6 +239,7 @@ class Judge:
     """The asker's side: a sampler for the processes of the caller's session."""
 
     def __init__(self, index: int = 0, session: int | None = None) -> None:
+        self.index = index
         command = [sys.executable, "-I", __file__, str(index), str(session or os.getsid(0))]
         self._process = subprocess.Popen(
             command, env=unhooked(dict(os.environ)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1

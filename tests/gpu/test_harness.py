@@ -74,6 +74,14 @@ class Judging(unittest.TestCase):
         self.assertEqual(session_of(os.getpid()), os.getsid(0))
         self.assertIsNone(session_of(2**22 + 1))
 
+    def test_a_process_has_a_line_for_each_gpu(self) -> None:
+        def line(pid: int, gpu: dict | None, total: int, managed: int = 0) -> dict:
+            return {"pid": pid, "gpu": gpu, "allocations": total, "pools": None, "managed": managed, "driver": 0, "total": total}
+
+        lines = [line(7, {"index": 0}, 100, 30), line(7, {"index": 1}, 5), line(8, None, 0), line(9, {"index": 1}, 6)]
+        seen = [{pid: parts["seen"] for pid, parts in harness.usage_of(lines, gpu).items()} for gpu in (0, 1, 2)]
+        self.assertEqual(seen, [{7: 70}, {7: 5, 9: 6}, {}])
+
     def test_the_judge_is_unhooked(self) -> None:
         kept = {"PATH": "/bin", "GPULIMIT_ROOT": "/r", "GPULIMIT_SIM_STATE": "/s"}
         limits = {"LD_PRELOAD": "x", "GPULIMIT_MAX": "4G", "GPULIMIT_GROUP": "g", "CUDA_DEVICE_MEMORY_LIMIT_0": "1G"}

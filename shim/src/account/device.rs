@@ -12,6 +12,7 @@ use super::driver_share::{DriverShare, RESERVE};
 use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
+use super::shared::{self, Heir};
 use super::spare::Spare;
 use super::{Account, BLOCK};
 use crate::abi::{
@@ -167,12 +168,22 @@ impl Device {
     /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
     /// peak.
     pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.charge_ahead_of(symbol, bytes, bytes)
+    }
+
+    /// As [`Device::charge_ahead`], for what is left to pay of the `asked` bytes.
+    pub fn charge_ahead_of(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        asked: u64,
+    ) -> Result<(), Refused> {
         self.add_idle(bytes);
         self.charge_with(bytes, true, Insistence::Full)
             .map_err(|refusal| {
                 // Before the line, which shows what is in use.
                 self.remove_idle(bytes);
-                self.refused(symbol, bytes, &refusal)
+                self.refused(symbol, asked, &refusal)
             })
     }
 
@@ -201,12 +212,12 @@ impl Device {
         trim: bool,
         insistence: Insistence,
     ) -> Result<(), Refusal<'static>> {
-        self.member.charge(
-            &self.share,
-            bytes,
-            &Reclaim { device: self, trim },
-            insistence,
-        )
+        let reclaim = Reclaim {
+            device: self,
+            trim,
+            heir: Heir(self.member),
+        };
+        self.member.charge(&self.share, bytes, &reclaim, insistence)
     }
 
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
@@ -325,10 +336,62 @@ impl Device {
             |bytes| {
                 let kept =
                     RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
-                self.member
-                    .publish_idle(&self.share, bytes, bytes.saturating_sub(kept));
+                // Of pools and graphs, which may hold more than is in use, only the driver knows how much that is.
+                let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
+                let reclaimable = bytes.saturating_sub(kept) + reserves;
+                self.member.publish_idle(&self.share, bytes, reclaimable);
             },
         );
+    }
+
+    /// `bytes` that are charged may be held by other processes, too.
+    pub fn share(&self, bytes: u64) {
+        self.member.share(&self.share, bytes as i64);
+    }
+
+    /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
+    pub fn gpu_used(&self) -> Option<u64> {
+        nvml::used(&self.id, self.capacity)
+    }
+
+    /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
+    /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
+    pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
+        self.member
+            .share(&self.share, (bytes as i64).wrapping_neg());
+        match (bytes, size > 0 && freed >= size) {
+            (0, false) => {}
+            (0, true) => shared::freed(self.member, &self.share, size),
+            (_, false) => self.member.orphan(&self.share, bytes),
+            (_, true) => self.uncharge(bytes),
+        }
+        // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
+        if bytes == 0 || self.account.vmm.imports() > 0 {
+            self.driver.measure(self);
+        }
+        self.settle_orphans();
+    }
+
+    /// Gives back what is charged in the group for memory that has left its process and that nobody needs. True when there was some.
+    pub fn settle_orphans(&self) -> bool {
+        shared::settle(self.member, &self.share)
+    }
+
+    /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
+    /// charged as such, and returned.
+    pub fn take_over(&self, grown: u64) -> u64 {
+        let orphans = || self.member.orphans(&self.share);
+        let vmm = &self.account.vmm;
+        let taken = vmm.take_over(self.ordinal, grown, orphans, |bytes| {
+            // Whoever had it before has not given its charge back.
+            self.charge_over(bytes);
+            self.share(bytes);
+            self.add(Category::Vmm, bytes);
+        });
+        if taken > 0 || self.member.orphaned(&self.share) > 0 {
+            self.settle_orphans();
+        }
+        taken
     }
 
     /// Changes the idle bytes that nothing else can have by a signed amount.
@@ -367,6 +430,24 @@ impl Device {
         self.member.set_context_hint(&self.share, bytes);
     }
 
+    /// Whether the group counts the memory of contexts.
+    pub fn counts_contexts(&self) -> bool {
+        self.member.counts_contexts()
+    }
+
+    /// Of the `used` bytes of the driver's part, what the group does not count: the contexts, where it does not want them counted.
+    pub fn uncounted(&self, used: u64) -> u64 {
+        if self.counts_contexts() {
+            return 0;
+        }
+        match (self.contexts.load(Ordering::Acquire), self.context_hint()) {
+            (0, _) => 0,
+            // The first of the machine, not measured yet.
+            (_, 0) => used,
+            (contexts, each) => used.min(u64::from(contexts).saturating_mul(each)),
+        }
+    }
+
     /// What the group could still take, bytes.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.share)
@@ -381,6 +462,37 @@ impl Device {
             .sum::<u64>()
             + self.idle();
         self.member.charged(&self.share) > own
+    }
+
+    /// Another member has asked for what is held unused. Not as long as the group uses no more than is to be left to it.
+    pub fn give_back_unused(&self) {
+        if !self.member.is_low(&self.share) {
+            self.reclaim(true);
+        }
+    }
+
+    /// Gives back what costs nothing; true when something came back.
+    fn reclaim(&self, trim: bool) -> bool {
+        let orphans = self.settle_orphans();
+        let spare = self.release_spare();
+        let pools = self.account.pools.reclaim(self, trim);
+        let graphs = self.graphs.reclaim(self, trim);
+        orphans || spare || pools || graphs
+    }
+
+    /// Waits until the group has room for `bytes`, if it is one where requests wait; else refuses them. The room is not kept: others may be
+    /// faster. `asked` is what the program wants.
+    pub fn await_room(&self, symbol: &'static str, bytes: u64, asked: u64) -> Result<(), Refused> {
+        self.add_idle(bytes);
+        let charged = self.charge_with(bytes, true, Insistence::Full);
+        self.remove_idle(bytes);
+        match charged {
+            Ok(()) => {
+                self.uncharge(bytes);
+                Ok(())
+            }
+            Err(refusal) => Err(self.refused(symbol, asked, &refusal)),
+        }
     }
 
     /// A block is charged and not needed: keeps it as the spare, or gives it back.
@@ -434,9 +546,10 @@ impl Device {
     }
 
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
-    /// or when the last one is old.
+    /// when imported memory may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
+            || self.account.vmm.imports() > 0
             || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
                 > MEASURE_AGE_MS
         {
@@ -522,18 +635,15 @@ pub fn of_context(context: Context) -> Result<Ordinal, Status> {
 struct Reclaim<'a> {
     device: &'a Device,
     trim: bool,
+    heir: Heir,
 }
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        let device = self.device;
-        let spare = device.release_spare();
-        let pools = device.account.pools.reclaim(device, self.trim);
-        let graphs = device.graphs.reclaim(device, self.trim);
-        spare || pools || graphs
+        self.device.reclaim(self.trim)
     }
 
     fn witness(&self) -> &dyn Witness {
-        &nvml::ProcessList
+        &self.heir
     }
 }

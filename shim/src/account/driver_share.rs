@@ -7,8 +7,9 @@
 //! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::BLOCK;
 use super::device::{Device, Total};
@@ -25,6 +26,8 @@ struct State {
     held: u64,
     /// The driver's part as last measured.
     used: u64,
+    /// Of `used`, what is not charged: contexts, in a group that does not count them.
+    uncounted: u64,
     /// Of `held`, promised to calls under way.
     prepaid: u64,
     /// Of `held`, kept for what contexts will take later.
@@ -40,9 +43,14 @@ struct State {
 }
 
 impl State {
+    /// Of the driver's part, what is charged.
+    fn counted(&self) -> u64 {
+        self.used - self.uncounted
+    }
+
     fn idle(&self) -> u64 {
         self.held
-            .saturating_sub(self.used + self.prepaid + self.reserved)
+            .saturating_sub(self.counted() + self.prepaid + self.reserved)
     }
 
     /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
@@ -63,6 +71,8 @@ pub struct DriverShare {
     state: Mutex<State>,
     /// Measurements begun.
     measurements: AtomicU64,
+    /// A call under way has ended.
+    settled: Condvar,
 }
 
 /// What a measurement brought to light.
@@ -77,24 +87,33 @@ pub struct Measured {
 impl DriverShare {
     /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
     pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+        self.prepay_by(bytes, |missing| device.charge_ahead(symbol, missing))
+    }
+
+    /// As [`DriverShare::prepay`], with what `charge` charges ahead.
+    pub fn prepay_by(
+        &self,
+        bytes: u64,
+        charge: impl Fn(u64) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
         loop {
             let promised = self.state.lock().promise(bytes);
             let Err(missing) = promised else {
                 return Ok(());
             };
             // Not under the lock: charging may wait.
-            device.charge_ahead(symbol, missing)?;
+            charge(missing)?;
             self.state.lock().held += missing;
         }
     }
 
-    /// As [`DriverShare::prepay`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
+    /// As [`DriverShare::prepay_by`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
     /// promised.
     pub fn prepay_from_reserve(
         &self,
         device: &Device,
-        symbol: &'static str,
         bytes: u64,
+        charge: impl Fn(u64) -> Result<(), Refused>,
     ) -> Result<u64, Refused> {
         let missing = {
             let mut state = self.state.lock();
@@ -114,7 +133,14 @@ impl DriverShare {
             return Ok(idle);
         }
         drop(state);
-        self.prepay(device, symbol, bytes).map(|()| bytes)
+        self.prepay_by(bytes, charge).map(|()| bytes)
+    }
+
+    /// Waits, no longer than `until`, for another thread's call to give back what it did not need of its estimate. False when there is none to
+    /// wait for, or no time. The caller has nothing promised to itself: two would wait for each other.
+    pub fn await_others(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        state.prepaid > 0 && !self.settled.wait_until(&mut state, until).timed_out()
     }
 
     /// As [`DriverShare::prepay`], of what the group has left, and refuses nothing: the bytes that are charged.
@@ -178,7 +204,7 @@ impl DriverShare {
     ) -> Result<(), Refused> {
         let missing = {
             let state = self.state.lock();
-            (state.used + state.reserved + RESERVE)
+            (state.counted() + state.reserved + RESERVE)
                 .saturating_sub(state.held)
                 .min(bytes)
         };
@@ -296,7 +322,17 @@ impl DriverShare {
     /// A measurement, with its number.
     fn look(&self, device: &Device) -> (u64, Option<Total>) {
         let number = self.measurements.fetch_add(1, Ordering::AcqRel) + 1;
-        (number, device.measure_total())
+        let total = device.measure_total().map(|total| Total {
+            named: total.named + self.taken_over(device, total),
+            ..total
+        });
+        (number, total)
+    }
+
+    /// What of a measurement is imported memory that has come to this process since the last one.
+    fn taken_over(&self, device: &Device, total: Total) -> u64 {
+        let grown = total.beyond_named().saturating_sub(self.used());
+        device.take_over(grown)
     }
 
     fn conclude(&self, device: &Device, state: &mut State, number: u64, total: Total) -> Measured {
@@ -323,12 +359,14 @@ impl DriverShare {
 
     /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.
     fn enter(&self, device: &Device, state: &mut State, used: u64) -> u64 {
-        let before = state.used;
+        let (before, counted_before) = (state.used, state.counted());
         state.used = used;
+        state.uncounted = device.uncounted(used);
+        let counted = state.counted();
         device.set_driver(before, used);
         // What came into use is no longer idle; what is charged anew is, until here.
-        device.adjust_idle(before.wrapping_sub(used) as i64);
-        let needed = used + state.prepaid + state.reserved;
+        device.adjust_idle(counted_before.wrapping_sub(counted) as i64);
+        let needed = counted + state.prepaid + state.reserved;
         let missing = needed.saturating_sub(state.held);
         if missing == 0 {
             if used > before {
@@ -347,6 +385,7 @@ impl DriverShare {
         overrun
     }
 
+    /// After a call: gives back what is idle beyond the reserve.
     fn trim(&self, device: &Device, state: &mut State) {
         let wanted = if state.alive { RESERVE } else { 0 };
         let idle = state.idle();
@@ -354,6 +393,7 @@ impl DriverShare {
             state.held -= idle - wanted;
             device.uncharge_idle(idle - wanted);
         }
+        self.settled.notify_all();
     }
 
     fn refill(&self, device: &Device, state: &mut State) {

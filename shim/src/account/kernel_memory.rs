@@ -1,10 +1,11 @@
-//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold, the heap of device `malloc` and the
-//! buffer of device `printf`. The limits of the context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
+//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold, the heap of device `malloc` and what the
+//! device's runtime needs besides. The limits of the context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
 //!
 //! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the threads, in whole blocks rounded *down*. It
 //! comes with the stack limit, or with the first launch of a kernel that needs more, which raises the limit; lowering the limit gives it back.
-//! A launch that the GPU has no room for frees what there is. The heap comes in full with the first launch of a kernel of a module that uses it,
-//! and the buffer of `printf` with such a module; setting their limits takes nothing, so that they are charged ahead there.
+//! A launch that the GPU has no room for frees what there is. Code that uses device `printf`, `assert` or `malloc` takes 62, 90 or 138 MiB when it is
+//! loaded first, each including the one before, whatever the limits say; the heap comes in full with the first launch of a kernel that uses `malloc`.
+//! It is charged ahead where its limit is set, or with the code.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::abi::{
     ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
     SUCCESS,
 };
+use crate::image::Needs;
 use crate::table::cuda;
 
 /// Local memory per thread that every context has from the start, bytes.
@@ -24,8 +26,17 @@ const START: u64 = 1024;
 /// Local memory per thread is a multiple of this, bytes.
 const GRAIN: u64 = 16;
 
+/// What the first code in a context that uses device `malloc` takes beside 1 MiB for each multiprocessor: bytes. Together 138 MiB on an H100
+/// (measured); which part of it goes with the multiprocessors is not known.
+const TABLES: u64 = 6 << 20;
+
+/// What code in a context that uses device `assert`, or `printf`, takes, bytes.
+const ASSERT: u64 = 90 << 20;
+const PRINTF: u64 = 62 << 20;
+
 /// The memory for kernels on one device.
 pub struct KernelMemory {
+    multiprocessors: u64,
     /// Threads that the device can hold at once.
     threads: u64,
     contexts: RwLock<HashMap<Context, Arc<ContextMemory>>>,
@@ -41,8 +52,8 @@ pub struct ContextMemory {
     backing: AtomicU64,
     /// Bytes charged ahead for the heap.
     pub heap: AtomicU64,
-    /// Bytes charged ahead for the buffer of `printf`.
-    pub fifo: AtomicU64,
+    /// Bytes that code has taken for the device's runtime.
+    pub runtime: AtomicU64,
 }
 
 impl KernelMemory {
@@ -56,13 +67,15 @@ impl KernelMemory {
                 .unwrap_or(0)
         };
         KernelMemory::with(
-            attribute(ATTRIBUTE_MULTIPROCESSORS) * attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
+            attribute(ATTRIBUTE_MULTIPROCESSORS),
+            attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
         )
     }
 
-    fn with(threads: u64) -> Self {
+    fn with(multiprocessors: u64, each: u64) -> Self {
         KernelMemory {
-            threads,
+            multiprocessors,
+            threads: multiprocessors * each,
             contexts: RwLock::default(),
         }
     }
@@ -70,6 +83,19 @@ impl KernelMemory {
     /// Bytes that every context takes for local memory from the start.
     pub fn start(&self) -> u64 {
         self.backing(START)
+    }
+
+    /// Bytes that a context takes in all for code that needs this.
+    pub fn runtime(&self, needs: Needs) -> u64 {
+        let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
+        [
+            (needs.device_malloc, malloc),
+            (needs.device_assert, ASSERT),
+            (needs.device_printf, PRINTF),
+        ]
+        .into_iter()
+        .find_map(|(uses, bytes)| uses.then_some(bytes))
+        .unwrap_or(0)
     }
 
     /// Whether kernels that need so many bytes rely on more than every context has from the start, which may be lowered again.
@@ -94,7 +120,7 @@ impl KernelMemory {
                 per_thread: AtomicU64::new(START),
                 backing: AtomicU64::new(self.start()),
                 heap: AtomicU64::new(0),
-                fifo: AtomicU64::new(0),
+                runtime: AtomicU64::new(0),
             })
         }))
     }
@@ -106,7 +132,7 @@ impl KernelMemory {
         };
         // A call that was under way in it has settled by then.
         let _alone = gone.alone.write();
-        gone.heap.swap(0, Ordering::AcqRel) + gone.fifo.swap(0, Ordering::AcqRel)
+        gone.heap.swap(0, Ordering::AcqRel)
     }
 
     /// Bytes by which the local memory of `context` grows with the launch of a kernel that needs `per_thread` bytes.
@@ -156,8 +182,14 @@ mod tests {
     /// On an H100, 580.159.04.
     #[test]
     fn grows_as_measured() {
-        let memory = KernelMemory::with(132 * 2048);
+        let memory = KernelMemory::with(132, 2048);
         assert_eq!(memory.start(), 264 * MIB);
+        let malloc = Needs {
+            device_malloc: true,
+            ..Needs::default()
+        };
+        assert_eq!(memory.runtime(malloc), 138 * MIB);
+        assert_eq!(memory.runtime(Needs::default()), 0);
         for (per_thread, taken) in [
             (2048, 264),
             (4096, 528),
@@ -183,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_the_driver_has_dropped_comes_again() {
-        let memory = KernelMemory::with(132 * 2048);
+        let memory = KernelMemory::with(132, 2048);
         let context = memory.context(7);
         assert!(!context.is_dropped(518 * MIB, 418 * MIB));
         assert!(context.is_dropped(518 * MIB, 104 * MIB));
@@ -194,12 +226,11 @@ mod tests {
 
     #[test]
     fn a_context_that_has_gone_leaves_nothing() {
-        let memory = KernelMemory::with(2048);
+        let memory = KernelMemory::with(1, 2048);
         let context = memory.context(7);
         memory.set(&context, 4096);
         context.heap.store(64 * MIB, Ordering::Relaxed);
-        context.fifo.store(2 * MIB, Ordering::Relaxed);
-        assert_eq!(memory.forget(7), 66 * MIB);
+        assert_eq!(memory.forget(7), 64 * MIB);
         assert_eq!(memory.forget(7), 0);
         assert_eq!(memory.context(7).per_thread(), 1024);
     }

@@ -16,6 +16,9 @@ use crate::abi::{Context, Opaque};
 /// Of each thread: a training step of PyTorch launches some seventy kernels.
 const RECENT: usize = 256;
 
+/// Handles are aligned: the number beside a kernel's says that it needs no local memory.
+const NEEDS_NONE: Opaque = 2;
+
 /// What a thread has lately seen launched; counts only in the generation it was seen in.
 struct Recent {
     generation: Cell<u64>,
@@ -72,6 +75,8 @@ pub struct Launched {
     kernels: RwLock<HashMap<Opaque, Kernel, BuildHasherDefault<BlockHasher>>>,
     /// Where something has been launched that needs so much local memory per thread that its context may have lost it since.
     large: RwLock<HashMap<(Opaque, Context), u64>>,
+    /// Kernels that need local memory: bytes of every thread. Those that need none are among the functions, by [`NEEDS_NONE`].
+    needs: RwLock<HashMap<Opaque, u64, BuildHasherDefault<BlockHasher>>>,
     /// Held through a launch on several devices, which may wait for others in each of their contexts.
     pub on_many: Mutex<()>,
 }
@@ -83,6 +88,7 @@ impl Default for Launched {
             functions: RwLock::default(),
             kernels: RwLock::default(),
             large: RwLock::default(),
+            needs: RwLock::default(),
             on_many: Mutex::new(()),
         }
     }
@@ -161,12 +167,32 @@ impl Launched {
         self.large.read().get(&(function, context)).copied()
     }
 
-    /// There is a new context, in which no kernel has been launched.
+    /// Bytes of local memory that every thread of this kernel needs; `None` where it has not been asked.
+    pub fn need_of(&self, kernel: Opaque) -> Option<u64> {
+        if self.contains(kernel | NEEDS_NONE) {
+            return Some(0);
+        }
+        self.needs.read().get(&kernel).copied()
+    }
+
+    /// What [`Launched::need_of`] says from here on.
+    pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
+        match per_thread {
+            0 => self.insert(kernel | NEEDS_NONE),
+            _ => drop(self.needs.write().insert(kernel, per_thread)),
+        }
+    }
+
+    /// There is a new context, in which no kernel has been launched, or loaded.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
+        let is_kernel = |handle: &Opaque| {
+            kernels.contains_key(handle) || kernels.contains_key(&(handle & !NEEDS_NONE))
+        };
         self.functions
             .write()
-            .retain(|function| !kernels.contains_key(function));
+            .retain(|function| !is_kernel(function));
+        self.needs.write().retain(|kernel, _| !is_kernel(kernel));
         next_generation();
     }
 
@@ -191,6 +217,7 @@ impl Launched {
             kernel.contexts.clear();
         }
         self.large.write().clear();
+        self.needs.write().clear();
         self.functions.write().clear();
         next_generation();
     }
@@ -267,6 +294,21 @@ mod tests {
         );
         launched.forget();
         assert_eq!(launched.need(64, 1), None);
+    }
+
+    #[test]
+    fn needs_are_known_until_code_is_unloaded() {
+        let launched = Launched::default();
+        launched.learn_need(64, 0);
+        launched.learn_need(128, 4096);
+        assert!(!launched.contains(64), "asked, not launched");
+        let needs = |launched: &Launched| [64, 128, 192].map(|kernel| launched.need_of(kernel));
+        assert_eq!(needs(&launched), [Some(0), Some(4096), None]);
+        launched.note_kernel(64, 1);
+        launched.forget_kernels();
+        assert_eq!(needs(&launched), [None, Some(4096), None]);
+        launched.forget();
+        assert_eq!(needs(&launched), [None; 3]);
     }
 
     #[test]

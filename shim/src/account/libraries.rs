@@ -1,4 +1,4 @@
-//! Libraries whose image says that they have large variables, and where these have been loaded.
+//! Libraries whose image says that they take more than their code, and where these have been loaded.
 //!
 //! A library is loaded lazily, once for each context that first needs something of it, and cannot be unloaded from one. So what it will take
 //! is charged ahead at every call that may load it.
@@ -8,24 +8,24 @@ use std::collections::HashMap;
 use parking_lot::RwLock;
 
 use crate::abi::{Context, Opaque};
+use crate::image::Needs;
 
 #[derive(Default)]
 struct Library {
-    /// Of its variables.
-    bytes: u64,
+    needs: Needs,
     /// The contexts that it has been loaded in.
     loaded: Vec<Context>,
 }
 
-/// The libraries of a process that have variables of some size. Most programs have none.
+/// The libraries of a process that take something worth it. Most programs have none.
 #[derive(Default)]
 pub struct Libraries(RwLock<HashMap<Opaque, Library>>);
 
 impl Libraries {
     /// A library has been opened.
-    pub fn insert(&self, library: Opaque, bytes: u64) {
+    pub fn insert(&self, library: Opaque, needs: Needs) {
         let entry = Library {
-            bytes,
+            needs,
             loaded: Vec::new(),
         };
         self.0.write().insert(library, entry);
@@ -36,16 +36,19 @@ impl Libraries {
         self.0.read().is_empty()
     }
 
-    /// Bytes that the library takes when it is first needed in this context; of an unknown library (`None`), the most that any would.
-    pub fn pending(&self, library: Option<Opaque>, context: Context) -> u64 {
+    /// What the library takes when it is first needed in this context; of an unknown library (`None`), the most that any would.
+    pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {
-            true => 0,
-            false => entry.bytes,
+            true => Needs::default(),
+            false => entry.needs,
         };
         match library {
-            Some(library) => libraries.get(&library).map_or(0, pending),
-            None => libraries.values().map(pending).max().unwrap_or(0),
+            Some(library) => libraries.get(&library).map(pending).unwrap_or_default(),
+            None => libraries
+                .values()
+                .map(pending)
+                .fold(Needs::default(), Needs::or),
         }
     }
 
@@ -78,18 +81,23 @@ mod tests {
     #[test]
     fn once_for_each_context() {
         let libraries = Libraries::default();
-        assert_eq!(libraries.pending(None, 1), 0);
-        libraries.insert(64, 1000);
-        libraries.insert(128, 500);
-        assert_eq!(libraries.pending(Some(64), 1), 1000);
-        assert_eq!(libraries.pending(Some(192), 1), 0);
+        let needs = |variables| Needs {
+            variables,
+            ..Needs::default()
+        };
+        let pending = |library, context| libraries.pending(library, context).variables;
+        assert_eq!(pending(None, 1), 0);
+        libraries.insert(64, needs(1000));
+        libraries.insert(128, needs(500));
+        assert_eq!(pending(Some(64), 1), 1000);
+        assert_eq!(pending(Some(192), 1), 0);
         libraries.loaded(64, 1);
-        assert_eq!(libraries.pending(Some(64), 1), 0);
-        assert_eq!(libraries.pending(Some(64), 2), 1000);
-        assert_eq!(libraries.pending(None, 1), 500);
+        assert_eq!(pending(Some(64), 1), 0);
+        assert_eq!(pending(Some(64), 2), 1000);
+        assert_eq!(pending(None, 1), 500);
         libraries.forget_context(1);
-        assert_eq!(libraries.pending(None, 1), 1000);
+        assert_eq!(pending(None, 1), 1000);
         libraries.remove(64);
-        assert_eq!(libraries.pending(Some(64), 1), 0);
+        assert_eq!(pending(Some(64), 1), 0);
     }
 }

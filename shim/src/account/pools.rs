@@ -188,13 +188,13 @@ impl Pool {
             }
             device.adjust_idle(before.wrapping_sub(reserved) as i64);
             device.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            let needed = reserved + state.prepaid;
-            if needed > state.held {
+            // Not with what is promised: the growth may be that of a call under way, which pays for it with that.
+            if reserved > state.held {
                 // Grown by more than was paid, which no driver has been seen to do.
-                let beyond = needed - state.held;
+                let beyond = reserved - state.held;
                 device.charge_over(beyond);
                 device.add_idle(beyond);
-                state.held = needed;
+                state.held = reserved;
             }
         }
         let idle = state.idle();

@@ -5,11 +5,16 @@
 //! mapping the memory loses its name (`leaving`), so that it is never counted as named while the driver has freed it; it is uncharged when
 //! no announced call is left (`gone`). Entries have numbers of their own, because the driver may hand a handle value out again before the
 //! concluding call of its predecessor has come back.
+//!
+//! Imported memory counts for somebody else until the driver shows it for this process ([`Vmm::take_over`]).
 
 use std::collections::{BTreeMap, HashMap};
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use parking_lot::Mutex;
 
+use super::BLOCK;
 use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 
 type Id = u64;
@@ -23,6 +28,10 @@ struct Allocation {
     announced: u32,
     /// Counted as in use; not while it may be going.
     named: bool,
+    /// Other processes may hold it, too.
+    shared: bool,
+    /// Imported, and not charged here: with its size, once a mapping has told.
+    elsewhere: Option<u64>,
 }
 
 /// Memory that has ended.
@@ -30,6 +39,10 @@ struct Allocation {
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
+    /// Its size, whoever is charged for it; 0 unknown.
+    pub size: u64,
+    /// Other processes may hold it, too.
+    pub shared: bool,
 }
 
 impl Allocation {
@@ -37,13 +50,15 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// After an announcement.
-    fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) {
+    /// After an announcement. The device where the memory is shared and this process may be leaving it.
+    fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
             self.named = false;
             leaving(self.device, self.bytes);
+            return self.shared.then_some(self.device);
         }
+        None
     }
 
     /// After a reference or a mapping has come (back).
@@ -75,6 +90,8 @@ impl State {
         let gone = Gone {
             device: allocation.device,
             bytes: allocation.bytes,
+            size: allocation.elsewhere.unwrap_or(allocation.bytes),
+            shared: allocation.shared,
         };
         self.allocations.remove(&id);
         if self.by_handle.get(&handle) == Some(&id) {
@@ -88,68 +105,164 @@ impl State {
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
+    /// The device of memory that this process may be leaving to others.
+    leaving: Option<Ordinal>,
     handle: Option<(AllocationHandle, Id)>,
     mappings: Vec<(DevicePtr, Id)>,
 }
 
+impl Announced {
+    /// The device of memory that others may hold and that this process may be leaving with the call.
+    pub fn leaving(&self) -> Option<Ordinal> {
+        self.leaving
+    }
+}
+
 /// The physical allocations of a process.
 #[derive(Default)]
-pub struct Vmm(Mutex<State>);
+pub struct Vmm {
+    state: Mutex<State>,
+    /// Imported allocations that are not charged here.
+    imports: AtomicUsize,
+}
 
 impl Vmm {
     /// A new allocation with one reference.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
-        let mut state = self.0.lock();
+        self.enter(Allocation {
+            handle,
+            device,
+            bytes,
+            references: 1,
+            mappings: 0,
+            announced: 0,
+            named: true,
+            shared: false,
+            elsewhere: None,
+        });
+    }
+
+    /// An import with one reference, which is charged where it was exported.
+    pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
+        self.imports.fetch_add(1, Ordering::AcqRel);
+        self.enter(Allocation {
+            handle,
+            device,
+            bytes: 0,
+            references: 1,
+            mappings: 0,
+            announced: 0,
+            named: true,
+            shared: true,
+            elsewhere: Some(0),
+        });
+    }
+
+    fn enter(&self, allocation: Allocation) {
+        let mut state = self.state.lock();
         let id = state.next;
         state.next += 1;
-        state.allocations.insert(
-            id,
-            Allocation {
-                handle,
-                device,
-                bytes,
-                references: 1,
-                mappings: 0,
-                announced: 0,
-                named: true,
-            },
-        );
-        state.by_handle.insert(handle, id);
+        state.by_handle.insert(allocation.handle, id);
+        state.allocations.insert(id, allocation);
     }
 
-    /// One reference more, if the handle is one of ours. `staying` as in [`Vmm::undone`].
-    pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) {
-        let mut state = self.0.lock();
-        let Some(id) = state.by_handle.get(&handle).copied() else {
-            return;
-        };
-        if let Some(allocation) = state.allocations.get_mut(&id) {
-            allocation.references += 1;
-            allocation.keep(&staying);
+    /// Imported allocations that may come to this process without a call of its own.
+    #[inline]
+    pub fn imports(&self) -> usize {
+        self.imports.load(Ordering::Relaxed)
+    }
+
+    /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first time.
+    pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
+        let mut state = self.state.lock();
+        let id = state.by_handle.get(&handle).copied()?;
+        let allocation = state.allocations.get_mut(&id)?;
+        let first = !std::mem::replace(&mut allocation.shared, true);
+        first.then_some((allocation.device, allocation.bytes))
+    }
+
+    /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. One that was never mapped has
+    /// no known size: it may be what is left, as far as it is among the `orphans` of the group. Calls `charge` with their bytes, and returns them.
+    pub fn take_over(
+        &self,
+        device: Ordinal,
+        grown: u64,
+        orphans: impl Fn() -> u64,
+        charge: impl Fn(u64),
+    ) -> u64 {
+        if self.imports() == 0 || grown < BLOCK {
+            return 0;
         }
+        let mut taken = 0;
+        let mut state = self.state.lock();
+        let mut take = |allocation: &mut Allocation, bytes| {
+            (allocation.elsewhere, allocation.bytes) = (None, bytes);
+            self.imports.fetch_sub(1, Ordering::AcqRel);
+            charge(bytes);
+            taken += bytes;
+            grown - taken
+        };
+        let mut left = grown;
+        let mut unknown = None;
+        for allocation in state.allocations.values_mut() {
+            if allocation.device != device || !allocation.named {
+                continue;
+            }
+            match allocation.elsewhere {
+                Some(0) => unknown = Some(allocation),
+                Some(bytes) if bytes <= left => left = take(allocation, bytes),
+                _ => {}
+            }
+        }
+        if let Some(allocation) = unknown
+            && left >= BLOCK
+        {
+            let bytes = left.min(orphans()) / BLOCK * BLOCK;
+            if bytes > 0 {
+                take(allocation, bytes);
+            }
+        }
+        taken
     }
 
-    /// A mapping at `address` now shows the memory of `handle`.
-    pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle) {
-        let mut state = self.0.lock();
+    /// One reference more; false when the handle is none of ours. `staying` as in [`Vmm::undone`].
+    pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
+        let mut state = self.state.lock();
+        let id = state.by_handle.get(&handle).copied();
+        let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) else {
+            return false;
+        };
+        allocation.references += 1;
+        allocation.keep(&staying);
+        true
+    }
+
+    /// A mapping at `address` now shows the memory of `handle`, up to the byte `end` of it.
+    pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
+        let mut state = self.state.lock();
         let Some(id) = state.by_handle.get(&handle).copied() else {
             return;
         };
         if let Some(allocation) = state.allocations.get_mut(&id) {
             allocation.mappings += 1;
+            if let Some(bytes) = &mut allocation.elsewhere {
+                *bytes = end.max(*bytes);
+            }
             state.mappings.insert(address, id);
         }
     }
 
     /// A reference is about to be released. Calls `leaving` with device and bytes of what may go with it.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let id = state.by_handle.get(&handle).copied();
+        let mut left = None;
         if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) {
             allocation.references = allocation.references.saturating_sub(1);
-            allocation.announce(&leaving);
+            left = allocation.announce(&leaving);
         }
         Announced {
+            leaving: left,
             handle: id.map(|id| (handle, id)),
             ..Announced::default()
         }
@@ -162,21 +275,23 @@ impl Vmm {
         size: u64,
         leaving: impl Fn(Ordinal, u64),
     ) -> Announced {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let end = address.saturating_add(size);
         let going: Vec<_> = state
             .mappings
             .range(address..end)
             .map(|(at, id)| (*at, *id))
             .collect();
+        let mut left = None;
         for (at, id) in &going {
             state.mappings.remove(at);
             if let Some(allocation) = state.allocations.get_mut(id) {
                 allocation.mappings = allocation.mappings.saturating_sub(1);
-                allocation.announce(&leaving);
+                left = allocation.announce(&leaving).or(left);
             }
         }
         Announced {
+            leaving: left,
             mappings: going,
             ..Announced::default()
         }
@@ -184,18 +299,31 @@ impl Vmm {
 
     /// The driver did it. What ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let ids = announced
             .handle
             .iter()
             .map(|(_, id)| *id)
             .chain(announced.mappings.iter().map(|(_, id)| *id));
-        ids.filter_map(|id| state.conclude(id)).collect()
+        let mut gone = Vec::new();
+        for id in ids {
+            let elsewhere = state
+                .allocations
+                .get(&id)
+                .is_some_and(|allocation| allocation.elsewhere.is_some());
+            if let Some(one) = state.conclude(id) {
+                gone.push(one);
+                if elsewhere {
+                    self.imports.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+        gone
     }
 
     /// The driver refused: everything is as before. Calls `staying` with device and bytes of what was to go and stays.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some((_, id)) = announced.handle
             && let Some(allocation) = state.allocations.get_mut(&id)
         {
@@ -228,7 +356,7 @@ mod tests {
     fn a_mapping_keeps_released_memory() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 100);
     }
@@ -237,8 +365,8 @@ mod tests {
     fn retain_release_unmap_release_frees_once_at_the_end() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
-        vmm.retained(5, ignore);
+        vmm.mapped(0x1000, 5, 100);
+        assert!(vmm.retained(5, ignore));
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x1000, 100, ignore)), 0);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 100);
@@ -249,7 +377,7 @@ mod tests {
     fn two_ends_under_way_give_back_once_after_both() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, ignore);
         let unmap = vmm.unmapping(0x1000, 100, ignore);
         assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
@@ -263,8 +391,8 @@ mod tests {
     fn a_refused_call_changes_nothing() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
-        vmm.mapped(0x2000, 5);
+        vmm.mapped(0x1000, 5, 100);
+        vmm.mapped(0x2000, 5, 100);
         vmm.undone(vmm.unmapping(0x1000, 0x2000, ignore), ignore);
         vmm.undone(vmm.releasing(5, ignore), ignore);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
@@ -278,7 +406,7 @@ mod tests {
         let leaving = |_: Ordinal, bytes| named.set(named.get() - bytes);
         let staying = |_: Ordinal, bytes| named.set(named.get() + bytes);
         vmm.created(5, 0, 100);
-        vmm.mapped(0x1000, 5);
+        vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, leaving);
         assert_eq!(named.get(), 100, "the mapping keeps it");
         let unmap = vmm.unmapping(0x1000, 100, leaving);
@@ -295,9 +423,43 @@ mod tests {
     }
 
     #[test]
+    fn imports_are_taken_over_when_the_driver_shows_them() {
+        let vmm = Vmm::default();
+        let size = 100 * BLOCK;
+        let charged = std::cell::Cell::new(0u64);
+        let take = |device, grown, orphans| {
+            let charge = |bytes| charged.set(charged.get() + bytes);
+            vmm.take_over(device, grown, || orphans, charge)
+        };
+        vmm.imported(7, 0);
+        assert_eq!(vmm.imports(), 1);
+        assert_eq!(take(0, 5 * size, 0), 0, "no size is known");
+        vmm.mapped(0x1000, 7, size);
+        assert_eq!(take(1, 5 * size, size), 0, "another GPU's");
+        assert_eq!(take(0, size - 1, size), 0, "too little for it");
+        assert_eq!(take(0, 5 * size, size), size);
+        assert_eq!(take(0, 5 * size, size), 0, "once");
+        assert_eq!((vmm.imports(), charged.get()), (0, size));
+        assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
+        let unmapping = vmm.unmapping(0x1000, size, ignore);
+        assert_eq!(unmapping.leaving(), Some(0));
+        let gone = vmm.done(unmapping);
+        assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
+        assert_eq!(gone.len(), 1);
+        // Another process has been charged for it to the end.
+        vmm.imported(8, 0);
+        let gone = vmm.done(vmm.releasing(8, ignore));
+        assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
+        // Never mapped: no more than what somebody has left.
+        vmm.imported(9, 0);
+        assert_eq!(take(0, 5 * size, size + 1), size);
+        assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
+    }
+
+    #[test]
     fn foreign_handles_and_addresses_are_nobodys() {
         let vmm = Vmm::default();
-        vmm.retained(9, ignore);
+        assert!(!vmm.retained(9, ignore));
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), 0);
         assert_eq!(done(&vmm, vmm.unmapping(0x9000, 10, ignore)), 0);
     }

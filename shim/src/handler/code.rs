@@ -1,23 +1,26 @@
-//! Modules and libraries: code and `__device__` variables. What an image says of its variables is charged ahead; the rest is measured, and
+//! Modules and libraries: code and `__device__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is measured, and
 //! unloaded again when the group has no room for it.
 
 use crate::abi::{
-    CUDA_ERROR_NOT_FOUND, Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
+    CUDA_ERROR_NOT_FOUND, Context, Device, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::BLOCK;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
-use crate::image;
+use crate::image::{self, Needs};
 use crate::table::cuda;
 
-/// Loads something with variables of so many bytes.
-fn load(
-    call: Call,
-    variables: u64,
-    real: impl Fn() -> Status,
-    unload: Option<&dyn Fn()>,
-) -> Status {
+fn needs(call: Call, image: Opaque) -> Needs {
+    image::needs(image, &|| call.process.capabilities())
+}
+
+fn needs_of_file(call: Call, path: Opaque) -> Needs {
+    image::needs_of_file(path, &|| call.process.capabilities())
+}
+
+/// Loads something that needs this.
+fn load(call: Call, needs: Needs, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
     match call.process.current_device() {
         Ok(device) => {
             let load = Use::<fn() -> u64>::Load;
@@ -26,7 +29,7 @@ fn load(
                 device,
                 current_context(),
                 load,
-                variables,
+                needs,
                 0,
                 real,
                 unload,
@@ -36,18 +39,13 @@ fn load(
     }
 }
 
-fn load_module(
-    call: Call,
-    variables: u64,
-    module: Out<Opaque>,
-    real: impl Fn() -> Status,
-) -> Status {
+fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: impl Fn() -> Status) -> Status {
     let unload = || {
         if let Some(module) = module.read() {
             cuda::cuModuleUnload(module);
         }
     };
-    load(call, variables, real, Some(&unload))
+    load(call, needs, real, Some(&unload))
 }
 
 /// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
@@ -57,12 +55,12 @@ pub fn module_file(
     module: Out<Opaque>,
     path: Opaque,
 ) -> Status {
-    load_module(call, image::variables_in_file(path), module, || {
+    load_module(call, needs_of_file(call, path), module, || {
         real(module, path)
     })
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares are charged before the call; the rest is measured after
+/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what device `malloc` takes, are charged before the call; the rest is measured after
 /// it, and unloaded again where it does not fit.
 pub fn module(
     call: Call,
@@ -70,9 +68,7 @@ pub fn module(
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
-        real(module, image)
-    })
+    load_module(call, needs(call, image), module, || real(module, image))
 }
 
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
@@ -85,7 +81,7 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, image::variables(image), module, || {
+    load_module(call, needs(call, image), module, || {
         real(module, image, count, options, values)
     })
 }
@@ -104,7 +100,7 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables(code), library, || {
+    open(call, needs(call, code), library, || {
         real(
             library,
             code,
@@ -132,7 +128,7 @@ pub fn library_file(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, image::variables_in_file(path), library, || {
+    open(call, needs_of_file(call, path), library, || {
         real(
             library,
             path,
@@ -147,7 +143,7 @@ pub fn library_file(
 }
 
 /// Opens a library: works without a current context, and takes nothing yet, unless the program wants everything loaded at once.
-fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+fn open(call: Call, needs: Needs, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
     let mut mode = 0;
     let eager =
         cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
@@ -156,11 +152,12 @@ fn open(call: Call, variables: u64, library: Out<Opaque>, real: impl Fn() -> Sta
             cuda::cuLibraryUnload(library);
         }
     };
-    let now = if eager { variables } else { 0 };
+    let now = if eager { needs } else { Needs::default() };
     let status = load(call, now, real, Some(&unload));
     // Less is a matter of the driver's reserve, as code is.
-    if let (SUCCESS, BLOCK.., Some(library)) = (status, variables, library.read()) {
-        call.process.libraries.insert(library, variables);
+    let is_large = needs.variables >= BLOCK || needs.uses_runtime();
+    if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
+        call.process.libraries.insert(library, needs);
     }
     status
 }
@@ -213,17 +210,66 @@ fn load_once(
     // A library is loaded in every context by itself.
     let context = current_context();
     let lazy = Lazy::of(call, library, handle, context);
-    if lazy.bytes == 0 && launched.contains(loaded) {
+    if lazy.is_empty() && launched.contains(loaded) {
         return real();
     }
     launched.note_kernel(loaded, 0);
-    if lazy.bytes == 0 && launched.contains_in(loaded, context) {
+    if lazy.is_empty() && launched.contains_in(loaded, context) {
         return real();
     }
-    let status = load(call, lazy.bytes, real, None);
+    let status = load(call, lazy.needs, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
         launched.insert_in(loaded, context, call.process.context_count());
+    }
+    status
+}
+
+/// `cuKernelSetAttribute`: as `cuLibraryGetModule`.
+pub fn set_attribute(
+    call: Call,
+    real: impl Fn(i32, i32, Opaque, Device) -> Status,
+    attribute: i32,
+    value: i32,
+    kernel: Opaque,
+    device: Device,
+) -> Status {
+    load_once(call, kernel, None, || {
+        real(attribute, value, kernel, device)
+    })
+}
+
+/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after the call, for each function once.
+pub fn module_function(
+    call: Call,
+    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    function: Out<Opaque>,
+    module: Opaque,
+    name: Opaque,
+) -> Status {
+    let status = real(function, module, name);
+    if let (SUCCESS, Some(function)) = (status, function.read()) {
+        let launched = &call.process.launched;
+        // The odd number beside the handle, as of what is loaded once.
+        if !launched.contains(function | 1)
+            && let Ok(device) = call.process.current_device()
+        {
+            device.driver.measure(device);
+            launched.insert(function | 1);
+        }
+    }
+    status
+}
+
+/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
+pub fn load_function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
+    if call.process.launched.contains(function) {
+        return real(function);
+    }
+    let lazy = Lazy::of(call, None, function, current_context());
+    let status = load(call, lazy.needs, || real(function), None);
+    if status == SUCCESS {
+        lazy.loaded(call);
     }
     status
 }
@@ -245,10 +291,10 @@ pub fn kernel(
 
 /// A library that a call may load.
 pub struct Lazy {
-    library: Option<Opaque>,
+    pub library: Option<Opaque>,
     context: Context,
-    /// Of its variables, as far as they are not there yet.
-    pub bytes: u64,
+    /// What its image says, as far as it is not there yet.
+    pub needs: Needs,
 }
 
 impl Lazy {
@@ -257,7 +303,7 @@ impl Lazy {
         let mut lazy = Lazy {
             library,
             context,
-            bytes: 0,
+            needs: Needs::default(),
         };
         if call.process.libraries.is_empty() {
             return lazy;
@@ -275,13 +321,18 @@ impl Lazy {
                 _ => return lazy,
             }
         }
-        lazy.bytes = call.process.libraries.pending(lazy.library, lazy.context);
+        lazy.needs = call.process.libraries.pending(lazy.library, lazy.context);
         lazy
+    }
+
+    /// Whether there is nothing that is not there.
+    pub fn is_empty(&self) -> bool {
+        self.needs == Needs::default()
     }
 
     /// The call has loaded it.
     pub fn loaded(&self, call: Call) {
-        if let Some(library) = self.library.filter(|_| self.bytes > 0) {
+        if let Some(library) = self.library.filter(|_| !self.is_empty()) {
             call.process.libraries.loaded(library, self.context);
         }
     }

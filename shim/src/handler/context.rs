@@ -51,7 +51,11 @@ fn make(
         return real();
     }
     let hint = hint(device);
-    let estimate = estimate(device, hint);
+    let estimate = if device.counts_contexts() {
+        estimate(device, hint)
+    } else {
+        0
+    };
     if device.driver.prepay(device, call.symbol, estimate).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -18,6 +18,7 @@ use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::{await_work, capturing, identity};
 use crate::hook::Call;
+use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
 
@@ -83,8 +84,8 @@ fn prepare(
         call,
         device,
         context,
-        Use::Launch(most),
-        0,
+        Use::Graph(most),
+        Needs::default(),
         0,
         real,
         Some(&undo),
@@ -220,7 +221,10 @@ fn pay(
         await_work(call.symbol, stream, until);
         waited = true;
     }
-    Err(device.refuse(call.symbol, launch.bytes()))
+    let asked = launch.bytes();
+    memory.pay(device, launch, None, |rest| {
+        device.charge_ahead_of(call.symbol, rest, asked)
+    })
 }
 
 /// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may come back as another graph.

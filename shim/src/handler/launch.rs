@@ -69,15 +69,18 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
         });
         need.get()
     };
-    let usage = if loads {
-        Use::Load
-    } else {
-        Use::Launch(per_thread)
+    let usage = match what {
+        _ if loads => Use::Load,
+        What::Function(_) => Use::Launch(per_thread),
+        What::Graph(_) => Use::Graph(per_thread),
     };
     let lazy = Lazy::of(call, None, handle, context);
-    let status = limits::run(call, device, context, usage, lazy.bytes, more, real, None);
+    let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
+        if let (What::Function(function), false) = (what, loads) {
+            call.process.learn_need(function, need.get());
+        }
         let seen = if loads { handle | 1 } else { handle };
         match need.get() {
             large if device.kernels.is_large(large) => launched.insert_large(seen, context, large),

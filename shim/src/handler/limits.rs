@@ -1,39 +1,44 @@
 //! What contexts set aside for their kernels: by `cuCtxSetLimit`, and in calls that load and launch them.
 
+use std::cell::LazyCell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::RwLockWriteGuard;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
-    LIMIT_PRINTF_FIFO_SIZE, LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
+    LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, RESERVE};
 use crate::account::kernel_memory::ContextMemory;
+use crate::account::pools::PATIENCE;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
+use crate::handler::device_runtime::Runtime;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
 use crate::hook::Call;
+use crate::image::Needs;
+use crate::refusal::Refused;
 use crate::table::cuda;
 
 /// What device `malloc` has where no limit is set, bytes (measured).
 const HEAP: u64 = 8 << 20;
-/// The buffer of device `printf` where no limit is set, bytes (measured).
-const FIFO: u64 = 8_650_752;
-/// What comes with a module that uses device `printf` where more is set, whatever it is, beside the module's variables (measured).
-const LARGER_FIFO: u64 = 62 << 20;
+/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
+pub fn heap(limit: u64) -> u64 {
+    round_up(limit, BLOCK).saturating_add(BLOCK)
+}
 
-/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap and the buffer of `printf` take theirs when a
-/// kernel first needs them, and are charged from here on. The others take nothing (measured).
+/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap takes its own when a kernel first needs it, and is
+/// charged from here on. The others take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // In full: the heap that there is without a limit comes with the first launch, too, and with either a block (measured).
-        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => {
-            round_up(value as u64, BLOCK).saturating_add(BLOCK)
-        }
-        LIMIT_PRINTF_FIFO_SIZE if value as u64 > FIFO => LARGER_FIFO,
-        LIMIT_MALLOC_HEAP_SIZE | LIMIT_PRINTF_FIFO_SIZE => 0,
+        // In full: the heap that there is without a limit comes with the first launch, too (measured). That one is charged with the code.
+        LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
+        LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
     };
     let device = match call.process.current_device() {
@@ -49,9 +54,8 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
         // In use: the driver says so.
-        _ if is_fixed(limit) => real(value),
-        LIMIT_MALLOC_HEAP_SIZE => reserve(call, device, &context.heap, || real(value), wanted),
-        _ => reserve(call, device, &context.fifo, || real(value), wanted),
+        _ if matches!(current(limit), Limit::Fixed) => real(value),
+        _ => reserve(call, device, &context.heap, || real(value), wanted),
     }
 }
 
@@ -131,27 +135,40 @@ fn reserve(
     status
 }
 
-/// What a limit of the current context is.
-fn limit(limit: i32) -> Option<usize> {
+/// What the driver says of a limit.
+pub enum Limit {
+    /// It cannot be told, as of a context that is none.
+    Unknown,
+    /// It cannot be set: a module has been loaded that uses what it is for (measured).
+    Fixed,
+    /// Its value.
+    Free(usize),
+}
+
+/// This limit of the current context.
+fn current(which: i32) -> Limit {
     let mut value = 0;
-    let asked = relaxed(|| cuda::cuCtxGetLimit(Out::of(&mut value), limit));
-    (asked == SUCCESS).then_some(value)
+    relaxed(|| match cuda::cuCtxGetLimit(Out::of(&mut value), which) {
+        SUCCESS if cuda::cuCtxSetLimit(which, value) == SUCCESS => Limit::Free(value),
+        SUCCESS => Limit::Fixed,
+        _ => Limit::Unknown,
+    })
 }
 
-/// Whether this limit of the current context cannot be set: a module has been loaded that uses what it is for (measured).
-fn is_fixed(which: i32) -> bool {
-    limit(which).is_some_and(|value| relaxed(|| cuda::cuCtxSetLimit(which, value)) != SUCCESS)
-}
-
-/// As [`is_fixed`], of `context`.
-fn is_in_use(context: Context, which: i32) -> bool {
-    if cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
-        return false;
+/// This limit of `context`.
+pub fn limit_of(context: Context, which: i32) -> Limit {
+    if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
+        return Limit::Unknown;
     }
-    let in_use = is_fixed(which);
+    let limit = current(which);
     let mut popped = 0;
     cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
-    in_use
+    limit
+}
+
+/// Whether code in `context` uses what the limit is for.
+pub fn is_in_use(context: Context, which: i32) -> bool {
+    matches!(limit_of(context, which), Limit::Fixed)
 }
 
 /// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
@@ -187,9 +204,22 @@ pub enum Use<F> {
     Load,
     /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
     Launch(F),
+    /// The same of the kernels of an executable graph, which need so much at most.
+    Graph(F),
 }
 
-/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, `variables` bytes that come
+/// What is paid ahead for a call that loads or launches code.
+struct Paid<'a> {
+    /// All of it but the heap.
+    bytes: u64,
+    /// Of it, growth of local memory.
+    growth: u64,
+    runtime: Runtime,
+    /// Held where it is for more than code and variables.
+    alone: Option<RwLockWriteGuard<'a, ()>>,
+}
+
+/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
 /// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
 #[allow(clippy::too_many_arguments)]
 pub fn run<F: FnOnce() -> u64>(
@@ -197,74 +227,83 @@ pub fn run<F: FnOnce() -> u64>(
     device: &'static Device,
     context: Context,
     usage: Use<F>,
-    variables: u64,
+    says: Needs,
     more: u64,
     real: impl Fn() -> Status,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let driver = &device.driver;
     // A few variables lie in the block that the reserve has for the code.
-    let large = if variables < BLOCK {
+    let large = if says.variables < BLOCK {
         0
     } else {
-        round_up(variables, BLOCK)
+        round_up(says.variables, BLOCK)
     };
-    let Ok(reserve) = driver.prepay_from_reserve(device, call.symbol, RESERVE) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    let (launches, at_most) = match usage {
+        Use::Load => (false, false),
+        Use::Launch(_) => (true, false),
+        Use::Graph(_) => (true, true),
     };
-    let loaded = reserve + large;
-    if large > 0 && driver.prepay(device, call.symbol, large).is_err() {
-        driver.cancel(device, reserve);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    let (launches, per_thread) = match usage {
-        Use::Load => (false, 0),
-        Use::Launch(per_thread) => (true, per_thread()),
-    };
+    let need = LazyCell::new(|| match usage {
+        Use::Load => 0,
+        Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
+    });
     let memory = device.kernels.context(context);
-    let growth = || device.kernels.growth(&memory, per_thread);
-    // The heap comes with a launch, the buffer of `printf` with the code.
-    let kept = || {
-        let heap = memory.heap.load(Ordering::Acquire);
-        let fifo = memory.fifo.load(Ordering::Acquire);
-        if launches { (heap, fifo) } else { (0, fifo) }
+    let kept = || match launches {
+        true => memory.heap.load(Ordering::Acquire),
+        false => 0,
     };
-    // One at a time: two that need the same growth make it once.
-    let alone = (growth() > 0 || kept() != (0, 0)).then(|| memory.alone.write());
-    let (growth, (heap, fifo)) = match alone {
-        Some(_) => (growth(), kept()),
-        None => (0, (0, 0)),
+    let growth = || device.kernels.growth(&memory, *need);
+    let is_first = || Runtime::is_new(says, device, &memory);
+    let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
+        let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
+        // One at a time: two that need the same growth make it once.
+        let alone = (growth() > 0 || kept() > 0 || is_first()).then(|| memory.alone.write());
+        let (growth, runtime) = match alone {
+            Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+            None => (0, Runtime::default()),
+        };
+        let bytes = large + growth + runtime.tables;
+        driver
+            .prepay_by(bytes + runtime.heap, charge)
+            .inspect_err(|_| driver.cancel(device, reserve))?;
+        Ok(Paid {
+            bytes: reserve + bytes,
+            growth,
+            runtime,
+            alone,
+        })
     };
-    if growth > 0 && driver.prepay(device, call.symbol, growth).is_err() {
-        driver.cancel(device, loaded);
+    let Ok(paid) = in_turn(call, device, pay) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    let Paid {
+        growth, runtime, ..
+    } = paid;
+    let bytes = paid.bytes + driver.prepay_some(device, more);
+    if paid.alone.is_none() {
+        return measured::conclude(call, device, bytes, real, undo);
     }
-    let paid = loaded + growth + driver.prepay_some(device, more);
-    if alone.is_none() {
-        return measured::conclude(call, device, paid, real, undo);
-    }
-    driver.offer(heap + fifo);
+    runtime.keep(device, &memory);
+    let heap = kept();
+    driver.offer(heap);
     let before = driver.used();
     let status = real();
-    let needed = |bytes, limit| bytes > 0 && status == SUCCESS && is_in_use(context, limit);
-    let offers = [
-        (&memory.heap, heap, needed(heap, LIMIT_MALLOC_HEAP_SIZE)),
-        (&memory.fifo, fifo, needed(fifo, LIMIT_PRINTF_FIFO_SIZE)),
-    ];
+    // Measured: its limit cannot be set any more once it is there.
+    let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
-        let (mut left, mut taken) = (grown.saturating_sub(growth + large), 0);
-        for (kept, bytes, needed) in offers {
-            if needed && left >= bytes {
-                kept.store(0, Ordering::Release);
-                left -= bytes;
-                taken += bytes;
-            }
+        let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
+        if is_taken {
+            memory.heap.store(0, Ordering::Release);
         }
-        taken
+        if is_taken { heap } else { 0 }
     };
-    let measured = driver.settle_offer(device, paid, heap + fifo, taken);
+    let measured = driver.settle_offer(device, bytes, heap, taken);
+    let grown = measured.map(|measured| measured.used.saturating_sub(before));
+    runtime.conclude(device, &memory, status, grown);
     if growth > 0 {
-        conclude_growth(call, device, &memory, per_thread, before, measured, status);
+        let needs = (*need, at_most);
+        conclude_growth(call, device, &memory, needs, before, measured, status);
     }
     match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
@@ -272,12 +311,31 @@ pub fn run<F: FnOnce() -> u64>(
     }
 }
 
-/// After a launch that was to let the local memory of `memory` grow.
+/// Has `pay` pay ahead, all or nothing. Where the group has no room it waits for other threads' calls, which may not need all that they have paid.
+fn in_turn<T>(
+    call: Call,
+    device: &Device,
+    pay: impl Fn(&dyn Fn(u64) -> Result<(), Refused>) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    let quietly = |bytes| device.charge_ahead_quietly(bytes);
+    if let Ok(paid) = pay(&quietly) {
+        return Ok(paid);
+    }
+    let until = Instant::now() + PATIENCE;
+    while device.driver.await_others(until) {
+        if let Ok(paid) = pay(&quietly) {
+            return Ok(paid);
+        }
+    }
+    pay(&|bytes| device.charge_ahead(call.symbol, bytes))
+}
+
+/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
     memory: &ContextMemory,
-    per_thread: u64,
+    (per_thread, at_most): (u64, bool),
     before: u64,
     measured: Option<Measured>,
     status: Status,
@@ -286,9 +344,10 @@ fn conclude_growth(
         return note_failure(call, memory, before, measured);
     }
     let growth = device.kernels.growth(memory, per_thread);
-    // What has been dropped may come with the next kernel only.
     let is_there = |measured: Measured| measured.used.saturating_sub(before) >= growth / 2;
-    if memory.backing() == 0 && per_thread == 0 && !measured.is_none_or(is_there) {
+    // What has been dropped may come with the next kernel only, and that of a graph with its launch only.
+    let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
+    if may_wait && !measured.is_none_or(is_there) {
         return;
     }
     let wanted = per_thread.max(memory.per_thread());

@@ -9,6 +9,7 @@ use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
 use crate::hook::Call;
 use crate::process::Process;
+use crate::refusal::Refused;
 use crate::table::cuda;
 
 /// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for one block ahead, which goes back where it lies
@@ -131,11 +132,21 @@ fn small(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let mark = call.process.mark();
-    let Some(paid) = pay_for_block(device) else {
-        device.refuse(call.symbol, estimate);
+    let Ok(paid) = pay_for_block(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
+    small_paid(call, device, estimate, paid, real, result)
+}
+
+fn small_paid(
+    call: Call,
+    device: &'static Device,
+    estimate: u64,
+    paid: Paid,
+    real: impl Fn() -> Status,
+    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
+) -> Status {
+    let mark = call.process.mark();
     let status = real();
     let (SUCCESS, (Some(address), size)) = (status, result()) else {
         paid.give_back(device);
@@ -159,8 +170,10 @@ fn small(
         cuda::cuMemFree_v2(address);
         blocks.leave_small(address);
         paid.give_back(device);
-        device.refuse(call.symbol, estimate);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return match device.charge(call.symbol, BLOCK) {
+            Ok(()) => small_paid(call, device, estimate, Paid::Charged, real, result),
+            Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
+        };
     }
     paid.spend(device);
     device.add(Category::Linear, BLOCK);
@@ -179,20 +192,23 @@ enum Paid {
 }
 
 #[inline]
-fn pay_for_block(device: &Device) -> Option<Paid> {
+fn pay_for_block(device: &Device, symbol: &'static str) -> Result<Paid, Refused> {
     if device.spare.take() {
-        return Some(Paid::Spare);
+        return Ok(Paid::Spare);
     }
-    charge_for_block(device)
+    charge_for_block(device, symbol)
 }
 
 #[cold]
-fn charge_for_block(device: &Device) -> Option<Paid> {
+fn charge_for_block(device: &Device, symbol: &'static str) -> Result<Paid, Refused> {
     if device.charge_quietly(BLOCK) {
-        return Some(Paid::Charged);
+        return Ok(Paid::Charged);
     }
     // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
-    device.driver.borrow(BLOCK).then_some(Paid::Lent)
+    if device.driver.borrow(BLOCK) {
+        return Ok(Paid::Lent);
+    }
+    device.charge(symbol, BLOCK).map(|()| Paid::Charged)
 }
 
 impl Paid {
@@ -287,6 +303,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
             device.add(Category::Linear, taken.bytes());
         }
         device.renew(mark);
+        call.process.answer();
         return status;
     }
     if let Some(status) = managed::free(call, &real, dptr) {
@@ -301,6 +318,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
                     device.remove(Category::Linear, BLOCK);
                     device.keep_block();
                     device.renew(mark);
+                    call.process.answer();
                 }
             }
             // A pointer of a pool, perhaps: it shows there.

@@ -7,7 +7,7 @@ use crate::abi::{
     Location, MemPool, Out, SUCCESS, Status, Stream,
 };
 use crate::account::device::Device;
-use crate::account::pools::{PATIENCE, Pool, growth};
+use crate::account::pools::{PATIENCE, Pool, STEP, growth};
 use crate::capture::relaxed;
 use crate::handler::stream::{await_work, capturing, own_stream};
 use crate::hook::Call;
@@ -94,7 +94,7 @@ fn allocate(
     let growth = growth(bytesize as u64);
     let mark = call.process.mark();
     let mut paid = pool.prepay(growth);
-    let mut again = true;
+    let mut tries = 0;
     loop {
         if !paid {
             match pay(call, device, pool, growth, stream) {
@@ -113,14 +113,26 @@ fn allocate(
         if grown(device, pool, mark, status, undo) {
             return status;
         }
-        if !std::mem::take(&mut again) {
+        tries += 1;
+        if tries == TRIES {
             device.refuse(call.symbol, bytesize as u64);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        // Room for the growth, and for the headroom that it would take.
+        if tries > 1
+            && device
+                .await_room(call.symbol, growth + STEP, bytesize as u64)
+                .is_err()
+        {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // What the driver handed back meanwhile may do.
         paid = false;
     }
 }
+
+/// Times that an allocation is made and undone because others were faster to take the room for its headroom.
+const TRIES: u32 = 16;
 
 /// How a request's possible growth is paid.
 enum Payment {
@@ -216,6 +228,7 @@ pub fn free(
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
+        call.process.answer();
     }
     status
 }

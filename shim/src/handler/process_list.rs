@@ -6,7 +6,7 @@ use gpulimit_core::ledger::{Identity, SeenProcess};
 
 use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_PROCESS_DETAIL_LIST_V1, NvmlDevice, NvmlProcessDetail,
-    NvmlProcessDetailList, NvmlProcessV1, NvmlProcessV2, Out, SUCCESS, Status,
+    NvmlProcessDetailList, NvmlProcessV2, Out, SUCCESS, Status,
 };
 use crate::handler::view;
 use crate::hook::Call;
@@ -64,9 +64,10 @@ fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Statu
     }
 }
 
-fn list<T: Listed>(
+/// The group's processes alone, with the driver's own figures.
+pub fn list<T: Listed>(
     call: Call,
-    real: impl Fn(Out<u32>, Out<T>) -> Status,
+    real: impl Fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
     device: NvmlDevice,
     count: Out<u32>,
     infos: Out<T>,
@@ -74,40 +75,17 @@ fn list<T: Listed>(
     let room = match count.read() {
         // Nowhere to put anything is an answer of the driver's own, unless all that is asked for is the number.
         Some(room) if room == 0 || !infos.is_null() => room,
-        _ => return real(count, infos),
+        _ => return real(device, count, infos),
     };
     let Some(members) = members(call, device) else {
-        return real(count, infos);
+        return real(device, count, infos);
     };
-    let kept = filter(&members, real, room, infos);
+    let fetch = |count, infos| real(device, count, infos);
+    let kept = filter(&members, fetch, room, infos);
     answer(kept, room, |number| count.write(number))
 }
 
-/// The group's processes alone, with the driver's own figures, as `NvmlProcessV1`.
-pub fn v1(
-    call: Call,
-    real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV1>) -> Status,
-    device: NvmlDevice,
-    count: Out<u32>,
-    infos: Out<NvmlProcessV1>,
-) -> Status {
-    let real = |count, infos| real(device, count, infos);
-    list(call, real, device, count, infos)
-}
-
-/// The group's processes alone, with the driver's own figures, as `NvmlProcessV2`.
-pub fn v2(
-    call: Call,
-    real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
-    device: NvmlDevice,
-    count: Out<u32>,
-    infos: Out<NvmlProcessV2>,
-) -> Status {
-    let real = |count, infos| real(device, count, infos);
-    list(call, real, device, count, infos)
-}
-
-/// The group's processes alone, with the driver's own figures, as `NvmlProcessV2`, or in some drivers as `NvmlProcessDetail`.
+/// The group's processes alone, with the driver's own figures; in some drivers the entries are `NvmlProcessDetail`.
 pub fn v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
@@ -116,9 +94,9 @@ pub fn v3(
     infos: Out<NvmlProcessV2>,
 ) -> Status {
     if !nvml::is_early_535() {
-        return v2(call, real, device, count, infos);
+        return list(call, real, device, count, infos);
     }
-    let real = |count, infos: Out<NvmlProcessDetail>| real(device, count, infos.cast());
+    let real = |device, count, infos: Out<NvmlProcessDetail>| real(device, count, infos.cast());
     list(call, real, device, count, infos.cast())
 }
 

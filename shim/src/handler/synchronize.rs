@@ -5,6 +5,7 @@ use crate::hook::Call;
 
 fn synchronized(call: Call, status: Status, all: bool) -> Status {
     call.process.pools.synchronized(call.process, all);
+    call.process.answer();
     status
 }
 

@@ -6,9 +6,12 @@ use crate::abi::{
     AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
     Opaque, Out, SUCCESS, Status,
 };
+use crate::account::device::Device;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
+use crate::capture::relaxed;
 use crate::hook::Call;
+use crate::table::cuda;
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(
@@ -48,7 +51,8 @@ pub fn create(
     status
 }
 
-/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping.
+/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what other processes may hold, too, stays charged as
+/// long as they may.
 pub fn release(
     call: Call,
     real: impl Fn(AllocationHandle) -> Status,
@@ -74,12 +78,14 @@ pub fn map(
 ) -> Status {
     let status = real(ptr, size, offset, handle, flags);
     if status == SUCCESS {
-        call.process.vmm.mapped(ptr, handle);
+        let end = offset.saturating_add(size) as u64;
+        call.process.vmm.mapped(ptr, handle, end);
     }
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory.
+/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory, as by
+/// `cuMemRelease`.
 pub fn unmap(
     call: Call,
     real: impl Fn(DevicePtr, usize) -> Status,
@@ -101,11 +107,33 @@ pub fn retain(
     handle: Out<AllocationHandle>,
     address: Opaque,
 ) -> Status {
-    reference(call, real(handle, address), handle)
+    let status = real(handle, address);
+    if let (SUCCESS, Some(handle)) = (status, handle.read()) {
+        call.process.vmm.retained(handle, staying(call));
+    }
+    status
 }
 
-/// `cuMemImportFromShareableHandle`: may return a handle of this process, which then needs a release more. The memory of another process
-/// is charged there.
+/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the memory may go to another process.
+pub fn export(
+    call: Call,
+    real: impl Fn(Opaque, AllocationHandle, i32, u64) -> Status,
+    shareable: Opaque,
+    handle: AllocationHandle,
+    kind: i32,
+    flags: u64,
+) -> Status {
+    // Before the call: another thread may release it as soon as the descriptor is there.
+    if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
+        && let Ok(device) = call.process.device(ordinal)
+    {
+        device.share(bytes);
+    }
+    real(shareable, handle, kind, flags)
+}
+
+/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once the driver shows it for this process it is
+/// charged here.
 pub fn import(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
@@ -113,14 +141,24 @@ pub fn import(
     os_handle: Opaque,
     kind: i32,
 ) -> Status {
-    reference(call, real(handle, os_handle, kind), handle)
-}
-
-fn reference(call: Call, status: Status, handle: Out<AllocationHandle>) -> Status {
-    if let (SUCCESS, Some(handle)) = (status, handle.read()) {
-        call.process.vmm.retained(handle, staying(call));
+    let status = real(handle, os_handle, kind);
+    if let (SUCCESS, Some(imported)) = (status, handle.read())
+        // Where the driver gives out the same handle again.
+        && !call.process.vmm.retained(imported, staying(call))
+        && let Some(device) = location(imported)
+    {
+        call.process.vmm.imported(imported, device);
     }
     status
+}
+
+/// The GPU of an allocation.
+fn location(handle: AllocationHandle) -> Option<Ordinal> {
+    // `CUmemAllocationProp` is twice as large.
+    let mut prop = [AllocationProp::default(); 2];
+    let asked =
+        relaxed(|| cuda::cuMemGetAllocationPropertiesFromHandle(Out::of_all(&mut prop), handle));
+    (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
 /// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
@@ -145,14 +183,28 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
     let mark = call.process.mark();
     let announced = announce();
+    // Of what others may hold: whether the GPU has more free afterwards.
+    let left = announced
+        .leaving()
+        .and_then(|at| call.process.device(at).ok());
+    let used = || left.and_then(Device::gpu_used);
+    let before = used();
     let status = real();
     if status != SUCCESS {
         call.process.vmm.undone(announced, staying(call));
         return status;
     }
+    let mut freed = before
+        .zip(used())
+        .map_or(0, |(before, after)| before.saturating_sub(after));
     for gone in call.process.vmm.done(announced) {
         if let Ok(device) = call.process.device(gone.device) {
-            device.uncharge(gone.bytes);
+            if gone.shared {
+                device.part_with(gone.bytes, gone.size, freed);
+                freed = freed.saturating_sub(gone.size);
+            } else {
+                device.uncharge(gone.bytes);
+            }
             device.renew(mark);
         }
     }

@@ -132,6 +132,10 @@ fn nvml() -> Vec<Finding> {
             gpu.index, gpu.id, gpu.bus, gpu.name
         );
         findings.push(Finding::fine("gpu", text));
+        for instance in gpu.instances.iter().flatten() {
+            let text = format!("{} {instance} (MIG instance)", gpu.index);
+            findings.push(Finding::fine("gpu", text));
+        }
     }
     findings
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
-use crate::graph::{Graph, Kind, Node};
+use crate::graph::{Graph, Kind, Need, Node};
 use crate::stream::Stream;
 use crate::{Outcome, Status};
 
@@ -255,7 +255,7 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
         capture.conclude()?;
         capture.pending = Some(Kind::Kernel {
             function: 0,
-            local: 0,
+            need: Need::default(),
         });
         Ok(true)
     });
@@ -263,9 +263,9 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
 }
 
 /// The call just captured launches this function, which needs so many bytes of local memory per thread.
-pub fn add_kernel(stream: &Stream, function: usize, local: u64) {
+pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
-        capture.pending = Some(Kind::Kernel { function, local });
+        capture.pending = Some(Kind::Kernel { function, need });
     });
 }
 

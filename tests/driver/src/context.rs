@@ -37,9 +37,10 @@ const LIMITS: [Option<u64>; 7] = [
 /// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB: together the 138 that were
 /// measured on an H100.
 const HEAP_TABLES: u64 = 6;
-/// What loading the first module that uses device printf takes beside its variables where the limit is above the one that
-/// every context starts with, whatever it is, in bytes. Measured (H100, 580.159.04).
-const FIFO: u64 = 62 << 20;
+/// What modules that use device printf or assert take in a context in all beside their variables, in bytes, whatever the limits are. Measured (H100,
+/// 580.159.04): each is a part of the next, and both of what malloc takes, in whatever order they are loaded.
+const PRINTF: u64 = 62 << 20;
+const ASSERT: u64 = 90 << 20;
 /// Stack limits from here on are invalid. Measured of this one; 400,000 is beyond the memory of an H100 only.
 const STACK_END: u64 = 512 << 10;
 /// What a green context takes: bytes of its own, and of blocks that it shares with other green ones. Measured (H100,
@@ -84,13 +85,13 @@ struct State {
     limits: HashMap<i32, u64>,
     /// Bytes held for local memory.
     local: u64,
-    /// A module that uses device malloc was loaded.
-    uses_heap: bool,
     /// A kernel that uses it was launched.
     has_heap: bool,
-    /// A module that uses device printf was loaded.
+    /// A module that uses device printf or assert was loaded.
     uses_printf: bool,
-    /// Bytes held for both.
+    /// Bytes that modules have taken for the device's runtime.
+    tables: u64,
+    /// Bytes held for it, the heap among them.
     device_runtime: u64,
     /// Green contexts that there have been.
     greens: u64,
@@ -114,6 +115,8 @@ pub struct Needs {
     pub heap: bool,
     /// `printf`.
     pub printf: bool,
+    /// `assert`.
+    pub assert: bool,
 }
 
 /// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04): whole blocks, rounded
@@ -443,7 +446,7 @@ impl Context {
         match limit {
             STACK_SIZE => self.resize_local(&mut state, value)?,
             PRINTF_FIFO_SIZE if state.uses_printf => return Err(Status::INVALID_VALUE),
-            MALLOC_HEAP_SIZE if state.uses_heap => return Err(Status::INVALID_VALUE),
+            MALLOC_HEAP_SIZE if state.has_heap => return Err(Status::INVALID_VALUE),
             _ => {}
         }
         state.limits.insert(limit, value);
@@ -456,17 +459,22 @@ impl Context {
     /// `OUT_OF_MEMORY`.
     pub fn load(&self, needs: Needs) -> Outcome<()> {
         let driver = driver()?;
-        if needs.heap && !self.state().uses_heap {
-            let bytes = (device::multiprocessors(driver.machine) + HEAP_TABLES) << 20;
-            self.take_for_runtime(bytes)?;
-            self.state().uses_heap = true;
+        let malloc = (device::multiprocessors(driver.machine) + HEAP_TABLES) << 20;
+        let wanted = [
+            (needs.heap, malloc),
+            (needs.assert, ASSERT),
+            (needs.printf, PRINTF),
+        ];
+        let wanted = wanted
+            .into_iter()
+            .find(|(uses, _)| *uses)
+            .map_or(0, |(_, bytes)| bytes);
+        let there = self.state().tables;
+        if wanted > there {
+            self.take_for_runtime(wanted - there)?;
+            self.state().tables = wanted;
         }
-        if needs.printf && !self.state().uses_printf {
-            if Some(self.limit(PRINTF_FIFO_SIZE)?) > LIMITS[PRINTF_FIFO_SIZE as usize] {
-                self.take_for_runtime(FIFO)?;
-            }
-            self.state().uses_printf = true;
-        }
+        self.state().uses_printf |= needs.printf || needs.assert;
         Ok(())
     }
 
@@ -502,19 +510,19 @@ impl Context {
             state.first_launch += bytes;
             LAUNCHED.store(true, Relaxed);
         }
-        if needs.heap && !self.state().has_heap {
+        self.grow_local(local, needs.heap)
+    }
+
+    /// Makes room for kernels that need so many bytes of local memory per thread at most, and perhaps the heap.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub fn grow_local(&self, local: u64, heap: bool) -> Outcome<()> {
+        if heap && !self.state().has_heap {
             let heap = self.limit(MALLOC_HEAP_SIZE)?;
             self.take_for_runtime(heap.checked_add(BLOCK).ok_or(Status::OUT_OF_MEMORY)?)?;
             self.state().has_heap = true;
         }
-        self.grow_local(local)
-    }
-
-    /// Makes room for a kernel that needs so many bytes of local memory per thread.
-    ///
-    /// # Errors
-    /// `OUT_OF_MEMORY`.
-    pub fn grow_local(&self, local: u64) -> Outcome<()> {
         if local <= self.backed.load(Relaxed) {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::machine::{MAX_DEVICES, Machine};
 use crate::pool::Pool;
 use crate::process::Process;
-use crate::{Outcome, Status, device, vmm};
+use crate::{Outcome, Status, device};
 
 const READY: u32 = 1;
 const FORKED: u32 = 2;
@@ -115,12 +115,16 @@ impl Driver {
             return Ok(());
         }
         Pool::trim_all(device);
-        vmm::sweep();
         if self.take_bare(device, bytes) {
             Ok(())
         } else {
             Err(Status::OUT_OF_MEMORY)
         }
+    }
+
+    /// This process among all owners of memory.
+    pub fn owner(&self) -> u64 {
+        self.process.owner()
     }
 
     /// Gives physical memory back.

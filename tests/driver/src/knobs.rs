@@ -35,6 +35,8 @@ pub struct Knobs {
     pub all_lists: AtomicU32,
     /// Not 0: the elements of NVML's `_v3` process lists are those of the first R535 drivers.
     pub early_535: AtomicU32,
+    /// Not 0: NVML calls functions of its own by their exported names.
+    pub own_exports: AtomicU32,
     /// MIG instances that every GPU is cut into; 0 = none.
     pub mig: AtomicU32,
     /// How long every kernel keeps its stream busy, in ns.
@@ -91,6 +93,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_NO_PROC", "no-proc"),
     ("GPULIMIT_SIM_ALL_LISTS", "all-lists"),
     ("GPULIMIT_SIM_EARLY_535", "early-535"),
+    ("GPULIMIT_SIM_OWN_EXPORTS", "own-exports"),
     ("GPULIMIT_SIM_MIG", "mig"),
     ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
@@ -164,6 +167,7 @@ impl Knobs {
             "reversed" => self.reversed.store(number(value)? as u32, Relaxed),
             "no-proc" => self.no_proc.store(number(value)? as u32, Relaxed),
             "all-lists" => self.all_lists.store(number(value)? as u32, Relaxed),
+            "own-exports" => self.own_exports.store(number(value)? as u32, Relaxed),
             "early-535" => self.early_535.store(number(value)? as u32, Relaxed),
             "mig" => {
                 let count = number(value)?;

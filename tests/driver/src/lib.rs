@@ -18,6 +18,7 @@ pub mod knobs;
 pub mod machine;
 pub mod pool;
 pub mod process;
+pub mod shared;
 pub mod space;
 pub mod status;
 pub mod stream;

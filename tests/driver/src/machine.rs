@@ -22,10 +22,12 @@ pub const BLOCK: u64 = 2 << 20;
 pub const MAX_DEVICES: usize = 16;
 /// The most processes at a time that hold memory.
 pub const MAX_PROCESSES: usize = 4000;
+/// The most allocations at a time that were exported.
+pub const MAX_OBJECTS: usize = 90;
 /// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_0006;
+const MAGIC: u64 = 0x6770_756c_696d_0007;
 
 /// The shared state. All-zero is a valid, empty machine, which `create` then configures.
 #[repr(C)]
@@ -39,8 +41,25 @@ pub struct Machine {
     pub last_scan: AtomicU64,
     /// Per GPU: what is used.
     pub devices: [DeviceWords; MAX_DEVICES],
-    /// Per process: what it holds.
-    pub slots: [Slot; MAX_PROCESSES],
+    /// Objects ever made.
+    pub births: AtomicU64,
+    /// Who holds memory that was exported, see [`crate::shared`].
+    pub objects: [Object; MAX_OBJECTS],
+    /// Per process, then per object: what it holds.
+    pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
+}
+
+/// Memory that was exported.
+#[repr(C, align(64))]
+pub struct Object {
+    /// Tells it from every other in its place; 0 = free.
+    pub birth: AtomicU64,
+    /// The GPU; none of them for host memory.
+    pub device: AtomicU64,
+    /// The owner ([`Slot::owner`]) that exported it; 0 when it has let go.
+    pub exporter: AtomicU64,
+    /// The owners of the imports.
+    pub imports: [AtomicU64; 29],
 }
 
 /// One GPU's words.
@@ -96,6 +115,13 @@ pub fn state_path() -> PathBuf {
             libc::getuid()
         })),
     }
+}
+
+/// The file that stands for exported memory.
+pub fn object_path(birth: u64) -> PathBuf {
+    let mut path = state_path().into_os_string();
+    path.push(format!(".shared-{birth}"));
+    PathBuf::from(path)
 }
 
 impl Machine {
@@ -213,8 +239,13 @@ impl Machine {
     }
 }
 
-/// Removes the state file; processes that have it mapped keep their machine.
+/// Removes the state file and those of exported memory; processes that have it mapped keep their machine.
 pub fn remove_state() {
+    if let Ok(machine) = Machine::get() {
+        for object in &machine.objects {
+            let _ = std::fs::remove_file(object_path(object.birth.load(Ordering::SeqCst)));
+        }
+    }
     if let Ok(path) = CString::new(state_path().as_os_str().as_bytes()) {
         // SAFETY: a NUL-terminated path.
         unsafe { libc::unlink(path.as_ptr()) };

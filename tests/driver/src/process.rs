@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, now_ms};
-use crate::{device, grant};
+use crate::{device, grant, shared};
 
 /// The lock bytes lie far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
@@ -74,7 +74,7 @@ impl Process {
     fn claim() -> io::Result<Process> {
         let machine = Machine::get()?;
         let file = Machine::file()?;
-        for (slot, line) in machine.slots.iter().enumerate() {
+        for (slot, line) in machine.slots.iter().enumerate().take(MAX_PROCESSES) {
             // The lock first: a slot with an owner but no lock is a dead one's.
             if line.owner.load(Acquire) != 0
                 || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
@@ -109,6 +109,11 @@ impl Process {
         )))
     }
 
+    /// This process among all owners of slots.
+    pub fn owner(&self) -> u64 {
+        self.machine.slots[self.slot].owner.load(SeqCst)
+    }
+
     /// Takes physical memory on a GPU; false when it has not that much left.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
         let blocks = bytes.div_ceil(BLOCK) as i64;
@@ -135,6 +140,47 @@ impl Process {
             device,
             -(bytes.div_ceil(BLOCK) as i64),
         );
+    }
+}
+
+/// Whether this owner still has its slot: it lives, or the driver has not taken back what it held.
+pub fn is_alive(machine: &Machine, owner: u64) -> bool {
+    let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
+    slots.iter().any(|line| line.owner.load(SeqCst) == owner)
+}
+
+/// Keeps a descriptor of exported memory known as open, until its last copy is closed.
+///
+/// # Errors
+/// The system's.
+pub fn hold_descriptor(file: &File) -> io::Result<()> {
+    lock(file, 0, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
+}
+
+/// Whether a descriptor of that kind is open.
+pub fn is_held(file: &File) -> bool {
+    lock(file, 0, libc::F_WRLCK, libc::F_OFD_GETLK)
+        .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
+}
+
+/// The right to change who holds shared memory.
+pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl ObjectsLock {
+    /// Waits for it.
+    pub fn wait() -> Option<ObjectsLock> {
+        ObjectsLock::take(libc::F_OFD_SETLKW)
+    }
+
+    /// None when somebody has it.
+    pub fn attempt() -> Option<ObjectsLock> {
+        ObjectsLock::take(libc::F_OFD_SETLK)
+    }
+
+    fn take(command: i32) -> Option<ObjectsLock> {
+        let file = Machine::file().ok()?;
+        lock(&file, MAX_PROCESSES, libc::F_WRLCK, command).ok()?;
+        Some(ObjectsLock(file))
     }
 }
 
@@ -227,6 +273,7 @@ pub fn scan(machine: &Machine, at_once: bool) {
         }
         let _ = line.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
     }
+    shared::sweep(machine);
 }
 
 /// Every process that holds memory on any GPU.
@@ -234,6 +281,10 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     scan(machine, false);
     let devices = device::count(machine);
     let mut holders = Vec::new();
+    let mut borne = Vec::new();
+    shared::each_shown(machine, |owner, device, bytes| {
+        borne.push((owner, device, bytes));
+    });
     for slot in 0..machine.high_water.load(SeqCst) as usize {
         let line = &machine.slots[slot];
         let owner = line.owner.load(SeqCst);
@@ -243,6 +294,9 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
         let mut held = [0; MAX_DEVICES];
         for (device, bytes) in held.iter_mut().enumerate().take(devices) {
             *bytes = grant::held(machine, slot, device) * BLOCK;
+        }
+        for (_, device, bytes) in borne.iter().filter(|(bearer, ..)| *bearer == owner) {
+            held[*device] += bytes;
         }
         if held.iter().any(|bytes| *bytes > 0) && line.owner.load(SeqCst) == owner {
             holders.push(Holder {

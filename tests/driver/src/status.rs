@@ -32,6 +32,7 @@ table! {
     INVALID_IMAGE = 200 "CUDA_ERROR_INVALID_IMAGE" "device kernel image is invalid";
     INVALID_CONTEXT = 201 "CUDA_ERROR_INVALID_CONTEXT" "invalid device context";
     ALREADY_MAPPED = 208 "CUDA_ERROR_ALREADY_MAPPED" "resource already mapped";
+    NO_BINARY_FOR_GPU = 209 "CUDA_ERROR_NO_BINARY_FOR_GPU" "no kernel image is available for execution on the device";
     NOT_MAPPED = 211 "CUDA_ERROR_NOT_MAPPED" "resource not mapped";
     UNSUPPORTED_LIMIT = 215 "CUDA_ERROR_UNSUPPORTED_LIMIT" "limit is not supported on this architecture";
     PEER_ACCESS_UNSUPPORTED = 217 "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" "peer access is not supported between these two devices";
@@ -52,6 +53,7 @@ table! {
     STREAM_CAPTURE_INVALIDATED = 901 "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" "operation failed due to a previous error during capture";
     STREAM_CAPTURE_IMPLICIT = 906 "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" "operation would make the legacy stream depend on a capturing blocking stream";
     STREAM_CAPTURE_WRONG_THREAD = 908 "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD" "attempt to terminate a thread-local capture sequence from another thread";
+    EXEC_UPDATE_FAILURE = 910 "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE" "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
     ILLEGAL_STATE = 401 "CUDA_ERROR_ILLEGAL_STATE" "the operation cannot be performed in the present state";
     UNKNOWN = 999 "CUDA_ERROR_UNKNOWN" "unknown error";
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::context::{self, Context};
 use crate::driver::driver;
 use crate::stream::{Stream, is_legacy};
-use crate::{Outcome, Status, vmm};
+use crate::{Outcome, Status};
 
 /// A kernel of this process has taken time.
 static EVER: AtomicBool = AtomicBool::new(false);
@@ -61,7 +61,6 @@ fn sleep(end: u64) {
     while let left @ 1.. = end.saturating_sub(now()) {
         std::thread::sleep(Duration::from_nanos(left));
     }
-    vmm::sweep();
 }
 
 /// Sleeps until all work of the context is done.

@@ -11,6 +11,7 @@ from checks import (  # noqa: F401
     exactness,
     ways,
     sharing,
+    several_gpus,
     live,
     killed,
     refusal,

@@ -48,10 +48,10 @@ def one(outcome: Outcome, command: list[str], way: str, label: str) -> None:
         outcome.expect(status == 0, f"{label}: ended with {status}: {program.tail()}")
 
 
-def build(nvcc: str, source: str, runtime: str, folder: str) -> tuple[Path, subprocess.Popen]:
+def build(nvcc: str, source: str, runtime: str, folder: str, *options: str) -> tuple[Path, subprocess.Popen]:
     """Starts the compiler; the program will be at the path."""
-    target = Path(folder) / f"{Path(source).stem}-{runtime}"
-    command = [nvcc, "-O1", f"-cudart={runtime}", str(HERE / source), "-o", str(target)]
+    target = Path(folder) / "-".join([Path(source).stem, runtime, *(option.strip("-") for option in options)])
+    command = [nvcc, "-O1", f"-cudart={runtime}", *options, str(HERE / source), "-o", str(target)]
     return target, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -104,3 +104,42 @@ def cuda_c_ways(outcome: Outcome) -> None:
                 status = program.finish()
                 outcome.expect(status == 0, f"{way}: ended with {status}: {program.tail()}")
                 outcome.key.append(f"{way} {found.get('granted')}")
+
+
+MODES = ("none", "default", "size", "speed", "balance")
+
+
+@check("cuda-c-compressed", timeout=150)
+def cuda_c_compressed(outcome: Outcome) -> None:
+    """Large variables in code compressed in every way that nvcc knows: refused before they are there, charged as they are."""
+    nvcc = compiler()
+    if "--compress-mode" not in subprocess.run([nvcc, "--help"], capture_output=True, text=True, timeout=30).stdout:
+        raise Skip("nvcc has no --compress-mode")
+    kinds = {"code": ["-arch=native"], "text": ["-gencode=arch=compute_75,code=compute_75"]}
+    with tempfile.TemporaryDirectory() as folder:
+        builds = {}
+        for mode in MODES:
+            # Small machine code is left as it is unless this is said.
+            everything = [] if mode == "none" else ["-Xfatbin=-compress-all"]
+            for kind, target in kinds.items():
+                options = [*target, f"--compress-mode={mode}", *everything]
+                builds[f"{kind} {mode}"] = build(nvcc, "variables.cu", "static", folder, *options)
+        for label, (target, compiling) in builds.items():
+            if not built(outcome, compiling, label):
+                continue
+            with judged(outcome, CAP, label) as judge:
+                program = capped([str(target)])
+                found = program.reply(60)
+                outcome.expect(found.get("launch") == OUT_OF_MEMORY, f"{label}: not refused: {found}")
+                outcome.expect(judge.settled()["sum_last"] < CAP - 256 * MIB, f"{label}: the variables are there after the refusal")
+                compare_at_rest(outcome, judge, f"{label} refused")
+                outcome.expect(program.refusals(), f"{label}: no refusal line on stderr")
+                program.say("go")
+                found = program.reply(60)
+                outcome.expect(found == {"launch": 0, "found": 4711}, f"{label}: when there is room: {found}")
+                outcome.expect(judge.settled()["sum_last"] >= 1024 * MIB, f"{label}: the variables are nowhere")
+                compare_at_rest(outcome, judge, label)
+                program.say("end")
+                status = program.finish()
+                outcome.expect(status == 0, f"{label}: ended with {status}: {program.tail()}")
+        outcome.key.append(f"{len(builds)} builds")

@@ -69,7 +69,7 @@ def view_numba(outcome: Outcome) -> None:
 
 @check("view-nvidia-smi")
 def view_nvidia_smi(outcome: Outcome) -> None:
-    """nvidia-smi under the preload prints 4096 MiB."""
+    """nvidia-smi under the preload prints 4096 MiB for every GPU."""
     if not shutil.which("nvidia-smi"):
         raise Skip("no nvidia-smi")
     query = ["nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
@@ -78,10 +78,13 @@ def view_nvidia_smi(outcome: Outcome) -> None:
         program = start(query)
         status = program.finish()
         outcome.expect(status == 0, f"{label}: ended with {status}: {program.tail()}")
-        answers[label] = program.lines[0] if program.lines else ""
+        answers[label] = program.lines
     outcome.figures["answers"] = answers
     for label in ("run", "preload"):
-        total, used, free = (answers[label].split(", ") + ["", "", ""])[:3]
-        outcome.expect(total == "4096", f"{label}: memory.total is {total!r}")
-        outcome.expect(used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096, f"{label}: used {used}, free {free}")
-    outcome.key.append(f"'{answers['run']}', bare '{answers['bare']}'")
+        # It looks at all GPUs, whichever CUDA may use.
+        outcome.expect(len(answers[label]) == len(answers["bare"]) > 0, f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}")
+        for line in answers[label]:
+            total, used, free = (line.split(", ") + ["", "", ""])[:3]
+            outcome.expect(total == "4096", f"{label}: memory.total is {total!r}")
+            outcome.expect(used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096, f"{label}: used {used}, free {free}")
+    outcome.key.append(f"{answers['run'][:1]}, bare {answers['bare'][:1]}")

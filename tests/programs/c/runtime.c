@@ -11,8 +11,11 @@ static void *runtime;
 #ifdef LINKED
 #define NAMES                                                                                                          \
     NAME(cudaDeviceReset) NAME(cudaFree) NAME(cudaFreeArray) NAME(cudaFreeAsync) NAME(cudaFreeMipmappedArray)          \
-    NAME(cudaGetDeviceProperties) NAME(cudaMalloc) NAME(cudaMalloc3DArray) NAME(cudaMallocArray)                       \
-    NAME(cudaMallocAsync) NAME(cudaMallocMipmappedArray) NAME(cudaMemGetInfo) NAME(cudaStreamSynchronize)
+    NAME(cudaGetDeviceProperties) NAME(cudaGraphAddMemAllocNode) NAME(cudaGraphCreate) NAME(cudaGraphExecDestroy)      \
+    NAME(cudaGraphInstantiateWithFlags) NAME(cudaGraphLaunch) NAME(cudaMalloc) NAME(cudaMalloc3DArray)                 \
+    NAME(cudaMallocArray) NAME(cudaMallocAsync) NAME(cudaMallocFromPoolAsync) NAME(cudaMallocManaged)                  \
+    NAME(cudaMallocMipmappedArray) NAME(cudaMallocPitch) NAME(cudaMemGetInfo) NAME(cudaMemPoolCreate)                  \
+    NAME(cudaMemPoolDestroy) NAME(cudaStreamSynchronize)
 #define NAME(name) extern int name();
 NAMES
 #undef NAME
@@ -81,7 +84,29 @@ int main(int count, char **arguments) {
     CALL(cudaFreeArray, (void *), deep);
     CALL(cudaFreeMipmappedArray, (void *), chain);
     info();
-    CALL(cudaMalloc, (void **, size_t), &one, 1500 * MIB);
+    size_t pitch;
+    CALL(cudaMallocPitch, (void **, size_t *, size_t, size_t), &one, &pitch, MIB, 1600);
+    CALL(cudaMallocManaged, (void **, size_t, unsigned), &one, 1600 * MIB, 1);
+    CALL(cudaMallocManaged, (void **, size_t, unsigned), &one, 100 * MIB, 1);
+    info();
+    CALL(cudaFree, (void *), one);
+    // cudaMemPoolProps: pinned memory on GPU 0.
+    union { int words[22]; char size[88]; } props = {{1, 0, 1, 0}};
+    void *pool;
+    CALL(cudaMemPoolCreate, (void **, void *), &pool, &props);
+    CALL(cudaMallocFromPoolAsync, (void **, size_t, void *, void *), &one, 1600 * MIB, pool, NULL);
+    CALL(cudaMemPoolDestroy, (void *), pool);
+    // cudaMemAllocNodeParams.
+    struct { char props[88]; void *access; size_t count, bytes; void *address; } node = {.bytes = 1600 * MIB};
+    memcpy(node.props, &props, sizeof node.props);
+    void *graph, *added, *ready;
+    CALL(cudaGraphCreate, (void **, unsigned), &graph, 0);
+    CALL(cudaGraphAddMemAllocNode, (void **, void *, void *, size_t, void *), &added, graph, NULL, 0, &node);
+    CALL(cudaGraphInstantiateWithFlags, (void **, void *, unsigned long long), &ready, graph, 0);
+    CALL(cudaGraphLaunch, (void *, void *), ready, NULL);
+    CALL(cudaGraphExecDestroy, (void *), ready);
+    info();
+    CALL(cudaMalloc, (void **, size_t), &one, 1490 * MIB);
     CALL(cudaDeviceReset, (void));
     return 0;
 }

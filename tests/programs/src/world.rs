@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Created, Group, Root};
-use gpulimit::ledger::{Category, Identity, Ledger, Usage, Witness};
-use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::ledger::{Category, Event, EventKind, Identity, Ledger, Usage, Witness};
+use gpulimit::limits::{Key, LimitSet, Selector, Setting};
 use gpulimit::units::Size;
 
 pub use artefacts::{
@@ -98,6 +98,41 @@ impl World {
                 groups[0].clone()
             }
         }
+    }
+
+    /// Makes a group of its own below that of the world, `world/NAME`, with settings such as `max=4G` and `on_limit=wait`.
+    pub fn below(&self, name: &str, settings: &[&str]) -> Group {
+        let name = format!("{GROUP}/{name}");
+        let mut limits = LimitSet::default();
+        change(&mut limits, settings);
+        let created = self.root.create(&name, &limits).expect("a group");
+        created.group
+    }
+
+    /// Changes settings of the world's group, such as `on_limit=wait`.
+    pub fn settings(&self, settings: &[&str]) {
+        let written = self.group().write_limits(|limits| change(limits, settings));
+        written.expect("written");
+    }
+
+    /// The events of a kind in the world's group.
+    pub fn events(&self, kind: EventKind) -> Vec<Event> {
+        let mut events = self.ledger().events(0);
+        events.retain(|event| event.what.kind == kind);
+        events
+    }
+
+    /// `gpu-script` in a group below that of the world, with a context.
+    pub fn on_gpu_in(&self, below: &str) -> Session {
+        let mut command = self.limited(program());
+        command.env("GPULIMIT_GROUP", format!("{GROUP}/{below}"));
+        let mut session = Session::start(command);
+        let answer = session.say("start");
+        if answer != "0 0" {
+            let (_, errors) = session.end();
+            panic!("{answer}: {errors}");
+        }
+        session
     }
 
     /// A program on the machine, without our library.
@@ -241,6 +276,16 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Changes settings of all GPUs.
+fn change(limits: &mut LimitSet, settings: &[&str]) {
+    for setting in settings {
+        match setting.parse().expect("a setting") {
+            Setting::Size(key, size) => limits.set(Selector::All, key, size),
+            Setting::Option(key, value) => limits.options.set(key, &value).expect("checked"),
+        }
     }
 }
 

@@ -105,6 +105,15 @@ impl Execs {
         };
     }
 
+    /// As [`Execs::set_per_thread`], where it is more than was known: whether it is.
+    pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
+        let raises = bytes > self.per_thread(exec);
+        if raises {
+            self.set_per_thread(exec, bytes);
+        }
+        raises
+    }
+
     /// Everything of `context` is gone.
     pub fn drain(&self, context: Context) {
         self.change(|map| map.retain(|_, exec| exec.context != context));
@@ -135,5 +144,14 @@ mod tests {
         execs.insert(64, of(7));
         execs.drain(8);
         assert!(execs.get(64).is_some() && execs.get(128).is_none());
+    }
+
+    #[test]
+    fn what_a_graph_needs_at_most_is_raised_and_not_lowered() {
+        let execs = Execs::default();
+        assert!(!execs.raise_per_thread(64, 0));
+        assert!(execs.raise_per_thread(64, 2048));
+        assert!(!execs.raise_per_thread(64, 1024) && !execs.raise_per_thread(64, 2048));
+        assert_eq!([execs.per_thread(64), execs.per_thread(128)], [2048, 0]);
     }
 }

@@ -36,16 +36,8 @@ impl Nodes {
         let mut graphs = vec![graph];
         while let Some(graph) = graphs.pop() {
             for node in list(graph) {
-                let mut kind = 0;
-                cuda::cuGraphNodeGetType(node, Out::of(&mut kind));
-                match kind {
-                    NODE_TYPE_GRAPH => {
-                        let mut child = 0;
-                        if cuda::cuGraphChildGraphNodeGetGraph(node, Out::of(&mut child)) == SUCCESS
-                        {
-                            graphs.push(child);
-                        }
-                    }
+                match kind(node) {
+                    NODE_TYPE_GRAPH => graphs.extend(child(node)),
                     NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
                     NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
                     NODE_TYPE_MEM_FREE => {
@@ -106,15 +98,38 @@ impl Nodes {
     }
 }
 
+/// Shows the kernel of every node of `graph` and of its child graphs.
+pub fn each_kernel(graph: Graph, show: &mut dyn FnMut(Opaque)) {
+    for node in list(graph) {
+        match kind(node) {
+            NODE_TYPE_KERNEL => kernel(node).into_iter().for_each(&mut *show),
+            NODE_TYPE_GRAPH => child(node)
+                .into_iter()
+                .for_each(|child| each_kernel(child, show)),
+            _ => {}
+        }
+    }
+}
+
+fn kind(node: Node) -> i32 {
+    let mut kind = 0;
+    cuda::cuGraphNodeGetType(node, Out::of(&mut kind));
+    kind
+}
+
+fn child(node: Node) -> Option<Graph> {
+    let mut child = 0;
+    let told = cuda::cuGraphChildGraphNodeGetGraph(node, Out::of(&mut child)) == SUCCESS;
+    told.then_some(child)
+}
+
 /// The `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
     let mut params = KernelNodeParams::default();
     let told = cuda::cuGraphKernelNodeGetParams_v2(node, Out::of(&mut params)) == SUCCESS
         // Before CUDA 12 there are no kernels beside functions.
         || cuda::cuGraphKernelNodeGetParams(node, Out::of(&mut params)) == SUCCESS;
-    [params.function, params.kernel]
-        .into_iter()
-        .find(|handle| told && *handle != 0)
+    params.handle().filter(|_| told)
 }
 
 /// The nodes of one graph.

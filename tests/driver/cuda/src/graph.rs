@@ -2,16 +2,18 @@
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
-use gpulimit_sim::graph::{Exec, Graph, Kind, Node};
+use gpulimit_sim::graph::{Exec, Graph, Kind, Need, Node};
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
 
 use crate::context::here;
 use crate::device;
+use crate::module;
 use crate::stream::implicit;
 
 /// `CUgraphNodeType`.
+const KERNEL: i32 = 0;
 const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
@@ -241,6 +243,69 @@ pub fn instantiate_with_params(
         return Err(failed);
     }
     params.put([flags, stream, 0, rest >> 32 << 32])
+}
+
+/// `CUgraphExecUpdateResult`.
+const SUCCESS: i32 = 0;
+const TOPOLOGY_CHANGED: i32 = 2;
+
+fn update_exec(exec: usize, graph: usize) -> Outcome<(i32, Outcome<()>)> {
+    driver()?;
+    let updated = Exec::from_handle(exec)?.update(Graph::from_handle(graph)?);
+    match updated {
+        Err(Status::EXEC_UPDATE_FAILURE) => Ok((TOPOLOGY_CHANGED, updated)),
+        Err(failed) => Err(failed),
+        Ok(()) => Ok((SUCCESS, updated)),
+    }
+}
+
+pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32>) -> Outcome<()> {
+    let (told, updated) = update_exec(exec, graph)?;
+    error_node.put_if(0);
+    result.put(told)?;
+    updated
+}
+
+/// `CUgraphExecUpdateResultInfo`: the result, the node in error, the one that it comes from.
+pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
+    let (told, updated) = update_exec(exec, graph)?;
+    info.put([told as u64, 0, 0])?;
+    updated
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none.
+pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
+    let need = match params.field(0).get()? {
+        0 => module::kernel_need(params.field(56).get()?)?,
+        function => module::function_need(function)?,
+    };
+    set_kernel(exec, node, need)
+}
+
+pub fn set_kernel_v1(exec: usize, node: usize, params: In<usize>) -> Outcome<()> {
+    set_kernel(exec, node, module::function_need(params.get()?)?)
+}
+
+fn set_kernel(exec: usize, node: usize, need: Need) -> Outcome<()> {
+    driver()?;
+    Exec::from_handle(exec)?.set_kernel(Node::from_handle(node)?, need)
+}
+
+pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {
+    driver()?;
+    let exec = Exec::from_handle(exec)?;
+    exec.set_child(Node::from_handle(node)?, Graph::from_handle(graph)?)
+}
+
+/// `CUgraphNodeParams`, as [`add_node`] has it.
+pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
+    let inner = params.field(16);
+    match params.field(0).get()? {
+        KERNEL => set_kernel_v2(exec, node, inner),
+        CHILD => set_child(exec, node, inner.field(0).get()?),
+        ALLOC | FREE => Err(Status::NOT_SUPPORTED),
+        _ => Err(Status::INVALID_VALUE),
+    }
 }
 
 pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {

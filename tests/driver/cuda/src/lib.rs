@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod array;
+mod binary;
 mod context;
 mod copy;
 mod device;

@@ -1,21 +1,25 @@
 //! Modules, libraries, functions and launches.
 //!
-//! Of an image only what takes memory is read, and only from PTX text: `.global` variables, and per `.entry` the
-//! `.local` memory and whether it uses device `malloc` or `printf`. Other images load as empty modules in which every function exists.
+//! Of an image only what takes memory is read. From PTX text: `.global` variables, and per `.entry` the `.local` memory, how long the
+//! code is, and whether it uses device `malloc`, `printf` or `assert`. From machine code: the variables; every function exists in it.
 //!
 //! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading mode. A library is
 //! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`,
-//! `cuLibraryGetGlobal`, `cuLibraryGetModule` or the launch of a kernel first needs the module.
+//! `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute` or the launch of a kernel first needs the module. The code of a module is
+//! loaded lazily as well: two kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by `cuModuleGetFunction`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
+use gpulimit_sim::graph::Need;
+use gpulimit_sim::machine::BLOCK;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, blocks, capture};
 
+use crate::binary::{self, Code};
 use crate::context::here;
 use crate::device;
 use crate::stream::implicit;
@@ -27,6 +31,8 @@ struct Module {
     generation: u64,
     image: Arc<Image>,
     start: u64,
+    /// Where its code lies, 0 before it is loaded.
+    code: u64,
     /// Handles given out, by name.
     functions: HashMap<String, usize>,
 }
@@ -51,6 +57,8 @@ struct Function {
     kernel: bool,
     local: u64,
     needs: Needs,
+    /// Its code takes memory of its own.
+    long: bool,
 }
 
 #[derive(Default)]
@@ -84,8 +92,13 @@ struct Image {
     bytes: u64,
     locals: HashMap<String, u64>,
     needs: Needs,
+    /// Bytes.
+    code: u64,
     text: bool,
 }
+
+/// Bytes of code for a store in PTX: 120,000 took 20 MiB (measured).
+const PER_STORE: u64 = 174;
 
 /// `.global .align 4 .b8 name[1024];` → name and bytes.
 fn variable(statement: &str) -> Option<(String, u64)> {
@@ -109,6 +122,16 @@ fn variable(statement: &str) -> Option<(String, u64)> {
     }
 }
 
+fn open(image: &[u8]) -> Outcome<Image> {
+    Ok(match binary::code(image)? {
+        Code::Text(text) => read(text.split(|byte| *byte == 0).next().unwrap_or_default()),
+        Code::Machine(bytes) => Image {
+            bytes,
+            ..Image::default()
+        },
+    })
+}
+
 fn read(image: &[u8]) -> Image {
     let Ok(text) = std::str::from_utf8(image) else {
         return Image::default();
@@ -128,6 +151,7 @@ fn read(image: &[u8]) -> Image {
         if line.starts_with(".extern") {
             found.needs.heap |= line.contains(" malloc");
             found.needs.printf |= line.contains(" vprintf");
+            found.needs.assert |= line.contains(" __assertfail");
         } else if let Some((_, rest)) = line.split_once(".entry") {
             let name: String = rest
                 .trim()
@@ -141,6 +165,8 @@ fn read(image: &[u8]) -> Image {
                 found.globals.insert(name, (found.bytes, bytes));
                 found.bytes += bytes.next_multiple_of(256);
             }
+        } else if line.starts_with("st.") {
+            found.code += PER_STORE;
         } else if line.starts_with(".local")
             && let (Some(name), Some((_, bytes))) = (&entry, variable(line))
         {
@@ -167,6 +193,7 @@ impl Image {
             // Measured: 1,100 bytes are told, and taken, as 1,104.
             local: self.local(name)?.next_multiple_of(16),
             needs: self.needs,
+            long: self.code >= BLOCK,
         })
     }
 }
@@ -190,6 +217,7 @@ fn place(image: Arc<Image>) -> Outcome<usize> {
         generation: context.id(),
         image,
         start,
+        code: 0,
         functions: HashMap::new(),
     };
     Ok(with(|state| {
@@ -205,23 +233,11 @@ fn make(out: Out<usize>, image: &[u8]) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     capture::unsafe_call()?;
-    out.put(place(Arc::new(read(image)))?)
-}
-
-/// Only text can be read without knowing its length.
-fn image(image: Text) -> Outcome<&'static [u8]> {
-    if image.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    let binary = matches!(
-        image.field::<[u8; 4]>(0).get()?,
-        [0x7f, b'E', b'L', b'F'] | [0x50, 0xed, 0x55, 0xba]
-    ) || image.field::<u32>(0).get()? == 0x4662_43b1;
-    if binary { Ok(&[]) } else { image.bytes() }
+    out.put(place(Arc::new(open(image)?))?)
 }
 
 pub fn load(out: Out<usize>, code: Text) -> Outcome<()> {
-    make(out, image(code)?)
+    make(out, &binary::behind(code)?)
 }
 
 pub fn load_with_options(
@@ -256,7 +272,7 @@ fn make_library(out: Out<usize>, image: &[u8]) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     let library = Library {
-        image: Arc::new(read(image)),
+        image: Arc::new(open(image)?),
         modules: HashMap::new(),
         kernels: HashMap::new(),
     };
@@ -284,7 +300,7 @@ pub fn load_library(
     _library_values: In<usize>,
     _library_count: u32,
 ) -> Outcome<()> {
-    make_library(out, image(code)?)
+    make_library(out, &binary::behind(code)?)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C signature")]
@@ -387,8 +403,30 @@ fn unplace(handle: usize) -> Outcome<()> {
         state.modules.remove(&handle)
     });
     let module = module.ok_or(Status::INVALID_HANDLE)?;
-    if module.start != 0 && module.lives() {
-        blocks::free_module(module.start)?;
+    for part in [module.start, module.code] {
+        if part != 0 && module.lives() {
+            blocks::free_module(part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads the code of a module; less than a block of it lies in what the context has.
+fn load_code(handle: usize) -> Outcome<()> {
+    static LOADING: Mutex<()> = Mutex::new(());
+    let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let missing = with(|state| {
+        let module = state.modules.get(&handle).ok_or(Status::INVALID_HANDLE)?;
+        let missing = module.code == 0 && module.image.code >= BLOCK;
+        Ok(missing.then(|| (module.context, module.image.code)))
+    })?;
+    if let Some((context, bytes)) = missing {
+        let code = blocks::allocate_module(context, bytes)?;
+        with(|state| {
+            if let Some(module) = state.modules.get_mut(&handle) {
+                module.code = code;
+            }
+        });
     }
     Ok(())
 }
@@ -408,7 +446,28 @@ impl State {
 pub fn function(out: Out<usize>, module: usize, name: Text) -> Outcome<()> {
     driver()?;
     let name = name.str()?;
-    out.put(with(|state| state.function(module, name))?)
+    let function = with(|state| state.function(module, name))?;
+    load_code(module)?;
+    out.put(function)
+}
+
+/// NVIDIA's documentation: loads nothing.
+pub fn functions(list: Out<usize>, count: u32, module: usize) -> Outcome<()> {
+    driver()?;
+    let found = with(|state| {
+        let image = &state
+            .modules
+            .get(&module)
+            .ok_or(Status::INVALID_HANDLE)?
+            .image;
+        let names: Vec<String> = image.locals.keys().take(count as usize).cloned().collect();
+        let handles = names.iter().map(|name| state.function(module, name));
+        handles.collect::<Outcome<Vec<usize>>>()
+    })?;
+    for (index, function) in found.into_iter().enumerate() {
+        list.at(index).put(function)?;
+    }
+    Ok(())
 }
 
 pub fn global(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) -> Outcome<()> {
@@ -435,9 +494,31 @@ fn known(function: usize) -> Outcome<Function> {
     with(|state| state.functions.get(&function).copied()).ok_or(Status::INVALID_HANDLE)
 }
 
+impl Function {
+    fn need(self) -> Need {
+        Need {
+            local: self.local,
+            heap: self.needs.heap,
+        }
+    }
+}
+
+/// What a function needs. Measured: a kernel is none here (400).
+pub fn function_need(function: usize) -> Outcome<Need> {
+    Ok(function_of(function)?.need())
+}
+
+/// The same of a kernel, which is loaded.
+pub fn kernel_need(kernel: usize) -> Outcome<Need> {
+    let found = kernel_of(kernel)?;
+    place_kernel(found)?;
+    Ok(found.need())
+}
+
 pub fn kernel_function(out: Out<usize>, kernel: usize) -> Outcome<()> {
     let Function { owner, .. } = kernel_of(kernel)?;
     let module = module_of(owner)?;
+    load_code(module)?;
     out.put(with(|state| {
         let found = state.libraries.get(&owner).ok_or(Status::INVALID_HANDLE)?;
         let name = found.kernels.iter().find(|(_, handle)| **handle == kernel);
@@ -468,8 +549,9 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
+/// Measured: a kernel is none here (400).
 pub fn load_function(function: usize) -> Outcome<()> {
-    known(function).map(drop)
+    load_code(function_of(function)?.owner)
 }
 
 /// Measured: kernels have a function of their own for this, and neither takes what the other does.
@@ -505,23 +587,36 @@ pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> 
     known(function).map(drop)
 }
 
+/// Measured: loads the library.
+pub fn set_kernel_attribute(
+    _attribute: i32,
+    _value: i32,
+    kernel: usize,
+    ordinal: i32,
+) -> Outcome<()> {
+    device::index(ordinal)?;
+    place_kernel(kernel_of(kernel)?)
+}
+
 pub fn set_cache_config(function: usize, _config: i32) -> Outcome<()> {
     known(function).map(drop)
 }
 
 #[cold]
 fn place_kernel(kernel: Function) -> Outcome<()> {
-    module_of(kernel.owner).map(drop)
+    load_code(module_of(kernel.owner)?)
 }
 
 fn start(number: usize, handle: usize, twin: bool) -> Outcome<()> {
     let function = known(number)?;
-    if function.kernel {
-        place_kernel(function)?;
+    match function.kernel {
+        true => place_kernel(function)?,
+        false if function.long => load_code(function.owner)?,
+        false => {}
     }
     let context = match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => {
-            capture::add_kernel(stream, number, function.local);
+            capture::add_kernel(stream, number, function.need());
             return Ok(());
         }
         Some(stream) => stream.context,

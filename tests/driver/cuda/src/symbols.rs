@@ -298,6 +298,12 @@ symbols! {
     cuGraphInstantiateWithParams(exec: Out<usize>, graph: usize, params: Out<[u64; 4]>) "cuGraphInstantiateWithParams" 12000 | cuGraphInstantiateWithParams_ptsz 12000 => graph::instantiate_with_params;
     cuGraphUpload(exec: usize, stream: usize) "cuGraphUpload" 11010 | cuGraphUpload_ptsz 11010 => graph::upload;
     cuGraphLaunch(exec: usize, stream: usize) "cuGraphLaunch" 10000 | cuGraphLaunch_ptsz 10000 => graph::launch;
+    cuGraphExecUpdate(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32>) "cuGraphExecUpdate" 10020 => graph::update;
+    cuGraphExecUpdate_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) "cuGraphExecUpdate" 12000 => graph::update_v2;
+    cuGraphExecKernelNodeSetParams(exec: usize, node: usize, params: In<usize>) "cuGraphExecKernelNodeSetParams" 10010 => graph::set_kernel_v1;
+    cuGraphExecKernelNodeSetParams_v2(exec: usize, node: usize, params: In<u8>) "cuGraphExecKernelNodeSetParams" 12000 => graph::set_kernel_v2;
+    cuGraphExecChildGraphNodeSetParams(exec: usize, node: usize, child: usize) "cuGraphExecChildGraphNodeSetParams" 11010 => graph::set_child;
+    cuGraphExecNodeSetParams(exec: usize, node: usize, params: In<u8>) "cuGraphExecNodeSetParams" 12020 => graph::set_node;
     cuGraphExecDestroy(exec: usize) "cuGraphExecDestroy" 10000 => graph::destroy_exec;
     cuGraphDestroy(graph: usize) "cuGraphDestroy" 10000 => graph::destroy;
     cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) "cuGraphGetNodes" 10000 => graph::nodes;
@@ -311,6 +317,7 @@ symbols! {
     cuModuleLoadFatBinary(module: Out<usize>, image: Text) "cuModuleLoadFatBinary" 2000 => module::load;
     cuModuleUnload(module: usize) "cuModuleUnload" 2000 => module::unload;
     cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) "cuModuleGetFunction" 2000 => module::function;
+    cuModuleEnumerateFunctions(list: Out<usize>, count: u32, module: usize) "cuModuleEnumerateFunctions" 12040 => module::functions;
     cuModuleGetGlobal_v2(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) "cuModuleGetGlobal" 3020 => module::global;
     cuModuleGetLoadingMode(mode: Out<i32>) "cuModuleGetLoadingMode" 11070 => module::loading_mode;
     cuLibraryLoadData(library: Out<usize>, code: Text, options: In<i32>, values: In<usize>, count: u32, library_options: In<i32>, library_values: In<usize>, library_count: u32) "cuLibraryLoadData" 12000 => module::load_library;
@@ -321,6 +328,7 @@ symbols! {
     cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
+    cuKernelSetAttribute(attribute: i32, value: i32, kernel: usize, device: i32) "cuKernelSetAttribute" 12000 => module::set_kernel_attribute;
     cuKernelGetLibrary(library: Out<usize>, kernel: usize) "cuKernelGetLibrary" 12050 => module::kernel_library;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;

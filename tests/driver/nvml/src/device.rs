@@ -7,6 +7,7 @@ use gpulimit_sim::machine::{BLOCK, Machine, RESERVED};
 use gpulimit_sim::{device, grant, process};
 
 use crate::code::{Answer, Code};
+use crate::own;
 use crate::system::{machine, text};
 
 /// Handles are these numbers plus 16 times the index: of the GPU, and from [`MIG`] on of the MIG instance.
@@ -178,7 +179,12 @@ fn memory(handle: usize) -> Result<[u64; 4], Code> {
 
 /// `nvmlMemory_t`: total, free, used, where used has all that is not free.
 pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
-    let [total, _, free, _] = memory(handle)?;
+    // Version 2 of the structure, and as much as that takes.
+    let mut whole = [0x0200_0028, 0, 0, 0, 0];
+    let (total, free) = match own::memory_v2(handle, &mut whole) {
+        Some(answer) => answer.map(|()| (whole[1], whole[3]))?,
+        None => memory(handle).map(|[total, _, free, _]| (total, free))?,
+    };
     Ok(out.put([total, free, total - free])?)
 }
 

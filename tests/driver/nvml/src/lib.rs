@@ -5,6 +5,7 @@
 
 mod code;
 mod device;
+mod own;
 mod process;
 mod symbols;
 mod system;

@@ -8,6 +8,7 @@ use gpulimit_sim::process;
 
 use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
+use crate::own;
 
 /// `nvmlProcessMode_t`, as far as it means one list.
 #[derive(Clone, Copy, PartialEq)]
@@ -80,7 +81,9 @@ pub fn compute_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
 }
 
 pub fn compute_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
-    list(handle, count, infos, Mode::Compute, V2)
+    let name = c"nvmlDeviceGetComputeRunningProcesses_v3";
+    own::list(name, handle, count, infos)
+        .unwrap_or_else(|| list(handle, count, infos, Mode::Compute, V2))
 }
 
 pub fn compute_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
@@ -92,7 +95,9 @@ pub fn graphics_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
 }
 
 pub fn graphics_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
-    list(handle, count, infos, Mode::Graphics, V2)
+    let name = c"nvmlDeviceGetGraphicsRunningProcesses_v3";
+    own::list(name, handle, count, infos)
+        .unwrap_or_else(|| list(handle, count, infos, Mode::Graphics, V2))
 }
 
 pub fn graphics_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
@@ -104,7 +109,9 @@ pub fn mps_v1(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
 }
 
 pub fn mps_v2(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
-    list(handle, count, infos, Mode::Mps, V2)
+    let name = c"nvmlDeviceGetMPSComputeRunningProcesses_v3";
+    own::list(name, handle, count, infos)
+        .unwrap_or_else(|| list(handle, count, infos, Mode::Mps, V2))
 }
 
 pub fn mps_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {

@@ -246,3 +246,33 @@ fn instances_of_gpus() {
     machine(&[("CUDA_VISIBLE_DEVICES", names[1])], "0.1");
     machine(&[("CUDA_VISIBLE_DEVICES", &names[2][..14])], "1.0");
 }
+
+#[test]
+fn nvml_calls_its_own_exports() {
+    const OWN: (&str, &str) = ("GPULIMIT_SIM_OWN_EXPORTS", "1");
+    // The answers show which way the calls go.
+    let fail = "nvmlDeviceGetMemoryInfo_v2:13,nvmlDeviceGetMPSComputeRunningProcesses_v3:14";
+    alone(&[OWN, ("GPULIMIT_SIM_FAIL", fail)], |cuda| {
+        cuda.start();
+        let flags = libc::RTLD_NOW | libc::RTLD_GLOBAL;
+        let nvml = Library::open_with("libnvidia-ml.so.1", flags).expect("NVML");
+        assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+        let (mut device, mut memory) = (0usize, [0u64; 3]);
+        let place = &raw mut device as usize;
+        nvml.call("nvmlDeviceGetHandleByIndex_v2", &[0, place]);
+        let place = memory.as_mut_ptr() as usize;
+        assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo", &[device, place]), 13);
+        for (kind, status) in [("MPSCompute", 14), ("Compute", 0)] {
+            let (mut count, mut infos) = (8u32, [0u64; 24]);
+            let arguments = [device, &raw mut count as usize, infos.as_mut_ptr() as usize];
+            let name = format!("nvmlDeviceGet{kind}RunningProcesses_v2");
+            assert_eq!(nvml.call(&name, &arguments), status, "{name}");
+            if status == 0 {
+                assert_eq!(
+                    (count, infos[0] as u32, infos[1]),
+                    (1, std::process::id(), crate::rig::CONTEXT)
+                );
+            }
+        }
+    });
+}

@@ -173,3 +173,33 @@ fn the_first_launch() {
         },
     );
 }
+
+/// Fat binaries of nvcc 13.5: the machine code for this GPU has 300 MiB and a table, the text 50.
+#[test]
+fn compressed_code() {
+    const LZ4: &[u8] = include_bytes!("../../../../shim/src/image/fixtures/lz4.fatbin");
+    const ZSTD: &[u8] = include_bytes!("../../../../shim/src/image/fixtures/zstd.fatbin");
+    alone(&[], |cuda| {
+        cuda.start();
+        for image in [LZ4, ZSTD] {
+            let header = |payload: usize| {
+                let mut image = image.to_vec();
+                image[8..16].copy_from_slice(&(payload as u64).to_le_bytes());
+                image
+            };
+            // The text is the first entry.
+            let text = 80 + u64::from_le_bytes(image[24..32].try_into().expect("eight")) as usize;
+            for (image, taken) in [(header(image.len() - 16), 302), (header(text), 52)] {
+                let module = cuda
+                    .get("cuModuleLoadData", &[image.as_ptr() as usize])
+                    .expect("a module") as usize;
+                assert_eq!(cuda.beyond(), taken * MIB);
+                assert_eq!(cuda.call("cuModuleUnload", &[module]), 0);
+                assert_eq!(cuda.beyond(), 0);
+            }
+            let nothing = header(0);
+            let arguments = [nothing.as_ptr() as usize];
+            assert_eq!(cuda.get("cuModuleLoadData", &arguments), Err(209));
+        }
+    });
+}

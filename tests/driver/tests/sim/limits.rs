@@ -6,6 +6,8 @@ use crate::rig::{Cuda, MIB, alone};
 const STACK: usize = 0;
 const PRINTF: usize = 1;
 const HEAP: usize = 2;
+const PRINTF_USER: &str = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);";
+const MALLOC: &str = ".extern .func (.param .b64 r) malloc (.param .b64 n);";
 
 fn set(cuda: &Cuda, limit: usize, value: usize) -> i32 {
     cuda.call("cuCtxSetLimit", &[limit, value])
@@ -215,6 +217,197 @@ fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     });
 }
 
+/// A graph of one launch.
+fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
+    assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0);
+    let arguments = [function, 1, 1, 1, 1, 1, 1, 0, stream];
+    assert_eq!(cuda.call("cuLaunchKernel", &arguments), 0);
+    let mut graph = 0usize;
+    let arguments = [stream, &raw mut graph as usize];
+    assert_eq!(cuda.call("cuStreamEndCapture", &arguments), 0);
+    graph
+}
+
+/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. When the limit has been lowered, the same call again takes
+/// nothing, and the upload takes it again. With a kernel that uses malloc comes its heap.
+#[test]
+fn a_changed_graph_takes_what_its_new_kernels_need() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream") as usize;
+        let small = function(cuda, module(cuda, 128, ""));
+        let large = function(cuda, module(cuda, 8192, ""));
+        let [graph, other] = [small, large].map(|function| capture(cuda, stream, function));
+        let (mut node, mut count, mut told) = (0usize, 1usize, [0u64; 3]);
+        let place = &raw mut node as usize;
+        let arguments = [graph, place, &raw mut count as usize];
+        assert_eq!(cuda.call("cuGraphGetNodes", &arguments), 0);
+        let told = told.as_mut_ptr() as usize;
+        for way in 0..5 {
+            let exec = cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]);
+            let exec = exec.expect("a graph") as usize;
+            assert_eq!(cuda.beyond(), 2 * MIB);
+            let mut params = [0u64; 32];
+            params[2] = large as u64;
+            let params = params.as_ptr() as usize;
+            let change = || match way {
+                0 => cuda.call("cuGraphExecUpdate_v2", &[exec, other, told]),
+                1 => cuda.call("cuGraphExecUpdate", &[exec, other, told, told]),
+                2 => cuda.call(
+                    "cuGraphExecKernelNodeSetParams_v2",
+                    &[exec, node, params + 16],
+                ),
+                3 => cuda.call("cuGraphExecKernelNodeSetParams", &[exec, node, params + 16]),
+                _ => cuda.call("cuGraphExecNodeSetParams", &[exec, node, params]),
+            };
+            assert_eq!(change(), 0);
+            assert_eq!(cuda.beyond(), 1850 * MIB, "way {way}");
+            assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+            for again in [true, false] {
+                assert_eq!(set(cuda, STACK, 1024), 0);
+                assert_eq!(if again { change() } else { 0 }, 0);
+                assert_eq!(cuda.beyond(), 2 * MIB, "way {way}");
+                assert_eq!(cuda.call("cuGraphUpload", &[exec, stream]), 0);
+                assert_eq!(cuda.beyond(), 1850 * MIB, "way {way}");
+            }
+            assert_eq!(set(cuda, STACK, 1024), 0);
+        }
+        let user = module(cuda, 0, MALLOC);
+        let with_heap = capture(cuda, stream, function(cuda, user));
+        let exec = cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]);
+        let exec = exec.expect("a graph") as usize;
+        assert_eq!(cuda.beyond(), 140 * MIB);
+        assert_eq!(
+            cuda.call("cuGraphExecUpdate_v2", &[exec, with_heap, told]),
+            0
+        );
+        assert_eq!(cuda.beyond(), 150 * MIB);
+        assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
+        assert_eq!(cuda.beyond(), 150 * MIB);
+    });
+}
+
+#[test]
+fn a_change_that_does_not_fit_the_graph_is_refused() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream") as usize;
+        let large = function(cuda, module(cuda, 8192, ""));
+        let other = capture(cuda, stream, large);
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        let node = cuda
+            .get("cuGraphAddEmptyNode", &[graph, 0, 0])
+            .expect("a node") as usize;
+        let exec = cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]);
+        let exec = exec.expect("a graph") as usize;
+        let mut told = [7u64; 3];
+        let arguments = [exec, other, told.as_mut_ptr() as usize];
+        assert_eq!(cuda.call("cuGraphExecUpdate_v2", &arguments), 910);
+        assert_eq!(told[0], 2, "the topology has changed");
+        let params = [large as u64; 9];
+        let arguments = [exec, node, params.as_ptr() as usize];
+        assert_eq!(
+            cuda.call("cuGraphExecKernelNodeSetParams_v2", &arguments),
+            1
+        );
+        assert_eq!(
+            cuda.call("cuGraphExecChildGraphNodeSetParams", &[exec, node, other]),
+            1
+        );
+        assert_eq!(cuda.beyond(), 2 * MIB);
+    });
+}
+
+/// A module that uses assert took 92 MiB, of which 2 for its variable, and nothing after one that uses malloc; the limit of printf is then fixed.
+#[test]
+fn assert_takes_90_where_malloc_has_not_been_before() {
+    let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
+    alone(&[], |cuda| {
+        cuda.start();
+        let first = module(cuda, 0, assert);
+        assert_eq!(cuda.beyond(), 92 * MIB);
+        assert_eq!(launch(cuda, function(cuda, first)), 0);
+        assert_eq!(cuda.beyond(), 92 * MIB);
+        assert_eq!(
+            [set(cuda, HEAP, 8 << 20), set(cuda, PRINTF, 16 << 20)],
+            [0, 1]
+        );
+        assert_eq!(cuda.call("cuModuleUnload", &[first]), 0);
+        assert_eq!(cuda.beyond(), 90 * MIB);
+        module(cuda, 0, MALLOC);
+        assert_eq!(cuda.beyond(), 138 * MIB);
+        let context = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
+        let before = cuda.beyond();
+        module(cuda, 0, MALLOC);
+        module(cuda, 0, assert);
+        assert_eq!(cuda.beyond(), before + 140 * MIB);
+        assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
+        cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context");
+        let before = cuda.beyond();
+        for (uses, mib) in [
+            (PRINTF_USER, 62),
+            (assert, 92),
+            (PRINTF_USER, 92),
+            (MALLOC, 140),
+        ] {
+            module(cuda, 0, uses);
+            assert_eq!(cuda.beyond(), before + mib * MIB);
+        }
+    });
+}
+
+/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0.
+#[test]
+fn code_is_loaded_when_a_function_is_got() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let kernel = |name: &str| {
+            let stores = "st.volatile.global.u32 [%a1], 7;\n".repeat(60_000);
+            format!(".visible .entry {name}()\n{{\n{stores}ret;\n}}\n")
+        };
+        let ptx = format!(".version 8.0\n{}{}\0", kernel("work"), kernel("more"));
+        let image = ptx.as_ptr() as usize;
+        let load = || cuda.get("cuModuleLoadData", &[image]).expect("a module") as usize;
+        let got = load();
+        assert_eq!(cuda.beyond(), 0);
+        let work = function(cuda, got);
+        assert_eq!(cuda.beyond(), 20 * MIB);
+        assert_eq!(cuda.call("cuFuncLoad", &[work]), 0);
+        assert_eq!(launch(cuda, work), 0);
+        assert_eq!(cuda.beyond(), 20 * MIB);
+        assert_eq!(cuda.call("cuModuleUnload", &[got]), 0);
+        assert_eq!(cuda.beyond(), 0);
+        let listed = load();
+        let mut functions = [0usize; 2];
+        let arguments = [functions.as_mut_ptr() as usize, 2, listed];
+        assert_eq!(cuda.call("cuModuleEnumerateFunctions", &arguments), 0);
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(cuda.call("cuFuncLoad", &functions[..1]), 0);
+        assert_eq!(cuda.beyond(), 20 * MIB);
+    });
+}
+
+/// With a variable of 64 MiB: `cuKernelSetAttribute` +64, `cuFuncLoad` of a kernel 400.
+#[test]
+fn setting_an_attribute_of_a_kernel_loads_its_library() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n.visible .entry work()\n{\nret;\n}\n";
+        let arguments = [ptx.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
+        let library = cuda.get("cuLibraryLoadData", &arguments);
+        let arguments = [
+            library.expect("a library") as usize,
+            c"work".as_ptr() as usize,
+        ];
+        let kernel = cuda.get("cuLibraryGetKernel", &arguments);
+        let kernel = kernel.expect("a kernel") as usize;
+        assert_eq!(cuda.call("cuFuncLoad", &[kernel]), 400);
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(cuda.call("cuKernelSetAttribute", &[8, 1024, kernel, 0]), 0);
+        assert_eq!(cuda.beyond(), 64 * MIB);
+    });
+}
+
 /// With a heap of 256 MiB: loading took 138 MiB, the first launch 258.
 #[test]
 fn the_heap_comes_with_the_module_and_the_launch() {
@@ -227,13 +420,13 @@ fn the_heap_comes_with_the_module_and_the_launch() {
             ".extern .func (.param .b64 r) malloc (.param .b64 n);",
         );
         assert_eq!(cuda.beyond(), 138 * MIB);
-        assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         let other = module(cuda, 0, "");
         assert_eq!(launch(cuda, function(cuda, other)), 0);
         assert_eq!(cuda.beyond(), 138 * MIB, "not for others");
         for _ in 0..2 {
             assert_eq!(launch(cuda, function(cuda, user)), 0);
             assert_eq!(cuda.beyond(), 396 * MIB);
+            assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         }
         assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
         assert_eq!(cuda.beyond(), 396 * MIB, "kept");
@@ -242,13 +435,13 @@ fn the_heap_comes_with_the_module_and_the_launch() {
     });
 }
 
-/// For a variable of the module 2 MiB; with any larger limit than a context starts with 62 more, which stay.
+/// For a variable of the module 2 MiB, and 62 more, which stay, whatever the limit is.
 #[test]
-fn printf_takes_the_same_for_every_larger_limit() {
+fn printf_takes_the_same_for_every_limit() {
     let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 s[4];";
     alone(&[], |cuda| {
         cuda.start();
-        for (limit, stays) in [(None, 0), (Some(16), 62), (Some(64), 62), (Some(1024), 62)] {
+        for (limit, stays) in [(None, 62), (Some(16), 62), (Some(64), 62), (Some(1024), 62)] {
             let context = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
             let before = cuda.beyond();
             if let Some(limit) = limit {

@@ -133,7 +133,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.state);
+        self.ctl(&["remove"]);
     }
 }
 
@@ -191,9 +191,14 @@ pub struct Library(*mut c_void);
 
 impl Library {
     pub fn open(path: &str) -> Option<Library> {
+        Self::open_with(path, libc::RTLD_NOW)
+    }
+
+    /// With these flags of `dlopen`.
+    pub fn open_with(path: &str, flags: i32) -> Option<Library> {
         let path = CString::new(path).expect("no NUL");
         // SAFETY: a NUL-terminated path.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
         (!handle.is_null()).then_some(Library(handle))
     }
 

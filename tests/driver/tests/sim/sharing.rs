@@ -1,7 +1,8 @@
 //! Allocations that other processes import.
 
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::IntoRawFd;
+use std::process::Child;
 
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, role};
 
@@ -29,6 +30,12 @@ fn export(cuda: &Cuda, handle: usize) -> Result<i32, i32> {
     }
 }
 
+fn import(cuda: &Cuda, descriptor: i32) -> usize {
+    let arguments = [descriptor as usize, 1];
+    let handle = cuda.get("cuMemImportFromShareableHandle", &arguments);
+    handle.expect("a handle") as usize
+}
+
 fn close(descriptor: i32) {
     // SAFETY: a descriptor that the driver gave us.
     assert_eq!(unsafe { libc::close(descriptor) }, 0);
@@ -43,19 +50,22 @@ fn with_oneself() {
         assert_eq!(cuda.call("cuMemRelease", &[plain]), 0);
         let handle = create(cuda, 1);
         let descriptor = export(cuda, handle).expect("a descriptor");
-        let again = cuda
-            .get("cuMemImportFromShareableHandle", &[descriptor as usize, 1])
-            .expect("a handle") as usize;
+        let again = import(cuda, descriptor);
+        assert_ne!(handle, again);
+        assert_eq!(export(cuda, again), Err(1), "an import");
         let mut told = [0u8; 32];
         let arguments = [told.as_mut_ptr() as usize, again];
         let name = "cuMemGetAllocationPropertiesFromHandle";
         assert_eq!(cuda.call(name, &arguments), 0);
         assert_eq!(told, properties(1));
         assert_eq!(cuda.beyond(), SIZE);
-        assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
-        assert_eq!(cuda.beyond(), SIZE);
-        close(descriptor);
         assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
+        assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
+        assert_eq!(cuda.beyond(), SIZE, "the descriptor keeps it");
+        let again = import(cuda, descriptor);
+        close(descriptor);
+        assert_eq!(cuda.beyond(), SIZE, "the import keeps it");
+        assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
         assert_eq!(cuda.beyond(), 0);
         assert_eq!(
             cuda.get("cuMemImportFromShareableHandle", &[0, 1]),
@@ -65,83 +75,133 @@ fn with_oneself() {
     });
 }
 
-#[test]
-fn with_another_process() {
-    match role().as_deref() {
-        Some("export") => {
-            let cuda = Cuda::load();
-            cuda.start();
-            let handle = create(&cuda, 1);
-            println!("exported {}", export(&cuda, handle).expect("a descriptor"));
-            std::io::stdout().flush().expect("flushed");
-            // The importer has it.
-            let mut line = [0];
-            std::io::stdin().read_exact(&mut line).expect("a word");
-            assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
-            assert_eq!(cuda.call("cuMemRelease", &[handle]), 1);
-            println!("released");
-            std::io::stdin().read_exact(&mut line).expect("a word");
-            let other = create(&cuda, 0);
-            assert_eq!(cuda.call("cuMemRelease", &[other]), 0);
-            println!("looked");
-            crate::rig::wait_for_close();
-            return;
-        }
-        Some(descriptor) => {
-            let cuda = Cuda::load();
-            cuda.start();
-            let file = std::fs::File::options()
-                .read(true)
-                .write(true)
-                .open(descriptor)
-                .expect("the exporter's descriptor");
-            let handle = cuda
-                .get(
-                    "cuMemImportFromShareableHandle",
-                    &[file.as_raw_fd() as usize, 1],
-                )
-                .expect("a handle") as usize;
-            drop(file);
-            let address = cuda
-                .get("cuMemAddressReserve", &[SIZE as usize, 0, 0, 0])
-                .expect("addresses") as usize;
-            let at = [address, SIZE as usize, 0, handle, 0];
-            assert_eq!(cuda.call("cuMemMap", &at), 0);
-            assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
-            println!("imported");
-            crate::rig::wait_for_close();
-            assert_eq!(cuda.call("cuMemUnmap", &[address, SIZE as usize]), 0);
-            println!("unmapped");
-            return;
-        }
-        None => {}
+/// What the roles of these tests do: a process that is told by letters, and says when it is done.
+fn told(role: &str) {
+    let cuda = Cuda::load();
+    cuda.start();
+    let mut descriptor = -1;
+    let mut handle = 0;
+    let mut address = 0;
+    if role != "export" {
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(role)
+            .expect("the exporter's descriptor");
+        descriptor = file.into_raw_fd();
     }
-    let machine = Machine::new(&[]);
+    println!("ready");
+    let mut letter = [0];
+    while std::io::stdin().read(&mut letter).expect("readable") == 1 {
+        match letter[0] {
+            b'e' => {
+                handle = create(&cuda, 1);
+                descriptor = export(&cuda, handle).expect("a descriptor");
+            }
+            b'i' => handle = import(&cuda, descriptor),
+            b'c' => close(descriptor),
+            b'r' => assert_eq!(cuda.call("cuMemRelease", &[handle]), 0),
+            b'm' => {
+                let range = cuda.get("cuMemAddressReserve", &[SIZE as usize, 0, 0, 0]);
+                address = range.expect("addresses") as usize;
+                let at = [address, SIZE as usize, 0, handle, 0];
+                assert_eq!(cuda.call("cuMemMap", &at), 0);
+            }
+            b'u' => assert_eq!(cuda.call("cuMemUnmap", &[address, SIZE as usize]), 0),
+            _ => panic!("{letter:?}"),
+        }
+        println!("done {descriptor}");
+    }
+}
+
+fn say(child: &mut Child, letters: &str) -> String {
+    let mut line = String::new();
+    for letter in letters.bytes() {
+        let input = child.stdin.as_mut().expect("piped");
+        input.write_all(&[letter]).expect("said");
+        line = expect_line(child, "done");
+    }
+    line
+}
+
+/// An exporter and so many processes that have its descriptor.
+fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     let mut exporter = machine.spawn("export");
-    let line = expect_line(&mut exporter, "exported");
+    let line = say(&mut exporter, "e");
     let number = line.split(' ').nth(1).expect("a number");
     let path = format!("/proc/{}/fd/{number}", exporter.id());
-    let mut importer = machine.spawn(&path);
-    expect_line(&mut importer, "imported");
-    let both = 2 * CONTEXT + SIZE;
-    assert_eq!(machine.used(), both, "charged once");
-    assert_eq!(holds(&machine, exporter.id()), CONTEXT + SIZE);
-    let mut say = |word: &[u8]| {
-        let input = exporter.stdin.as_mut().expect("piped");
-        input.write_all(word).expect("said");
+    let importer = |_| {
+        let mut child = machine.spawn(&path);
+        expect_line(&mut child, "ready");
+        child
     };
-    say(b"1");
-    // The exporter closes nothing here: its descriptor is still open, too.
-    drop(importer.stdin.take());
-    expect_line(&mut importer, "unmapped");
-    assert!(importer.wait().expect("gone").success());
+    (exporter, (0..others).map(importer).collect())
+}
+
+fn kill(mut child: Child) {
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+}
+
+#[test]
+fn it_counts_for_its_exporter_or_for_the_only_import() {
+    if let Some(role) = role() {
+        return told(&role);
+    }
+    let machine = Machine::new(&[]);
+    let (mut exporter, mut others) = exported(&machine, 2);
+    let [first, second] = others.as_mut_slice() else {
+        panic!("two");
+    };
+    let holds = |child: &Child| holds(&machine, child.id()) - CONTEXT;
+    let three = 3 * CONTEXT;
+    say(first, "imr");
+    say(second, "i");
+    assert_eq!(machine.used(), three + SIZE, "taken once");
+    let held = [&exporter, first, second].map(holds);
+    assert_eq!(held, [SIZE, 0, 0], "the exporter's as long as he has it");
+    say(&mut exporter, "r");
+    let held = [&exporter, first, second].map(holds);
+    assert_eq!(held, [0, 0, 0], "nobody's: a descriptor is open");
+    assert_eq!(machine.used(), three + SIZE);
+    say(&mut exporter, "c");
+    assert_eq!([&exporter, first, second].map(holds), [0, 0, 0], "two");
+    say(second, "r");
+    assert_eq!([&exporter, first, second].map(holds), [0, SIZE, 0]);
+    say(first, "u");
+    assert_eq!(machine.used(), three);
+    assert_eq!(machine.number("peak"), three + SIZE, "never twice");
+    say(&mut exporter, "eri");
+    assert_eq!(holds(&exporter), 0, "its own descriptor is open");
+    say(&mut exporter, "c");
+    assert_eq!(holds(&exporter), SIZE);
+    say(&mut exporter, "r");
+    assert_eq!(machine.used(), three);
+    say(&mut exporter, "erc");
+    assert!(
+        eventually(|| machine.used() == three),
+        "with the descriptor"
+    );
+    [exporter].into_iter().chain(others).for_each(kill);
+}
+
+#[test]
+fn the_dead_leave_it_to_the_living() {
+    if let Some(role) = role() {
+        return told(&role);
+    }
+    let machine = Machine::new(&[]);
+    let (exporter, mut others) = exported(&machine, 1);
+    let mut importer = others.remove(0);
+    say(&mut importer, "im");
+    let dead = exporter.id();
+    kill(exporter);
+    assert_eq!(holds(&machine, dead), CONTEXT + SIZE, "until it is reaped");
     assert!(eventually(|| machine.used() == CONTEXT + SIZE));
-    say(b"2");
-    expect_line(&mut exporter, "looked");
-    assert_eq!(machine.used(), CONTEXT + SIZE, "the descriptor holds it");
-    drop(exporter.stdin.take());
-    assert!(exporter.wait().expect("gone").success());
+    assert_eq!(holds(&machine, importer.id()), CONTEXT + SIZE);
+    kill(importer);
     assert!(eventually(|| machine.used() == 0));
+    assert!(machine.number("peak") == 2 * CONTEXT + SIZE);
 }
 
 fn holds(machine: &Machine, pid: u32) -> u64 {

@@ -90,6 +90,14 @@ impl Session {
         }
     }
 
+    /// Whether it writes nothing for this time.
+    pub fn is_silent_for(&mut self, time: Duration) -> bool {
+        matches!(
+            self.output.recv_timeout(time),
+            Err(RecvTimeoutError::Timeout)
+        )
+    }
+
     /// Says all these commands and expects these answers.
     #[track_caller]
     pub fn expect(&mut self, commands: &[(&str, &str)]) {

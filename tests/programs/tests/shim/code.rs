@@ -118,3 +118,106 @@ fn eager_loading() {
     program.end();
     world.judge_end(CAP);
 }
+
+/// Fat binaries of nvcc, whose image for the simulated GPU has a variable of 300 MiB and a table of 4,000 bytes.
+#[test]
+fn compressed() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/src/image/fixtures");
+    for compression in ["lz4", "zstd"] {
+        for load in ["image", "image-file"] {
+            let world = World::new(CAP);
+            let mut program = world.on_gpu();
+            let load = |name| format!("{load} {name} {fixtures}/{compression}.fatbin");
+            program.expect(&[(&load("a"), "0"), (&load("b"), "0"), (&load("c"), "2")]);
+            world.judge(CAP);
+            program.expect(&[("unload a", "0"), (&load("c"), "0"), ("launch c", "0")]);
+            world.judge(CAP);
+            program.expect(&[("unload b", "0"), ("unload c", "0"), ("alloc d 780M", "0")]);
+            world.judge(CAP);
+            program.end();
+            world.judge_end(CAP);
+        }
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        for library in ["a", "b", "c"] {
+            let load = format!("library-image {library} {fixtures}/{compression}.fatbin");
+            program.expect(&[(&load, "0")]);
+        }
+        assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
+        program.expect(&[
+            ("library-module a", "0"),
+            ("library-launch b", "0"),
+            ("library-module c", "2"),
+            ("library-launch c", "2"),
+            ("unload-library a", "0"),
+            ("library-launch c", "0"),
+        ]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+/// Code is loaded where a function is first got, or loaded by itself. How much that is nobody says; it is found at once.
+#[test]
+fn functions_that_are_loaded_lazily_count_at_once() {
+    for (first, load) in [
+        ("get-function", "kernels parts 0 long"),
+        ("load-function", "kernels parts 0 long"),
+        ("set-attribute", "kernel-library parts 0 long"),
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[(load, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
+        let first = format!("{first} parts");
+        program.expect(&[(&first, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
+        world.judge(CAP);
+        program.expect(&[(&first, "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
+        world.judge(CAP);
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
+/// Compressed PTX, as a fat binary has it for GPUs newer than all that it was made for.
+#[test]
+fn compressed_text() {
+    let world = World::new(CAP);
+    let file = std::env::temp_dir().join(format!("gpulimit-text-{}.fatbin", std::process::id()));
+    let mut image = include_bytes!("../../../../shim/src/image/fixtures/zstd.fatbin").to_vec();
+    // The text is the first entry; the machine code behind it is left out.
+    let end = 16 + 80 + 360;
+    image.truncate(end);
+    image[8..16].copy_from_slice(&(end as u64 - 16).to_le_bytes());
+    std::fs::write(&file, image).unwrap();
+    let mut program = world.on_gpu();
+    let load = |name: u32| format!("image m{name} {}", file.display());
+    for name in 0..15 {
+        program.expect(&[(&load(name), "0")]);
+        world.judge(CAP);
+    }
+    program.expect(&[(&load(15), "2"), ("unload m3", "0"), (&load(15), "0")]);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_library_is_loaded_where_an_attribute_is_set() {
+    for (cap, answer) in [(CONTEXT + 310 * MIB, "0"), (CONTEXT + 290 * MIB, "2")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("library parts 300M", "0"),
+            ("set-attribute parts", answer),
+            ("set-attribute parts", answer),
+        ]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}

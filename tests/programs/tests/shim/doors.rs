@@ -1,12 +1,14 @@
 //! Whatever way a program takes to the driver, it meets our hooks, and all of them.
 
+use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World, text};
 
 const CAP: u64 = 8192 * MIB;
 
-/// A library linked against libcuda, with every name that the driver exports.
+/// A library linked against libcuda, with every name that the driver exports. What is compiled and opened at run time, as Triton's
+/// helper, is such a one.
 fn linked() -> String {
     let names = Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
@@ -78,6 +80,26 @@ fn other_libraries_functions_of_the_same_names_are_theirs() {
 }
 
 #[test]
+fn other_libraries_functions_of_the_same_names_are_not_taken_for_the_drivers() {
+    let stubs = world::library("stubs", &[]).display().to_string();
+    let world = World::new(1024 * MIB);
+    let mut command = world.limited(world::program());
+    let shim = world::shim().display().to_string();
+    // Next to ours, before whatever the program loads.
+    command.env("LD_PRELOAD", format!("{shim}:{stubs}"));
+    let mut program = Session::start(command);
+    program.expect(&[
+        ("start", "0 0"),
+        ("alloc a 600M", "2"),
+        ("alloc a 400M", "0"),
+    ]);
+    assert_eq!(program.numbers("nvml 0")[2], 1024 * MIB);
+    world.judge(1024 * MIB);
+    program.end();
+    world.judge_end(1024 * MIB);
+}
+
+#[test]
 fn without_a_limit_nothing_is_redirected() {
     let asks = world::library("asks", &[]).display().to_string();
     let world = World::new(CAP);
@@ -128,6 +150,119 @@ fn play(program: &mut Session, script: &str) -> Vec<String> {
         .filter(|line| !line.is_empty())
         .map(|line| format!("{line} = {}", program.say(line)))
         .collect()
+}
+
+/// What is refused, given and said at this limit, by commands and answers.
+const AT_THE_LIMIT: &[(&str, &str)] = &[
+    ("start", "0 0"),
+    ("total 0", "0 1073741824"),
+    ("info", "0 526385152 1073741824"),
+    // 502 MiB are left.
+    ("alloc a 600M", "2"),
+    ("alloc a 300M", "0"),
+    ("info", "0 211812352 1073741824"),
+    ("alloc b 300M", "2"),
+    ("free a", "0"),
+    ("info", "0 526385152 1073741824"),
+    ("pitch a 1048576 600", "2 0"),
+    ("managed a 600M", "2"),
+    ("alloc-v1 a 600M", "2"),
+    ("create h 600M 0", "2"),
+    ("create h 300M 0", "0"),
+    ("alloc a 300M", "2"),
+    ("release h", "0"),
+    ("array a 8192,8192", "2"),
+    ("array a 8192,8192 2d", "2"),
+    ("mipmap a 8192,8192 3", "2"),
+    ("async a 600M", "2"),
+    ("async a 100M", "0"),
+    ("async b 400M", "2"),
+    ("free-async a", "0"),
+    ("sync null", "0"),
+    ("pool p 0", "0"),
+    ("async-from a p 600M", "2"),
+    ("destroy-pool p", "0"),
+    ("info", "0 526385152 1073741824"),
+    ("context a 0 v2", "2"),
+    ("module a 600M", "2"),
+    ("set-limit 0 4096", "2"),
+    ("kernels deep 8192", "0"),
+    ("launch deep", "2"),
+    ("unload deep", "0"),
+    ("graph g", "0"),
+    ("alloc-node n g 600M", "0"),
+    ("instantiate e g", "0"),
+    ("launch-graph e", "2"),
+    ("upload-graph e", "2"),
+    ("destroy-exec e", "0"),
+    ("alloc a 480M", "0"),
+];
+
+#[test]
+fn the_limit_holds_at_every_door() {
+    let cap = 1024 * MIB;
+    for door in doors() {
+        for twins in [false, true] {
+            let world = World::new(cap);
+            let arguments = ["--door", &door, "--ptsz"];
+            let mut program = world.start_with(&arguments[..2 + usize::from(twins)]);
+            for (command, answer) in AT_THE_LIMIT {
+                assert_eq!(program.say(command), *answer, "{command} {door} {twins}");
+            }
+            world.judge(cap);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
+fn the_limit_holds_in_python() {
+    let script = world::repository().join("tests/programs/python/doors.py");
+    let driver = world::driver().join("libcuda.so.1").display().to_string();
+    let helper = linked();
+    let expected = "\
+start 0 0 0
+view 0 0 526385152 1073741824 1073741824
+alloc 2 0
+allocated 0 0 211812352 1073741824 1073741824
+free 0
+freed 0 0 526385152 1073741824 1073741824
+pitch 2
+managed 2
+vmm 2 0
+created 0 0 211812352 1073741824 1073741824
+release 0
+released 0 0 526385152 1073741824 1073741824
+array 2 2
+async 2 0
+reserved 0 0 358612992 1073741824 1073741824
+free async 0 0
+pool 0 2
+pool gone 0
+synchronised 0 0 526385152 1073741824 1073741824
+graph 0 0
+launch 0 2
+context 2
+";
+    for arguments in [
+        &["soname"][..],
+        &["plain"],
+        &["file", &driver],
+        &["global"],
+        &["program"],
+        &["deepbind"],
+        &["helper", &helper],
+    ] {
+        let world = World::new(1024 * MIB);
+        let mut command = world.limited(Path::new("python3"));
+        command.arg(&script).args(arguments);
+        let output = world::finish(command);
+        let errors = text(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        assert_eq!(text(&output.stdout), expected, "{arguments:?}: {errors}");
+        world.judge_end(1024 * MIB);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The preloaded library between real processes and the simulated driver. See tests/README.md.
 
 mod arrays;
+mod at_limit;
 mod code;
 mod containers;
 mod contexts;
@@ -10,6 +11,7 @@ mod drivers;
 mod every_hook;
 mod fork;
 mod graphs;
+mod hierarchy;
 mod install;
 mod limits;
 mod linear;
@@ -22,8 +24,10 @@ mod random;
 mod refusal;
 mod runtime;
 mod several_gpus;
+mod shared_memory;
 mod sharing;
 mod tampering;
 mod transparent;
+mod updates;
 mod view;
 mod wrong_input;

@@ -2,7 +2,7 @@
 
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
-use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 1024 * MIB;
 const RESERVE: u64 = 4 * MIB;
@@ -186,6 +186,62 @@ fn a_job_names_its_instance() {
     assert_eq!(program.say("start"), "0 800");
     let (_, errors) = program.end();
     assert!(errors.contains(&uuids[0][..12]), "{errors}");
+}
+
+#[test]
+fn the_controller_names_the_instances_of_a_gpu_that_is_cut() {
+    let world = limited();
+    let uuids = uuids(&world);
+    let controller = |arguments: &[&str]| {
+        let mut command = world.bare(&world::controller());
+        command.args(arguments);
+        world::finish(command)
+    };
+    let before = world.group().limits().expect("limits").rules();
+    let before = before.expect("rules");
+    let max = "max=900M";
+    let bus = "0000:28:00.0";
+    let gpu = doctor_gpu(&text(&controller(&["doctor"]).stdout), 1);
+    for name in ["1", bus, &gpu, &gpu[..12]] {
+        for arguments in [
+            &["set", GROUP, max, "--device", name][..],
+            &["run", "--max", "900M", "--device", name, "--", "true"],
+        ] {
+            let output = controller(arguments);
+            let errors = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+            for (instance, uuid) in uuids.iter().enumerate() {
+                assert_eq!(errors.contains(uuid), instance >= 2, "{errors}");
+            }
+        }
+    }
+    let rules = || world.group().limits().expect("limits").rules();
+    assert!(rules().expect("rules").same_as(&before));
+    // The instance itself, by its UUID and the beginning of that.
+    for name in [&*uuids[3], &uuids[3][..12]] {
+        let output = controller(&["set", GROUP, max, "--device", name]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(within(&world, 3).numbers("total 0"), [0, 900 * MIB]);
+        let output = controller(&["set", GROUP, "max=950M", "--device", name]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let last = if uuids[3].ends_with('0') { "1" } else { "0" };
+    let wrong = format!("{}{last}", &uuids[3][..39]);
+    let output = controller(&["set", GROUP, max, "--device", &wrong]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains(&uuids[0]));
+}
+
+/// The UUID of the GPU with this index, as `gpulimit doctor` shows it.
+fn doctor_gpu(said: &str, index: u32) -> String {
+    let line = said
+        .lines()
+        .find(|line| line.contains(&format!(" {index} GPU-")));
+    let line = line.unwrap_or_else(|| panic!("no GPU {index}: {said}"));
+    let uuid = line
+        .split_whitespace()
+        .find(|word| word.starts_with("GPU-"));
+    uuid.expect("a UUID").to_owned()
 }
 
 #[test]

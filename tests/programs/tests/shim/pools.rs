@@ -301,3 +301,33 @@ fn captured_allocations_are_graph_nodes() {
     program.end();
     world.judge_end(cap);
 }
+
+/// While one thread's allocation makes the pool grow, another's measurement looks at it: what was paid ahead for the growth pays for it.
+#[test]
+fn growth_that_another_thread_sees_is_charged_once() {
+    // Room for growth, but not for a headroom beside it, which would cover for what is charged twice.
+    let cap = CONTEXT + 50 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    let latency = |ns: u32| {
+        let knob = format!("cuMemPoolGetAttribute:{ns}");
+        world.machine().knob("latency", &knob);
+    };
+    program.expect(&[("async a 1", "2")]);
+    latency(5_000_000);
+    program.tell("threads 4 {\nrepeat 8 {\nasync a 20M\npriority-stream t\n}\n}");
+    let mut most = 0;
+    let answer = std::thread::scope(|threads| {
+        let answer = threads.spawn(|| program.answer());
+        while !answer.is_finished() {
+            most = most.max(world.usage(0).charged);
+        }
+        answer.join().expect("an answer")
+    });
+    assert!(most <= cap, "{} MiB too many", (most - cap) / MIB);
+    latency(0);
+    assert!(answer.contains("2:"), "{answer}");
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually, text};
+use gpulimit::limits::LimitSet;
+use gpulimit::units::Size;
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 4096 * MIB;
 /// Programs are in the lists of graphics processes and clients of MPS as well.
@@ -134,6 +136,35 @@ fn the_first_535_drivers_have_longer_entries() {
     program.end_quietly();
     drop(second);
     world.settle();
+}
+
+#[test]
+fn an_nvml_that_calls_its_own_exports_is_answered_once() {
+    let answers = |own: &str| {
+        let world = World::without_group(&[ALL_LISTS, ("GPULIMIT_SIM_OWN_EXPORTS", own)]);
+        // A share: of the machine's memory, not of what is said of it.
+        let half = LimitSet::all(Size::Percent(5000));
+        world.root().create(GROUP, &half).expect("a group");
+        let other = stranger(&world);
+        let (mut program, mut mate) = (world.start(), world.start());
+        program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+        mate.expect(&[("start", "0 0")]);
+        let total = program.numbers("total 0")[1];
+        let said = program.numbers("nvml 0");
+        assert_eq!((said[2], said[6]), (total, total), "{own}: {said:?}");
+        let ours = listing(&[(program.pid(), CONTEXT + 100 * MIB), (mate.pid(), CONTEXT)]);
+        for list in ["Compute", "Graphics", "MPSCompute"] {
+            for version in ["v1", "v2", "v3", "details"] {
+                let room = |room| format!("processes 0 {list} {version} {room}");
+                program.expect(&[(&room(2), &ours), (&room(1), "7 2"), (&room(0), "7 2")]);
+            }
+        }
+        drop(other);
+        program.end_quietly();
+        mate.end_quietly();
+        said
+    };
+    assert_eq!(answers("0"), answers("1"));
 }
 
 #[test]

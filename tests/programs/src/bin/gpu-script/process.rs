@@ -192,3 +192,13 @@ pub fn unset(name: &str) {
     // SAFETY: a NUL-terminated name; the script has one thread here.
     unsafe { libc::unsetenv(c_string(name).as_ptr()) };
 }
+
+/// From now on this signal interrupts what is under way, and nothing else happens.
+pub fn catch(signal: i32) {
+    extern "C" fn nothing(_: i32) {}
+    // SAFETY: zero is a valid `sigaction`: no flags, so that system calls are not restarted, and an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    // SAFETY: a handler that does nothing.
+    unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+}

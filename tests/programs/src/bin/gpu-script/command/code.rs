@@ -24,6 +24,19 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let arguments = [text.as_ptr() as usize, 0, 0, 0];
             scope.keep(words.at(1)?, driver.get("cuModuleLoadDataEx", &arguments))
         }
+        "image" | "library-image" | "image-file" => {
+            let path = words.at(2)?;
+            let image = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
+            let path = std::ffi::CString::new(path).map_err(|error| error.to_string())?;
+            let (function, source) = match name {
+                "image" => ("cuModuleLoadData", image.as_ptr() as usize),
+                "library-image" => ("cuLibraryLoadData", image.as_ptr() as usize),
+                _ => ("cuModuleLoad", path.as_ptr() as usize),
+            };
+            let count = if name == "library-image" { 7 } else { 1 };
+            let arguments = [source, 0, 0, 0, 0, 0, 0];
+            scope.keep(words.at(1)?, driver.get(function, &arguments[..count]))
+        }
         "library" => {
             let text = ptx(words.size(2)?);
             let arguments = [text.as_ptr() as usize, 0, 0, 0, 0, 0, 0];

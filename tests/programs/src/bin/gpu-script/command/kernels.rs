@@ -19,12 +19,30 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
         "launch-kernel" => {
-            let (library, stream) = (scope.value(words.at(1)?)?, scope.stream(words.get(2))?);
-            let arguments = [library, c"kernel".as_ptr() as usize];
-            match driver.get("cuLibraryGetKernel", &arguments) {
-                (0, kernel) => plain(launch(driver, kernel as usize, stream)),
-                (failed, _) => plain(failed),
+            let stream = scope.stream(words.get(2))?;
+            plain(launch(driver, kernel(driver, scope, words.at(1)?)?, stream))
+        }
+        "get-function" => {
+            function(driver, scope, words.at(1)?)?;
+            "0".to_owned()
+        }
+        "load-function" => {
+            // Listed functions are not loaded yet.
+            let mut functions = [0usize];
+            let arguments = [
+                functions.as_mut_ptr() as usize,
+                1,
+                scope.value(words.at(1)?)?,
+            ];
+            match driver.call("cuModuleEnumerateFunctions", &arguments) {
+                0 => plain(driver.call("cuFuncLoad", &functions)),
+                failed => plain(failed),
             }
+        }
+        "set-attribute" => {
+            let kernel = kernel(driver, scope, words.at(1)?)?;
+            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            plain(driver.call("cuKernelSetAttribute", &[8, 1024, kernel, 0]))
         }
         "launch-ex" => {
             let function = function(driver, scope, words.at(1)?)?;
@@ -76,7 +94,17 @@ fn launch(driver: &Driver, function: usize, stream: usize) -> i32 {
     )
 }
 
-fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
+/// The kernel of a library, as a `CUkernel`.
+pub fn kernel(driver: &Driver, scope: &Scope, library: &str) -> Answer<usize> {
+    let arguments = [scope.value(library)?, c"kernel".as_ptr() as usize];
+    match driver.get("cuLibraryGetKernel", &arguments) {
+        (0, kernel) => Ok(kernel as usize),
+        (failed, _) => Err(format!("no kernel in {library}: {failed}")),
+    }
+}
+
+/// The kernel of a module.
+pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     let arguments = [scope.value(module)?, c"kernel".as_ptr() as usize];
     match driver.get("cuModuleGetFunction", &arguments) {
         (0, function) => Ok(function as usize),
@@ -84,14 +112,26 @@ fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     }
 }
 
-/// PTX with a kernel that has so much local memory, and that may use the device runtime.
+/// PTX with a kernel that has so much local memory, and that may use the device runtime or be long.
 fn ptx(words: &Words<'_>) -> Answer<String> {
     let local = words.size(2)?;
-    let mut uses = String::new();
+    let (mut uses, mut calls, mut stores) = (String::new(), String::new(), 0);
     for at in 3.. {
-        uses += match words.get(at) {
+        let word = words.get(at);
+        calls += match word {
+            Some("malloc") => " call malloc;\n",
+            Some("assert") => " call __assertfail;\n",
+            Some("printf") => " call vprintf;\n",
+            _ => "",
+        };
+        uses += match word {
             None => break,
             Some("malloc") => ".extern .func (.param .b64 place) malloc (.param .b64 size);\n",
+            Some("assert") => ".extern .func __assertfail (.param .b64 what);\n",
+            Some("long") => {
+                stores = 60_000;
+                ""
+            }
             Some("printf") => {
                 ".extern .func (.param .b32 count) vprintf (.param .b64 format, .param .b64 values);\n"
             }
@@ -99,6 +139,7 @@ fn ptx(words: &Words<'_>) -> Answer<String> {
         };
     }
     Ok(format!(
-        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n ret;\n}}\n\0"
+        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n{calls}{} ret;\n}}\n\0",
+        " st.global.u32 [%rd1], 7;\n".repeat(stores)
     ))
 }

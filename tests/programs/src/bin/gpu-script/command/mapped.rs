@@ -4,6 +4,7 @@ use super::{Answer, placed, plain};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
 use crate::process;
+use std::os::fd::AsRawFd;
 
 /// Runs a command of this subject; `None` for others.
 pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
@@ -47,6 +48,33 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             scope.keep(
                 words.at(1)?,
                 driver.get("cuMemRetainAllocationHandle", &[address]),
+            )
+        }
+        "export" => {
+            let mut descriptor = -1i32;
+            let place = &raw mut descriptor as usize;
+            let arguments = [place, scope.value(words.at(2)?)?, 1, 0];
+            let status = driver.call("cuMemExportToShareableHandle", &arguments);
+            scope
+                .values
+                .insert(words.at(1)?.to_owned(), descriptor as u64);
+            format!("{} {descriptor}", plain(status))
+        }
+        "close" => {
+            process::close(scope.value(words.at(1)?)? as i32);
+            "0".to_owned()
+        }
+        "import-from" => {
+            let path = words.at(2)?;
+            let file = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(path)
+                .map_err(|why| format!("{path}: {why}"))?;
+            let arguments = [file.as_raw_fd() as usize, 1];
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemImportFromShareableHandle", &arguments),
             )
         }
         "import" => {

@@ -30,6 +30,10 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
             process::unset(words.at(1)?);
             plain(0)
         }
+        "catch" => {
+            process::catch(words.size(1)? as i32);
+            plain(0)
+        }
         "clearenv" => {
             process::clear_environment();
             plain(0)

@@ -1,0 +1,72 @@
+//! What the driver sets up in a context for the device's runtime, when code is first loaded there that uses it.
+
+use std::sync::atomic::Ordering;
+
+use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
+use crate::account::device::Device;
+use crate::account::kernel_memory::ContextMemory;
+use crate::handler::limits::{Limit, heap, limit_of};
+use crate::image::Needs;
+
+/// What comes with code whose image says what it uses, bytes.
+#[derive(Clone, Copy, Default)]
+pub struct Runtime {
+    /// What the context has then for the runtime.
+    level: u64,
+    /// What it takes for that when the code is loaded.
+    pub tables: u64,
+    /// What it takes when the code is launched, where that is not charged already.
+    pub heap: u64,
+}
+
+impl Runtime {
+    pub fn of(says: Needs, device: &Device, context: Context, memory: &ContextMemory) -> Runtime {
+        if !Runtime::is_new(says, device, memory) {
+            return Runtime::default();
+        }
+        let level = device.kernels.runtime(says);
+        let tables = level.saturating_sub(memory.runtime.load(Ordering::Acquire));
+        let is_kept = memory.heap.load(Ordering::Acquire) > 0;
+        let heap = match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
+            Limit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
+            _ => 0,
+        };
+        Runtime {
+            level,
+            tables,
+            heap,
+        }
+    }
+
+    /// Whether code that says this takes something.
+    pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
+        says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
+    }
+
+    /// Keeps the heap charged from here on.
+    pub fn keep(self, device: &Device, memory: &ContextMemory) {
+        if self.heap > 0 {
+            memory.heap.store(self.heap, Ordering::Release);
+            device.driver.reserve(device, self.heap);
+        }
+    }
+
+    /// The code has been loaded, or not, and with that the driver's part has `grown` by so many bytes.
+    pub fn conclude(
+        self,
+        device: &Device,
+        memory: &ContextMemory,
+        status: Status,
+        grown: Option<u64>,
+    ) {
+        if status == SUCCESS {
+            memory.runtime.fetch_max(self.level, Ordering::AcqRel);
+        }
+        // Nothing grows where code that did not say so has been before, and has perhaps had its heap.
+        let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
+        if self.heap > 0 && !is_there {
+            let kept = memory.heap.swap(0, Ordering::AcqRel);
+            device.driver.unreserve(device, kept);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Executable graphs whose kernels are changed, which some programs do before every launch.
+//!
+//! Nothing can bring memory nodes into one, but kernels that need more local memory than their context has. That is paid for before the call; what
+//! comes with the next launch instead is paid for there, as what the graph needs is remembered. A kernel is asked once for its need.
+
+use std::cell::{Cell, RefCell};
+
+use crate::abi::{
+    Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
+    Node, NodeParams, Opaque, SUCCESS, Status,
+};
+use crate::account::graphs::nodes::each_kernel;
+use crate::handler::code::Lazy;
+use crate::handler::limits::{self, Use};
+use crate::handler::linear::current_context;
+use crate::hook::Call;
+use crate::image::Needs;
+
+/// Runs `real`, which puts the kernels that `list` shows into `exec`.
+fn change(
+    call: Call,
+    exec: GraphExec,
+    list: impl FnOnce(&mut dyn FnMut(Opaque)),
+    real: impl Fn() -> Status,
+) -> Status {
+    let launched = &call.process.launched;
+    let (mut known, mut unseen) = (0, Vec::new());
+    list(&mut |kernel| match launched.need_of(kernel) {
+        Some(bytes) => known = known.max(bytes),
+        None => unseen.push(kernel),
+    });
+    if known == 0 && unseen.is_empty() {
+        return real();
+    }
+    let device = match call.process.current_device() {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    let context = current_context();
+    let most = Cell::new(known);
+    if unseen.is_empty() {
+        let memory = device.kernels.context(context);
+        let _stays = memory.alone.read();
+        if device.kernels.growth(&memory, known) == 0 {
+            return remember(call, exec, known, real());
+        }
+    }
+    unseen.sort_unstable();
+    unseen.dedup();
+    // Kernels of lazily loaded libraries load these here, each library once.
+    let mut says = Needs::default();
+    let mut lazies: Vec<Lazy> = Vec::new();
+    for kernel in &unseen {
+        let lazy = Lazy::of(call, None, *kernel, context);
+        if !lazy.is_empty() && !lazies.iter().any(|known| known.library == lazy.library) {
+            says = says.and(lazy.needs);
+            lazies.push(lazy);
+        }
+    }
+    let asked = RefCell::new(Vec::new());
+    let need = || {
+        for kernel in unseen {
+            let bytes = limits::per_thread(call, device, kernel);
+            most.set(most.get().max(bytes));
+            asked.borrow_mut().push((kernel, bytes));
+        }
+        most.get()
+    };
+    // A kernel that nobody has seen may also be loaded here.
+    let status = limits::run(call, device, context, Use::Graph(need), says, 0, real, None);
+    if status == SUCCESS {
+        lazies.iter().for_each(|lazy| lazy.loaded(call));
+        for (kernel, bytes) in asked.into_inner() {
+            call.process.learn_need(kernel, bytes);
+        }
+    }
+    remember(call, exec, most.get(), status)
+}
+
+/// A kernel of `exec` may need so many bytes of local memory per thread from now on.
+fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Status {
+    if status == SUCCESS && call.process.execs.raise_per_thread(exec, per_thread) {
+        // What was known of its launches was of other kernels.
+        call.process.launched.remove(exec);
+        call.process.launched.remove(exec | 1);
+    }
+    status
+}
+
+/// `cuGraphExecUpdate`: as `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
+pub fn update(
+    call: Call,
+    real: impl Fn(GraphExec, Graph, Opaque, Opaque) -> Status,
+    exec: GraphExec,
+    graph: Graph,
+    error_node: Opaque,
+    result: Opaque,
+) -> Status {
+    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(graph, show);
+    change(call, exec, list, || real(exec, graph, error_node, result))
+}
+
+/// `cuGraphExecUpdate_v2`: as `cuGraphExecUpdate`.
+pub fn update_v2(
+    call: Call,
+    real: impl Fn(GraphExec, Graph, Opaque) -> Status,
+    exec: GraphExec,
+    graph: Graph,
+    info: Opaque,
+) -> Status {
+    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(graph, show);
+    change(call, exec, list, || real(exec, graph, info))
+}
+
+/// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is charged before the call, and before each launch that
+/// relies on it; a kernel that was not seen before is measured. Others cost one look.
+pub fn set_kernel(
+    call: Call,
+    real: impl Fn(GraphExec, Node, In<KernelNodeParams>) -> Status,
+    exec: GraphExec,
+    node: Node,
+    params: In<KernelNodeParams>,
+) -> Status {
+    let kernel = params.read().and_then(|params| params.handle());
+    let list = |show: &mut dyn FnMut(Opaque)| kernel.into_iter().for_each(show);
+    change(call, exec, list, || real(exec, node, params))
+}
+
+/// `cuGraphExecKernelNodeSetParams`: as `_v2`.
+pub fn set_kernel_v1(
+    call: Call,
+    real: impl Fn(GraphExec, Node, In<KernelNodeParamsV1>) -> Status,
+    exec: GraphExec,
+    node: Node,
+    params: In<KernelNodeParamsV1>,
+) -> Status {
+    let kernel = params.read().map(|params| params.function);
+    let list = |show: &mut dyn FnMut(Opaque)| kernel.into_iter().for_each(show);
+    change(call, exec, list, || real(exec, node, params))
+}
+
+/// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
+pub fn set_child(
+    call: Call,
+    real: impl Fn(GraphExec, Node, Graph) -> Status,
+    exec: GraphExec,
+    node: Node,
+    child: Graph,
+) -> Status {
+    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(child, show);
+    change(call, exec, list, || real(exec, node, child))
+}
+
+/// `cuGraphExecNodeSetParams`: as the functions of the kinds of nodes.
+pub fn set_node(
+    call: Call,
+    real: impl Fn(GraphExec, Node, In<NodeParams>) -> Status,
+    exec: GraphExec,
+    node: Node,
+    params: In<NodeParams>,
+) -> Status {
+    let list = |show: &mut dyn FnMut(Opaque)| match params.read() {
+        Some(params) if params.kind == NODE_TYPE_KERNEL => {
+            params.kernel.handle().into_iter().for_each(show);
+        }
+        Some(params) if params.kind == NODE_TYPE_GRAPH => each_kernel(params.child(), show),
+        _ => {}
+    };
+    change(call, exec, list, || real(exec, node, params))
+}

@@ -1,0 +1,91 @@
+//! Where decoders put what they find: so many bytes and no more, each once.
+
+/// Copies go on in steps of this many bytes, beyond where they end.
+pub const STEP: usize = 16;
+
+/// What has been decoded, and room for the rest.
+pub struct Output {
+    bytes: Vec<u8>,
+    at: usize,
+    size: usize,
+}
+
+impl Output {
+    /// For so many bytes; `None` where there is no memory for them.
+    pub fn new(size: usize) -> Option<Output> {
+        let mut bytes = Vec::new();
+        let room = size.checked_add(STEP)?;
+        bytes.try_reserve_exact(room).ok()?;
+        bytes.resize(room, 0);
+        Some(Output { bytes, at: 0, size })
+    }
+
+    /// All of it; `None` where some is missing.
+    pub fn done(mut self) -> Option<Vec<u8>> {
+        self.bytes.truncate(self.size);
+        (self.at == self.size).then_some(self.bytes)
+    }
+
+    /// The place for so many bytes more.
+    fn next(&mut self, count: usize) -> Option<&mut [u8]> {
+        if count > self.size - self.at {
+            return None;
+        }
+        let at = self.at;
+        self.at += count;
+        self.bytes.get_mut(at..at + count)
+    }
+
+    pub fn append(&mut self, bytes: &[u8]) -> Option<()> {
+        self.next(bytes.len())?.copy_from_slice(bytes);
+        Some(())
+    }
+
+    pub fn append_all(&mut self, byte: u8, count: usize) -> Option<()> {
+        self.next(count)?.fill(byte);
+        Some(())
+    }
+
+    /// The first `count` bytes of `from`, which goes on for at least a step behind them.
+    #[inline]
+    pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
+        if count > STEP {
+            return self.append(from.get(..count)?);
+        }
+        if count > self.size - self.at {
+            return None;
+        }
+        let step = from.first_chunk::<STEP>()?;
+        *self.bytes.get_mut(self.at..)?.first_chunk_mut::<STEP>()? = *step;
+        self.at += count;
+        Some(())
+    }
+
+    /// `count` bytes from `offset` before the end on; they may be what is being appended.
+    #[inline]
+    pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
+        if offset == 0 || offset > self.at || count > self.size - self.at {
+            return None;
+        }
+        let (start, end) = (self.at - offset, self.at + count);
+        if offset >= STEP {
+            let (mut from, mut to) = (start, self.at);
+            while to < end {
+                let step = *self.bytes.get(from..)?.first_chunk::<STEP>()?;
+                *self.bytes.get_mut(to..)?.first_chunk_mut::<STEP>()? = step;
+                (from, to) = (from + STEP, to + STEP);
+            }
+        } else {
+            // Twice as much each time.
+            let bytes = self.bytes.get_mut(start..end)?;
+            let mut there = offset;
+            while there < bytes.len() {
+                let some = there.min(bytes.len() - there);
+                bytes.copy_within(..some, there);
+                there += some;
+            }
+        }
+        self.at = end;
+        Some(())
+    }
+}

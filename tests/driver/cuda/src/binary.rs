@@ -1,0 +1,139 @@
+//! Code that is not text: cubins, and fat binaries with one image for each kind of GPU, compressed or not.
+//!
+//! Of nvcc 11 to 13; the LZ4 and zstd entries of NVIDIA's libraries have the same layout.
+
+use std::borrow::Cow;
+
+use gpulimit_sim::abi::Text;
+use gpulimit_sim::{Outcome, Status};
+use ruzstd::decoding::FrameDecoder;
+
+const FATBIN: [u8; 8] = [0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+const WRAPPER: [u8; 4] = [0xb1, 0x43, 0x62, 0x46];
+const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+/// What `cuDeviceGetAttribute` says: 9.0.
+const GPU: u32 = 90;
+
+/// What is loaded of an image.
+pub enum Code<'a> {
+    Text(Cow<'a, [u8]>),
+    /// Machine code with so many bytes of variables.
+    Machine(u64),
+}
+
+/// The bytes behind a pointer, as far as they themselves say.
+pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
+    if image.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let start: [u8; 4] = image.field(0).get()?;
+    if start == WRAPPER {
+        return behind(image.field::<Text>(8).get()?);
+    }
+    let length = if start == FATBIN[..4] {
+        16 + image.field::<u64>(8).get()?
+    } else if start == ELF {
+        // The table of sections is followed by that of segments.
+        let sections =
+            image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
+        let segments =
+            image.field::<u64>(32).get()? + u64::from(image.field::<u16>(56).get()?) * 56;
+        sections.max(segments)
+    } else {
+        return image.bytes().map(Cow::Borrowed);
+    };
+    (0..length as usize)
+        .map(|at| image.field(at).get())
+        .collect::<Outcome<Vec<u8>>>()
+        .map(Cow::Owned)
+}
+
+/// What the driver loads of an image.
+pub fn code(image: &[u8]) -> Outcome<Code<'_>> {
+    if image.starts_with(&FATBIN) {
+        let (kind, code) = choice(image).ok_or(Status::NO_BINARY_FOR_GPU)?;
+        return match kind {
+            1 => Ok(Code::Text(code)),
+            _ => machine(&code),
+        };
+    }
+    match image.starts_with(&ELF) {
+        true => machine(image),
+        false => Ok(Code::Text(Cow::Borrowed(image))),
+    }
+}
+
+fn machine(cubin: &[u8]) -> Outcome<Code<'static>> {
+    variables(cubin)
+        .map(Code::Machine)
+        .ok_or(Status::INVALID_IMAGE)
+}
+
+fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
+    let mut wide = [0; 8];
+    wide.get_mut(..width)?
+        .copy_from_slice(bytes.get(at..)?.get(..width)?);
+    Some(u64::from_le_bytes(wide))
+}
+
+/// The entry for this GPU: machine code, or else the latest text.
+fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
+    let mut rest = fatbin.get(16..)?;
+    let mut best = None;
+    while rest.len() >= 64 {
+        let (kind, made_for) = (number(rest, 0, 2)?, number(rest, 28, 4)? as u32);
+        let (header, payload) = (number(rest, 4, 4)? as usize, number(rest, 8, 8)? as usize);
+        let fits = match kind {
+            1 => made_for <= GPU,
+            2 => made_for / 10 == GPU / 10 && made_for <= GPU,
+            _ => false,
+        };
+        let rank = (kind, made_for);
+        if fits && best.is_none_or(|(best, _)| rank > best) {
+            best = Some((rank, rest));
+        }
+        rest = rest.get(header.checked_add(payload)?..)?;
+    }
+    let ((kind, _), entry) = best?;
+    Some((kind, content(entry)?))
+}
+
+/// What an entry holds.
+fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let (flags, packed, size) = (
+        number(entry, 40, 8)?,
+        number(entry, 16, 4)? as usize,
+        number(entry, 56, 8)? as usize,
+    );
+    let payload = entry.get(number(entry, 4, 4)? as usize..)?;
+    if flags & 0x2000 != 0 {
+        let content = lz4_flex::block::decompress(payload.get(..packed)?, size).ok()?;
+        return Some(Cow::Owned(content));
+    }
+    if flags & 0x8000 != 0 {
+        let mut content = vec![0; size];
+        let mut decoder = FrameDecoder::new();
+        decoder
+            .decode_all(payload.get(..packed)?, &mut content)
+            .ok()?;
+        return Some(Cow::Owned(content));
+    }
+    Some(Cow::Borrowed(payload.get(..number(entry, 8, 8)? as usize)?))
+}
+
+/// The sizes of the sections with variables: `.nv.global` and `.nv.global.init`.
+fn variables(cubin: &[u8]) -> Option<u64> {
+    let table = number(cubin, 40, 8)? as usize;
+    let section = |index: u64| table + index as usize * 64;
+    let names = number(cubin, section(number(cubin, 62, 2)?) + 24, 8)? as usize;
+    (0..number(cubin, 60, 2)?)
+        .map(|index| {
+            let name = names + number(cubin, section(index), 4)? as usize;
+            let name = cubin.get(name..)?.split(|byte| *byte == 0).next()?;
+            match name {
+                b".nv.global" | b".nv.global.init" => number(cubin, section(index) + 32, 8),
+                _ => Some(0),
+            }
+        })
+        .sum()
+}

@@ -1,0 +1,242 @@
+//! Memory that several processes may hold: allocations that were exported.
+//!
+//! Its bytes lie in a slot of their own beside those of the processes ([`Object`]) as long as anybody has a handle, a mapping or a descriptor of it.
+//! They are in the exporter's figure as long as he has it; then in an importer's if he has the only import and no descriptor is open, else in
+//! nobody's (measured, H100, 580.159.04; that several imports without a descriptor are nobody's is assumed).
+//!
+//! A descriptor is an open description of a file that says which object it is; its lock lasts until its last copy is closed.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::driver::driver;
+use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Object, object_path};
+use crate::process::{ObjectsLock, hold_descriptor, is_alive, is_held};
+use crate::vmm::Properties;
+use crate::{Outcome, Status, grant};
+
+const MAGIC: u64 = 0x6770_756c_696d_0103;
+/// Bytes of a description: magic, GPU, size, object, birth, properties.
+const TEXT: usize = 72;
+
+/// Exported memory, as one process knows it.
+pub struct Shared {
+    /// None: host memory.
+    pub device: Option<usize>,
+    /// Its size.
+    pub bytes: u64,
+    object: usize,
+    birth: u64,
+    exporter: bool,
+}
+
+impl Shared {
+    /// Makes memory that this process alone holds known to others.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` when there is no room for one more.
+    pub fn export(
+        device: Option<usize>,
+        bytes: u64,
+        properties: &Properties,
+    ) -> Outcome<(Shared, i32)> {
+        let driver = driver()?;
+        let machine = driver.machine;
+        let _lock = ObjectsLock::wait().ok_or(Status::UNKNOWN)?;
+        let free = |object: &Object| object.birth.load(SeqCst) == 0;
+        let place = machine.objects.iter().position(free);
+        let place = place.ok_or(Status::OUT_OF_MEMORY)?;
+        let shared = Shared {
+            device,
+            bytes,
+            object: place,
+            birth: machine.births.fetch_add(1, SeqCst) + 1,
+            exporter: true,
+        };
+        let mut text = [0; TEXT];
+        let number = device.map_or(u64::MAX, |device| device as u64);
+        let words = [MAGIC, number, bytes, place as u64, shared.birth];
+        for (at, word) in words.into_iter().enumerate() {
+            text[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        text[40..].copy_from_slice(properties);
+        let write = |path: PathBuf| std::fs::write(path, text);
+        write(object_path(shared.birth)).map_err(|_| Status::OUT_OF_MEMORY)?;
+        let descriptor = shared.descriptor()?;
+        if let Some(device) = device {
+            // Never twice at a time, so that no peak shows it twice: others may come in between.
+            driver.give(device, bytes);
+            let blocks = (bytes / BLOCK) as i64;
+            while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
+                std::thread::yield_now();
+            }
+        }
+        let object = &machine.objects[place];
+        object.device.store(number, SeqCst);
+        object.exporter.store(driver.owner(), SeqCst);
+        object.birth.store(shared.birth, SeqCst);
+        Ok((shared, descriptor))
+    }
+
+    /// One more import of what a descriptor, which stays the caller's, stands for, with its properties.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY` when there are too many imports.
+    pub fn import(descriptor: i32) -> Outcome<(Shared, Properties)> {
+        if descriptor < 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: not kept beyond the call; a number that is no descriptor is an error of the system's.
+        let file: File = unsafe { BorrowedFd::borrow_raw(descriptor) }
+            .try_clone_to_owned()
+            .map_err(|_| Status::INVALID_VALUE)?
+            .into();
+        let mut text = [0; TEXT];
+        file.read_exact_at(&mut text, 0)
+            .map_err(|_| Status::INVALID_VALUE)?;
+        let [magic, number, bytes, object, birth] = [0, 8, 16, 24, 32].map(|at| {
+            let bytes: [u8; 8] = text[at..at + 8].try_into().unwrap_or_default();
+            u64::from_le_bytes(bytes)
+        });
+        if magic != MAGIC {
+            return Err(Status::INVALID_VALUE);
+        }
+        let mut properties = [0; 32];
+        properties.copy_from_slice(&text[40..]);
+        let driver = driver()?;
+        let _lock = ObjectsLock::wait().ok_or(Status::UNKNOWN)?;
+        let shared = Shared {
+            device: usize::try_from(number)
+                .ok()
+                .filter(|device| *device < MAX_DEVICES),
+            bytes,
+            object: object as usize,
+            birth,
+            exporter: false,
+        };
+        let object = shared.find(driver.machine).ok_or(Status::INVALID_VALUE)?;
+        let free = object.imports.iter().find(|place| place.load(SeqCst) == 0);
+        free.ok_or(Status::OUT_OF_MEMORY)?
+            .store(driver.owner(), SeqCst);
+        Ok((shared, properties))
+    }
+
+    /// Another descriptor of it.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for an import, `OUT_OF_MEMORY` when there is no room for one more.
+    pub fn descriptor(&self) -> Outcome<i32> {
+        if !self.exporter {
+            return Err(Status::INVALID_VALUE);
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(object_path(self.birth))
+            .map_err(|_| Status::OUT_OF_MEMORY)?;
+        hold_descriptor(&file).map_err(|_| Status::OUT_OF_MEMORY)?;
+        Ok(file.into_raw_fd())
+    }
+
+    /// This process has neither handle nor mapping of it any more, or not of this import.
+    pub fn let_go(&self) {
+        let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
+            return;
+        };
+        let Some(object) = self.find(driver.machine) else {
+            return;
+        };
+        if self.exporter {
+            object.exporter.store(0, SeqCst);
+        } else {
+            let own = |place: &&AtomicU64| place.load(SeqCst) == driver.owner();
+            if let Some(place) = object.imports.iter().find(own) {
+                place.store(0, SeqCst);
+            }
+        }
+        sweep_object(driver.machine, self.object, &lock);
+    }
+
+    fn find<'a>(&self, machine: &'a Machine) -> Option<&'a Object> {
+        let object = machine.objects.get(self.object)?;
+        (object.birth.load(SeqCst) == self.birth).then_some(object)
+    }
+}
+
+/// Who has it, of those that the driver has not forgotten: exporter and imports.
+fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
+    let alive = |place: &AtomicU64| {
+        let owner = place.load(SeqCst);
+        (owner != 0 && is_alive(machine, owner)).then_some(owner)
+    };
+    (
+        alive(&object.exporter),
+        object.imports.iter().filter_map(alive).collect(),
+    )
+}
+
+/// Whether a descriptor is open.
+fn is_under_way(object: &Object) -> bool {
+    File::open(object_path(object.birth.load(SeqCst))).is_ok_and(|file| is_held(&file))
+}
+
+fn is_abandoned(machine: &Machine, object: &Object) -> bool {
+    let (exporter, imports) = holders(machine, object);
+    object.birth.load(SeqCst) != 0
+        && exporter.is_none()
+        && imports.is_empty()
+        && !is_under_way(object)
+}
+
+fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
+    let object = &machine.objects[at];
+    if !is_abandoned(machine, object) {
+        return;
+    }
+    let _ = std::fs::remove_file(object_path(object.birth.load(SeqCst)));
+    if let Ok(device @ 0..MAX_DEVICES) = usize::try_from(object.device.load(Relaxed)) {
+        let blocks = grant::held(machine, MAX_PROCESSES + at, device) as i64;
+        grant::change(machine, MAX_PROCESSES + at, device, -blocks);
+    }
+    for place in object.imports.iter().chain([&object.exporter]) {
+        place.store(0, SeqCst);
+    }
+    object.birth.store(0, SeqCst);
+}
+
+/// Gives back what nobody has any more, unless somebody is at it.
+pub fn sweep(machine: &Machine) {
+    let abandoned = |object: &Object| is_abandoned(machine, object);
+    if machine.objects.iter().any(abandoned)
+        && let Some(lock) = ObjectsLock::attempt()
+    {
+        (0..machine.objects.len()).for_each(|at| sweep_object(machine, at, &lock));
+    }
+}
+
+/// Calls `seen` with owner, GPU and bytes of all shared memory that is in somebody's figure.
+pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
+    for (at, object) in machine.objects.iter().enumerate() {
+        if object.birth.load(SeqCst) == 0 {
+            continue;
+        }
+        let shown = match holders(machine, object) {
+            (Some(exporter), _) => Some(exporter),
+            (None, imports) => match imports.as_slice() {
+                [only] if !is_under_way(object) => Some(*only),
+                _ => None,
+            },
+        };
+        let device = usize::try_from(object.device.load(Relaxed));
+        if let (Some(owner), Ok(device @ 0..MAX_DEVICES)) = (shown, device) {
+            let bytes = grant::held(machine, MAX_PROCESSES + at, device) * BLOCK;
+            seen(owner, device, bytes);
+        }
+    }
+}

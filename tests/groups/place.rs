@@ -1,0 +1,52 @@
+//! Where the tests of groups and of the controller have their groups, and what their members do about a full one.
+
+use gpulimit::group::Root;
+use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A private directory with a root in it, that goes away with the test.
+pub struct Place(pub PathBuf);
+
+impl Place {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (tests, pid) = (env!("CARGO_CRATE_NAME"), std::process::id());
+        let path = std::env::temp_dir().join(format!("gpulimit-{tests}-{pid}-{next}"));
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .expect("a temporary directory");
+        Self(path)
+    }
+
+    pub fn root_path(&self) -> PathBuf {
+        self.0.join("root")
+    }
+
+    pub fn root(&self) -> Root {
+        Root::at(self.root_path()).expect("a root")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Does nothing about it.
+pub struct Nothing;
+
+impl Pressure for Nothing {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}

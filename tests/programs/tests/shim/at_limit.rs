@@ -1,0 +1,370 @@
+//! What a group does with a request that does not fit: others give back, it waits, somebody is killed.
+
+use std::time::Duration;
+
+use gpulimit::ledger::{Category, EventKind};
+use gpulimit_programs::world::{CONTEXT, MIB, Session, World, eventually};
+
+/// Long enough to see that somebody waits; not what a result depends on.
+const MOMENT: Duration = Duration::from_millis(400);
+
+/// A group of two contexts and 600 MiB in which requests wait.
+fn waiting(more: &[&str]) -> (World, u64) {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait"]);
+    world.settings(more);
+    (world, cap)
+}
+
+#[test]
+fn a_request_waits_until_memory_comes_back() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    other.tell("alloc b 300M");
+    assert!(other.is_silent_for(MOMENT));
+    world.judge(cap);
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    assert_eq!(world.events(EventKind::Wait).len(), 1);
+    assert_eq!(world.events(EventKind::Granted).len(), 1);
+    assert_eq!(world.events(EventKind::Refusal).len(), 0);
+    world.judge(cap);
+    holder.end_quietly();
+    other.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn every_kind_of_request_waits() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    other.expect(&[
+        ("graph g", "0"),
+        ("alloc-node n g 200M", "0"),
+        ("free-node g n", "0"),
+        ("instantiate e g", "0"),
+    ]);
+    for (request, release) in [
+        ("alloc b 200M", "free b"),
+        ("many b 300 1M", "free-many b"),
+        ("create b 200M 0", "release b"),
+        ("managed b 200M", "free b"),
+        ("array b 8192,8192,0,32,1", "destroy-array b"),
+        ("async b 200M", "free-async b"),
+        ("launch-graph e", "sync"),
+    ] {
+        holder.expect(&[("alloc a 500M", "0")]);
+        other.tell(request);
+        assert!(other.is_silent_for(MOMENT), "{request}");
+        holder.expect(&[("free a", "0")]);
+        let answer = other.answer();
+        assert!(answer.starts_with('0'), "{request}: {answer}");
+        let answer = other.say(release);
+        assert!(answer.starts_with('0'), "{release}: {answer}");
+        other.expect(&[("sync", "0"), ("trim-graphs", "0")]);
+        other.expect(&[("default-pool p 0", "0"), ("trim p 0", "0")]);
+    }
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn the_time_to_wait_is_bounded() {
+    let (world, cap) = waiting(&["wait_timeout=300ms"]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    other.expect(&[("alloc b 300M", "2"), ("alloc c 50M", "0")]);
+    assert_eq!(world.events(EventKind::Wait).len(), 1);
+    assert_eq!(world.events(EventKind::Refusal).len(), 1);
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_signal_ends_the_wait() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    assert_eq!(other.say("catch 10"), "0");
+    other.tell("alloc b 300M");
+    assert!(other.is_silent_for(MOMENT));
+    other.signal(10);
+    assert_eq!(other.answer(), "2");
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn who_waits_first_is_served_first() {
+    let (world, cap) = {
+        let cap = 3 * CONTEXT + 600 * MIB;
+        let world = World::new(cap);
+        world.settings(&["on_limit=wait"]);
+        (world, cap)
+    };
+    let (mut holder, mut first, mut second) = (world.on_gpu(), world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 150M", "0"), ("alloc b 400M", "0")]);
+    first.tell("alloc c 400M");
+    assert!(first.is_silent_for(MOMENT));
+    second.tell("alloc d 100M");
+    assert!(second.is_silent_for(MOMENT));
+    // Room for the second one, but it is not its turn.
+    holder.expect(&[("free a", "0")]);
+    assert!(second.is_silent_for(MOMENT));
+    holder.expect(&[("free b", "0")]);
+    assert_eq!(first.answer(), "0");
+    assert_eq!(second.answer(), "0");
+    let granted = world.events(EventKind::Granted);
+    let order: Vec<u32> = granted.iter().map(|event| event.what.process.pid).collect();
+    assert_eq!(order, [first.pid(), second.pid()]);
+    world.judge(cap);
+    drop((holder, first, second));
+    world.judge_end(cap);
+}
+
+#[test]
+fn nobody_overtakes_those_who_wait() {
+    let cap = 3 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait"]);
+    let (mut holder, mut first, mut late) = (world.on_gpu(), world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 400M", "0")]);
+    first.tell("alloc c 400M");
+    assert!(first.is_silent_for(MOMENT));
+    // It would fit.
+    late.tell("alloc d 100M");
+    assert!(late.is_silent_for(MOMENT));
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(first.answer(), "0");
+    assert_eq!(late.answer(), "0");
+    world.judge(cap);
+    drop((holder, first, late));
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_stopped_or_dead_waiter_is_passed_by() {
+    let cap = 4 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait"]);
+    let mut holder = world.on_gpu();
+    let (mut stopped, mut dead, mut third) = (world.on_gpu(), world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    stopped.tell("alloc b 300M");
+    assert!(stopped.is_silent_for(MOMENT));
+    dead.tell("alloc b 300M");
+    assert!(dead.is_silent_for(MOMENT));
+    third.tell("alloc b 300M");
+    assert!(third.is_silent_for(MOMENT));
+    stopped.signal(libc::SIGSTOP);
+    dead.kill();
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(third.answer(), "0");
+    third.expect(&[("free b", "0")]);
+    stopped.signal(libc::SIGCONT);
+    assert_eq!(stopped.answer(), "0");
+    drop((holder, stopped, third));
+    world.judge_end(cap);
+}
+
+#[test]
+fn what_a_killed_process_held_ends_the_wait() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    other.tell("alloc b 300M");
+    assert!(other.is_silent_for(MOMENT));
+    holder.kill();
+    assert_eq!(other.answer(), "0");
+    world.judge(cap);
+    assert!(!world.events(EventKind::Reap).is_empty());
+    drop(other);
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_raised_limit_ends_the_wait() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 500M", "0")]);
+    other.tell("alloc b 300M");
+    assert!(other.is_silent_for(MOMENT));
+    world.set(cap + 300 * MIB);
+    assert_eq!(other.answer(), "0");
+    holder.expect(&[("free a", "0")]);
+    drop((holder, other));
+    world.judge_end(cap + 300 * MIB);
+}
+
+#[test]
+fn nobody_waits_for_what_can_never_come() {
+    let (world, cap) = waiting(&["wait_timeout=1000h"]);
+    let mut alone = world.on_gpu();
+    // More than the limit; and more than is left, with nobody who could give any back.
+    alone.expect(&[
+        ("alloc a 2G", "2"),
+        ("alloc b 900M", "0"),
+        ("alloc c 900M", "2"),
+    ]);
+    assert_eq!(world.events(EventKind::Wait).len(), 0);
+    world.judge(cap);
+    drop(alone);
+    world.judge_end(cap);
+}
+
+#[test]
+fn two_that_wait_for_each_other_are_not_stuck_for_ever() {
+    let (world, cap) = waiting(&["wait_timeout=500ms"]);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("alloc a 300M", "0")]);
+    other.expect(&[("alloc a 250M", "0")]);
+    one.tell("alloc b 300M");
+    other.tell("alloc b 300M");
+    assert_eq!((one.answer(), other.answer()), ("2".into(), "2".into()));
+    world.judge(cap);
+    drop((one, other));
+    world.judge_end(cap);
+}
+
+/// A pool with 320 MiB that nothing uses.
+fn with_reserve(session: &mut Session) {
+    session.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p 4G", "0"),
+        ("async a 320M", "0"),
+        ("free-async a", "0"),
+        ("sync", "0"),
+    ]);
+}
+
+fn pools(world: &World) -> u64 {
+    world.usage(0).by[Category::Pools as usize]
+}
+
+#[test]
+fn others_give_back_what_they_hold_unused() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    with_reserve(&mut holder);
+    assert!(pools(&world) >= 320 * MIB);
+    // It goes on with its own work, and is asked meanwhile.
+    holder.tell("repeat 4000 {\nsleep 1\nsync\n}");
+    other.expect(&[("alloc b 400M", "0")]);
+    assert!(pools(&world) < 320 * MIB, "{}", pools(&world));
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn what_is_low_is_not_asked_back() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.below("kept", &[&format!("low={}", CONTEXT + 500 * MIB)]);
+    let (mut holder, mut other) = (world.on_gpu_in("kept"), world.on_gpu());
+    with_reserve(&mut holder);
+    let before = pools(&world);
+    holder.tell("repeat 300 {\nsleep 1\nsync\n}");
+    other.expect(&[("alloc b 400M", "2")]);
+    assert_eq!(holder.answer(), "0:600");
+    assert_eq!(pools(&world), before);
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn above_high_the_reserve_goes_before_growth() {
+    let cap = CONTEXT + 1000 * MIB;
+    let world = World::new(cap);
+    world.settings(&[&format!("high={}", CONTEXT + 600 * MIB)]);
+    let mut program = world.on_gpu();
+    with_reserve(&mut program);
+    assert!(pools(&world) >= 320 * MIB);
+    program.expect(&[("alloc b 100M", "0")]);
+    assert!(pools(&world) >= 320 * MIB);
+    assert_eq!(world.events(EventKind::High).len(), 0);
+    program.expect(&[("alloc c 300M", "0")]);
+    assert_eq!(pools(&world), 0);
+    assert_eq!(world.events(EventKind::High).len(), 1);
+    // It is no limit.
+    program.expect(&[("alloc d 300M", "0")]);
+    world.judge(cap);
+    drop(program);
+    world.judge_end(cap);
+}
+
+#[test]
+fn the_largest_is_killed_where_the_group_wants_it() {
+    let cap = 3 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["oom=kill-largest"]);
+    let (mut largest, mut small, mut other) = (world.on_gpu(), world.on_gpu(), world.on_gpu());
+    largest.expect(&[("alloc a 400M", "0")]);
+    small.expect(&[("alloc a 100M", "0")]);
+    other.expect(&[("alloc b 300M", "0")]);
+    let killed = world.events(EventKind::Kill);
+    assert_eq!(killed.len(), 1);
+    assert_eq!(killed[0].what.process.pid, largest.pid());
+    small.expect(&[("alloc c 10M", "0")]);
+    world.judge(cap);
+    let (status, _) = largest.end();
+    assert!(!status.success());
+    drop((small, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn the_largest_itself_is_refused() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["oom=kill-largest"]);
+    let (mut largest, mut other) = (world.on_gpu(), world.on_gpu());
+    other.expect(&[("alloc a 100M", "0")]);
+    largest.expect(&[("alloc a 400M", "0"), ("alloc b 400M", "2")]);
+    other.expect(&[("alloc b 10M", "0")]);
+    assert_eq!(world.events(EventKind::Kill).len(), 0);
+    world.judge(cap);
+    drop((largest, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn the_whole_group_is_killed_where_it_wants_that() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["oom=kill-group"]);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("alloc a 400M", "0")]);
+    other.tell("alloc b 300M");
+    assert!(eventually(|| world.machine().used() == 0));
+    for killed in [one, other] {
+        let (status, _) = killed.end();
+        assert!(!status.success());
+    }
+    world.judge_end(cap);
+}
+
+#[test]
+fn contexts_are_left_out_where_the_group_wants_that() {
+    let cap = 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["count_context=no"]);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("alloc a 300M", "0")]);
+    other.expect(&[("alloc a 280M", "0"), ("alloc b 100M", "2")]);
+    let truth = world.machine().gpu(0);
+    assert!(truth.peak <= cap + 2 * CONTEXT, "{truth:?}");
+    assert!(truth.used >= 580 * MIB + 2 * CONTEXT, "{truth:?}");
+    let usage = world.usage(0);
+    assert!(usage.charged <= cap, "{usage:?}");
+    drop((one, other));
+    world.settle();
+    assert_eq!(world.usage(0).charged, 0);
+}

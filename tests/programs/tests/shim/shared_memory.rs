@@ -1,0 +1,295 @@
+//! `cuMemCreate` memory that processes share by descriptors: the driver counts it for its exporter as long as that has it, then for an
+//! importer, and so do we; the limit holds in between, whoever sleeps or dies.
+
+use gpulimit::ledger::{Category, NoWitness, ProcessUsage};
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+
+/// What is shared.
+const SIZE: u64 = 300 * MIB;
+/// Beside three contexts and what is shared: 100 MiB, and the reserves of three processes.
+const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
+
+/// Exports a handle; where others find the descriptor.
+fn export(program: &mut Session, handle: &str) -> String {
+    let answer = program.say(&format!("export fd-{handle} {handle}"));
+    let (status, descriptor) = answer.split_once(' ').expect("two numbers");
+    assert_eq!(status, "0");
+    format!("/proc/{}/fd/{descriptor}", program.pid())
+}
+
+/// An exporter of [`SIZE`] as `a`, an importer that has it mapped, and a third process.
+fn shared(world: &World) -> [Session; 3] {
+    let [mut exporter, mut importer, third] = std::array::from_fn(|_| world.on_gpu());
+    exporter.expect(&[("create a 300M", "0")]);
+    let path = export(&mut exporter, "a");
+    importer.expect(&[
+        (&format!("import-from a {path}"), "0"),
+        ("reserve range 300M", "0"),
+        ("map range 0 a 300M", "0"),
+        ("release a", "0"),
+    ]);
+    exporter.expect(&[("close fd-a", "0")]);
+    world.judge(CAP);
+    [exporter, importer, third]
+}
+
+fn process(world: &World, program: &Session) -> ProcessUsage {
+    let all = world.ledger().processes(&NoWitness);
+    let of = |process: &ProcessUsage| process.identity.pid == program.pid();
+    all.into_iter().find(of).expect("a member")
+}
+
+/// What the ledger has charged to a process beyond its context, and of that as mapped memory.
+#[track_caller]
+fn charged(world: &World, program: &Session) -> (u64, u64) {
+    let usage = process(world, program).devices[0];
+    (
+        (usage.in_use() - CONTEXT) / BLOCK * BLOCK,
+        usage.of(Category::Vmm),
+    )
+}
+
+/// The third process gets what there is, and no more.
+#[track_caller]
+fn fill(world: &World, third: &mut Session) {
+    third.expect(&[
+        ("alloc big 112M", "2"),
+        ("alloc fits 96M", "0"),
+        ("alloc more 16M", "2"),
+    ]);
+    world.judge(CAP);
+}
+
+fn end(world: &World, programs: [Session; 3]) {
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn what_its_exporter_releases_stays_charged_as_long_as_an_importer_has_it() {
+    let world = World::new(CAP);
+    let [mut exporter, mut importer, mut third] = shared(&world);
+    assert_eq!(charged(&world, &exporter), (SIZE, SIZE));
+    exporter.expect(&[("release a", "0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
+    world.judge(CAP);
+    fill(&world, &mut third);
+    importer.expect(&[("unmap range 0 300M", "0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + 96 * MIB);
+    // The exporter sleeps: whoever needs it finds that nobody does.
+    third.expect(&[("alloc more 300M", "0")]);
+    world.judge(CAP);
+    assert_eq!(charged(&world, &exporter), (0, 0));
+    end(&world, [exporter, importer, third]);
+}
+
+#[test]
+fn an_importer_takes_the_charge_over_from_a_sleeping_exporter() {
+    let world = World::new(CAP);
+    let [mut exporter, mut importer, mut third] = shared(&world);
+    exporter.expect(&[("release a", "0")]);
+    // Any call that takes a block.
+    importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    assert_eq!(charged(&world, &exporter), (0, 0));
+    assert_eq!(charged(&world, &importer), (SIZE, SIZE));
+    world.judge(CAP);
+    fill(&world, &mut third);
+    importer.expect(&[("unmap range 0 300M", "0")]);
+    assert_eq!(charged(&world, &importer), (0, 0));
+    world.judge(CAP);
+    end(&world, [exporter, importer, third]);
+}
+
+#[test]
+fn what_is_in_nobodys_figure_while_a_descriptor_is_open_stays_charged() {
+    let world = World::new(CAP);
+    let [mut exporter, mut importer, mut third] = shared(&world);
+    export(&mut exporter, "a");
+    exporter.expect(&[("release a", "0")]);
+    let shown = |program: &Session| {
+        let holders = world.machine().gpu(0).holders;
+        let of = |pid| holders.iter().find(|holder| holder.pid == pid);
+        of(program.pid()).expect("a holder").bytes - CONTEXT
+    };
+    assert_eq!((shown(&exporter), shown(&importer)), (0, 0));
+    assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
+    world.judge(CAP);
+    fill(&world, &mut third);
+    exporter.expect(&[("close fd-a", "0")]);
+    assert_eq!((shown(&exporter), shown(&importer)), (0, SIZE));
+    importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    assert_eq!(charged(&world, &importer), (SIZE, SIZE));
+    importer.expect(&[("unmap range 0 300M", "0")]);
+    assert_eq!(charged(&world, &exporter), (0, 0));
+    assert_eq!(charged(&world, &importer), (0, 0));
+    world.judge(CAP);
+    end(&world, [exporter, importer, third]);
+}
+
+#[test]
+fn it_goes_back_at_once_when_no_importer_is_left() {
+    let world = World::new(CAP);
+    let [mut exporter, mut importer, third] = shared(&world);
+    importer.expect(&[("unmap range 0 300M", "0")]);
+    assert_eq!(charged(&world, &exporter), (SIZE, SIZE));
+    exporter.expect(&[("release a", "0")]);
+    assert_eq!(world.usage(0).charged, world.usage(0).idle + 3 * CONTEXT);
+    world.judge(CAP);
+    end(&world, [exporter, importer, third]);
+}
+
+#[test]
+fn the_dead_leave_their_charge_to_the_living() {
+    for way in ["kill", "exit"] {
+        let world = World::new(CAP);
+        let [exporter, mut importer, mut third] = shared(&world);
+        match way {
+            "kill" => exporter.kill(),
+            _ => exporter.end_quietly(),
+        }
+        let used = 2 * CONTEXT + SIZE;
+        assert!(eventually(|| world.machine().used() == used));
+        // A context less: 518 MiB more for the third.
+        third.expect(&[
+            ("alloc big 640M", "2"),
+            ("alloc fits 608M", "0"),
+            ("alloc more 24M", "2"),
+        ]);
+        world.judge(CAP);
+        importer.expect(&[("create x 4M", "0"), ("release x", "0")]);
+        assert_eq!(charged(&world, &importer), (SIZE, SIZE));
+        assert_eq!(process(&world, &third).devices[0].orphaned, 0);
+        world.judge(CAP);
+        importer.expect(&[("unmap range 0 300M", "0")]);
+        third.expect(&[("alloc more 300M", "0")]);
+        world.judge(CAP);
+        importer.end_quietly();
+        third.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn the_dead_importer_leaves_it_to_the_next() {
+    let world = World::new(CAP);
+    let [mut exporter, importer, mut third] = shared(&world);
+    let path = export(&mut exporter, "a");
+    third.expect(&[(&format!("import-from a {path}"), "0")]);
+    // In nobody's figure: there are two imports.
+    exporter.expect(&[("close fd-a", "0"), ("release a", "0")]);
+    world.judge(CAP);
+    importer.kill();
+    let used = 2 * CONTEXT + SIZE;
+    assert!(eventually(|| world.machine().used() == used));
+    exporter.expect(&[("alloc big 640M", "2"), ("alloc fits 608M", "0")]);
+    world.judge(CAP);
+    third.expect(&[("release a", "0")]);
+    world.judge(CAP);
+    exporter.expect(&[("alloc more 300M", "0")]);
+    world.judge(CAP);
+    exporter.end();
+    third.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn exported_released_and_imported_again_it_is_charged_once() {
+    let cap = CONTEXT + 512 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("reserve range 1G", "0")]);
+    for round in 0..2 {
+        let handle = format!("a{round}");
+        program.expect(&[(&format!("create {handle} 200M"), "0")]);
+        let path = export(&mut program, &handle);
+        program.expect(&[(&format!("release {handle}"), "0")]);
+        let held = (round + 1) * 200 * MIB;
+        assert_eq!(world.machine().used(), CONTEXT + held);
+        world.judge(cap);
+        program.expect(&[(&format!("import-from {handle} {path}"), "0")]);
+        if round == 0 {
+            program.expect(&[("map range 0 a0 200M", "0")]);
+        }
+        // No call of the driver tells that it is in this process's figure now.
+        program.expect(&[(&format!("close fd-{handle}"), "0")]);
+        world.judge(cap);
+        assert_eq!(charged(&world, &program), (held, held));
+    }
+    program.expect(&[("create a2 200M", "2"), ("create a2 40M", "0")]);
+    assert_eq!(charged(&world, &program), (440 * MIB, 440 * MIB));
+    program.expect(&[
+        ("release a0", "0"),
+        ("release a1", "0"),
+        ("create more 200M", "0"),
+        ("unmap range 0 200M", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT + 240 * MIB);
+    world.judge(cap);
+    assert_eq!(charged(&world, &program), (240 * MIB, 240 * MIB));
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn what_only_a_descriptor_keeps_stays_charged() {
+    let cap = CONTEXT + 512 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("create a 200M", "0")]);
+    let path = export(&mut program, "a");
+    program.expect(&[("release a", "0"), ("create b 400M", "2")]);
+    world.judge(cap);
+    let import = format!("import-from c {path}");
+    program.expect(&[(&import, "0"), ("create b 400M", "2"), ("release c", "0")]);
+    world.judge(cap);
+    program.expect(&[("close fd-a", "0")]);
+    assert!(eventually(|| world.machine().used() == CONTEXT));
+    // Nobody tells of the last descriptor: it is found when it is needed.
+    program.expect(&[("create b 400M", "0")]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn failed_exports_and_imports_change_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("create a 40M", "0")]);
+    let path = export(&mut program, "a");
+    let fail = "cuMemExportToShareableHandle:999,cuMemImportFromShareableHandle:999";
+    world.machine().knob("fail", fail);
+    program.expect(&[
+        ("export no a", "999 -1"),
+        (&format!("import-from b {path}"), "999"),
+        ("import-from b /dev/null", "999"),
+    ]);
+    world.judge(CAP);
+    world.machine().knob("fail", "none");
+    program.expect(&[
+        ("import-from b /dev/null", "1"),
+        ("close fd-a", "0"),
+        ("release a", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn threads_that_export_import_and_release_at_once() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\nrelease a\nrelease b\nunmap range 0 20M\n}";
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:181"; 4].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT);
+    // What the threads hid from each other.
+    program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}

@@ -1,0 +1,238 @@
+//! Executable graphs whose kernels are changed: what another kernel needs of local memory is paid for before the driver takes it.
+
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
+
+/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
+/// The first executable graph takes a block.
+const GRAPHS: u64 = CONTEXT + BLOCK;
+/// What a call pays ahead besides.
+const RESERVE: u64 = 4 * MIB;
+
+/// A graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` of a kernel with much local memory in its place.
+fn prepare(program: &mut Session) {
+    for line in PREPARE {
+        program.expect(&[(line, "0")]);
+    }
+}
+
+const PREPARE: [&str; 15] = [
+    "stream s",
+    "kernels small 0",
+    "kernels big 8192",
+    "kernel-library deep 8192",
+    "launch small s",
+    "capture s",
+    "launch small s",
+    "end-capture s g",
+    "capture s",
+    "launch big s",
+    "end-capture s g2",
+    "graph o",
+    "child-node o g",
+    "graph o2",
+    "child-node o2 g2",
+];
+
+/// Every way to put the kernel into an executable graph of `g` or of `o`.
+const WAYS: [(&str, &str); 9] = [
+    ("g", "update e g2"),
+    ("g", "update-v1 e g2"),
+    ("o", "update e o2"),
+    ("g", "set-kernel e g 0 big"),
+    ("g", "set-kernel-of e g 0 deep"),
+    ("g", "set-kernel-v1 e g 0 big"),
+    ("g", "set-kernel-node e g 0 big"),
+    ("o", "set-child e o 0 g2"),
+    ("o", "set-child-node e o 0 g2"),
+];
+
+#[test]
+fn another_kernel_is_served_at_what_it_takes_and_refused_below() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    for (graph, way) in WAYS {
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            prepare(&mut program);
+            program.expect(&[
+                (&format!("instantiate e {graph}"), "0"),
+                ("launch-graph e s", "0"),
+                (way, answer),
+                // Again: a refused change is none.
+                (way, answer),
+                ("launch-graph e s", "0"),
+                ("launch-graph e s", "0"),
+            ]);
+            world.judge(cap);
+            let taken = if answer == "0" { LOCAL } else { 0 };
+            assert_eq!(world.machine().used(), GRAPHS + taken, "{way}");
+            if answer == "0" {
+                program.end_quietly();
+            } else {
+                assert_eq!(world.machine().gpu(0).peak, GRAPHS, "{way}: not asked");
+                assert_eq!(world.usage(0).refusals, 2);
+                let (_, errors) = program.end();
+                assert!(errors.contains("by cuGraphExec"), "{errors}");
+            }
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
+fn a_changed_graph_pays_again_for_what_a_lowered_limit_has_taken() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    for (graph, way) in WAYS {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        prepare(&mut program);
+        program.expect(&[
+            (&format!("instantiate e {graph}"), "0"),
+            ("launch-graph e s", "0"),
+        ]);
+        program.expect(&[(way, "0"), ("launch-graph e s", "0")]);
+        for _ in 0..2 {
+            program.expect(&[("set-limit 0 1024", "0")]);
+            assert_eq!(world.machine().used(), GRAPHS);
+            program.expect(&[("launch-graph e s", "0"), ("launch-graph e s", "0")]);
+            assert_eq!(world.machine().used(), GRAPHS + LOCAL, "{way}");
+            world.judge(cap);
+        }
+        program.expect(&[
+            ("set-limit 0 1024", "0"),
+            ("alloc a 8M", "0"),
+            ("launch-graph e s", "2"),
+            (way, "2"),
+        ]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+/// Such programs change their graphs before every launch.
+#[test]
+fn known_kernels_are_changed_in_a_full_group() {
+    let cap = GRAPHS + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    prepare(&mut program);
+    program.expect(&[
+        ("kernels other 0", "0"),
+        ("kernels some 512", "0"),
+        ("instantiate e g", "0"),
+        ("instantiate f o", "0"),
+        ("set-kernel e g 0 other", "0"),
+        ("set-kernel e g 0 some", "0"),
+        ("launch-graph e s", "0"),
+        ("launch-graph f s", "0"),
+    ]);
+    let answer = program.say("fill filler 2M");
+    assert!(answer.starts_with("2 "), "{answer}");
+    program.say("fill rest 4K");
+    let lines = "set-kernel e g 0 other\nset-kernel e g 0 some\nupdate e g\nset-child f o 0 g\nlaunch-graph e s\nlaunch-graph f s";
+    let answer = program.say(&format!("repeat 20 {{\n{lines}\n}}"));
+    assert_eq!(answer, "0:120");
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+#[test]
+fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
+    let cap = GRAPHS + LOCAL + 100 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    prepare(&mut program);
+    program.expect(&[
+        ("graph two", "0"),
+        ("empty-node two", "0"),
+        ("instantiate e g", "0"),
+        ("instantiate f o", "0"),
+        ("launch-graph e s", "0"),
+    ]);
+    let before = world.usage(0);
+    program.expect(&[
+        ("update e o2", "910"),
+        ("update-v1 e two", "910"),
+        ("set-child f o 0 two", "910"),
+        ("set-kernel e o 0 small", "1"),
+        ("set-child e g 0 g", "1"),
+        ("set-nothing e g 0", "1 1 1 1"),
+    ]);
+    world.judge(cap);
+    for (call, command) in [
+        ("cuGraphExecUpdate_v2", "update e g2"),
+        ("cuGraphExecKernelNodeSetParams_v2", "set-kernel e g 0 big"),
+    ] {
+        world.machine().knob("fail", &format!("{call}:719"));
+        let answer = program.say(&format!("repeat 10 {{\n{command}\n}}"));
+        assert_eq!(answer, "719:10");
+        world.machine().knob("fail", "none");
+        let after = world.usage(0);
+        assert!(
+            after.charged <= before.charged + BLOCK,
+            "{command}: {after:?}"
+        );
+        world.judge(cap);
+    }
+    // What failed has changed nothing.
+    program.expect(&[("launch-graph e s", "0")]);
+    assert_eq!(world.machine().used(), GRAPHS);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+/// The heap of device `malloc` comes with the kernel that uses it, and is charged from when its code is loaded.
+#[test]
+fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
+    let cap = GRAPHS + (138 + 10) * MIB + RESERVE;
+    for (graph, way) in WAYS {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        for line in ["kernels big 0 malloc", "kernel-library deep 0 malloc"] {
+            program.expect(&[(line, "0")]);
+        }
+        for line in PREPARE.iter().filter(|line| !line.contains("8192")) {
+            program.expect(&[(line, "0")]);
+        }
+        program.expect(&[(&format!("instantiate e {graph}"), "0")]);
+        program.say("fill filler 2M");
+        assert!(world.machine().used() < GRAPHS + 144 * MIB, "{way}");
+        program.expect(&[(way, "0"), ("launch-graph e s", "0")]);
+        assert!(world.machine().used() >= GRAPHS + 148 * MIB, "{way}");
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+/// A library that nothing has loaded yet is loaded with its kernel.
+#[test]
+fn a_kernel_of_a_lazy_library_is_paid_for_with_it() {
+    for (uses, bytes) in [("assert", 90), ("malloc", 148)] {
+        let cap = GRAPHS + bytes * MIB + RESERVE;
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            program.expect(&[(&format!("kernel-library lazy 0 {uses}"), "0")]);
+            for line in PREPARE
+                .iter()
+                .filter(|line| !line.contains("big") && !line.contains("g2"))
+            {
+                program.expect(&[(line, "0")]);
+            }
+            program.expect(&[
+                ("instantiate e g", "0"),
+                ("set-kernel-of e g 0 lazy", answer),
+            ]);
+            let taken = if answer == "0" { bytes * MIB } else { 0 };
+            assert_eq!(world.machine().gpu(0).peak, GRAPHS + taken, "{uses}");
+            program.expect(&[("launch-graph e s", "0")]);
+            world.judge(cap);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
