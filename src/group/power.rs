@@ -13,11 +13,19 @@ use std::os::unix::fs::MetadataExt;
 /// A group id that nothing belongs to.
 const NOBODY: libc::gid_t = 65_534;
 
-/// Until drop this thread handles files as a user does who is in no unix group. Other threads are as they were.
+/// What a thread may do with files.
+#[derive(Debug)]
+struct Rights {
+    user: u32,
+    group: u32,
+    groups: Vec<libc::gid_t>,
+}
+
+/// Until drop this thread handles files as a user does who is in no unix group. Other threads are as they were. One within another ends first.
 #[derive(Debug)]
 pub(super) struct Lowered {
     user: u32,
-    groups: Vec<libc::gid_t>,
+    before: Rights,
     /// Of this thread alone.
     _thread: PhantomData<*const ()>,
 }
@@ -49,12 +57,16 @@ impl Lowered {
     }
 
     fn to(user: u32) -> io::Result<Self> {
-        let groups = groups()?;
+        let before = Rights {
+            user: current(libc::SYS_setfsuid),
+            group: current(libc::SYS_setfsgid),
+            groups: groups()?,
+        };
         set_groups(&[])?;
         // From here on drop puts back what was changed.
         let lowered = Self {
             user,
-            groups,
+            before,
             _thread: PhantomData,
         };
         set(libc::SYS_setfsgid, NOBODY)?;
@@ -70,27 +82,27 @@ impl Lowered {
 
 impl Drop for Lowered {
     fn drop(&mut self) {
-        // SAFETY: asks the kernel a question that cannot fail.
-        let gid = unsafe { libc::getegid() };
-        // None of this fails: our effective ids may always be taken, and who could give up his groups may have them back.
-        let _ = set(libc::SYS_setfsuid, user::effective());
-        let _ = set(libc::SYS_setfsgid, gid);
-        let _ = set_groups(&self.groups);
+        // None of this fails: who could give these up may have them back.
+        let _ = set(libc::SYS_setfsuid, self.before.user);
+        let _ = set(libc::SYS_setfsgid, self.before.group);
+        let _ = set_groups(&self.before.groups);
     }
 }
 
 /// The system calls and not the C library's functions: those would change all threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
-    // SAFETY: plain numbers. The answer is the id before; that of nobody changes nothing.
-    let now = unsafe {
-        libc::syscall(call, id);
-        libc::syscall(call, u32::MAX)
-    };
-    if now == libc::c_long::from(id) {
+    // SAFETY: plain numbers. The answer is the id before, also when it stays.
+    unsafe { libc::syscall(call, id) };
+    if current(call) == id {
         Ok(())
     } else {
         Err(ErrorKind::PermissionDenied.into())
     }
+}
+
+fn current(call: libc::c_long) -> u32 {
+    // SAFETY: plain numbers. That of nobody changes nothing; the answer is the id before.
+    unsafe { libc::syscall(call, u32::MAX) as u32 }
 }
 
 fn groups() -> io::Result<Vec<libc::gid_t>> {
@@ -108,5 +120,31 @@ fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {
     match unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_within_another_gives_back_what_was_before() {
+        if user::effective() != 0 {
+            eprintln!("SKIPPED: only root has power to lose");
+            return;
+        }
+        let now = || {
+            let (user, group) = (current(libc::SYS_setfsuid), current(libc::SYS_setfsgid));
+            (user, group, groups().expect("told"))
+        };
+        let before = now();
+        let outer = Lowered::to(40_001).expect("lowered");
+        assert_eq!(now(), (40_001, NOBODY, Vec::new()));
+        let inner = Lowered::to(40_002).expect("lowered");
+        assert_eq!(now(), (40_002, NOBODY, Vec::new()));
+        drop(inner);
+        assert_eq!(now(), (40_001, NOBODY, Vec::new()));
+        drop(outer);
+        assert_eq!(now(), before);
     }
 }
