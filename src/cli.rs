@@ -7,6 +7,7 @@ mod doctor;
 mod failure;
 mod gpu;
 mod groups;
+mod install;
 mod library;
 mod nvml;
 mod output;
@@ -66,6 +67,10 @@ enum Verb {
     Check(check::Args),
     /// Find out what works, what does not, and what to do about it
     Doctor(doctor::Args),
+    /// Put the library into every program of the machine, by /etc/ld.so.preload
+    Install(install::Install),
+    /// Take it out again
+    Uninstall(install::Uninstall),
     /// Answer questions of `doctor` from inside a process of its own
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
@@ -96,6 +101,8 @@ pub fn main() -> ExitCode {
         Verb::Apply(args) => apply::apply(&args),
         Verb::Check(args) => check::check(&args),
         Verb::Doctor(args) => doctor::doctor(&args),
+        Verb::Install(args) => install::install(&args),
+        Verb::Uninstall(args) => install::uninstall(&args),
         Verb::Probe(args) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())

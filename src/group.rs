@@ -17,6 +17,7 @@ mod hold;
 mod kill;
 mod member;
 mod name;
+mod power;
 mod protection;
 mod root;
 mod user;
@@ -32,6 +33,7 @@ pub use root::{Created, Garbage, Root, SYSTEM};
 
 use crate::ledger::Ledger;
 use crate::limits::{LimitSet, Limits};
+use power::Lowered;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -106,6 +108,16 @@ impl Group {
         name::parent(&self.name).map(|name| Self::at(&self.root, name))
     }
 
+    /// The directories on the way to its files, from the root downwards.
+    fn directories(&self) -> impl Iterator<Item = PathBuf> {
+        let mut upwards = vec![self.path.clone()];
+        for above in self.upwards().skip(1) {
+            upwards.extend([above.below_path(), above.path]);
+        }
+        upwards.push(self.root.clone());
+        upwards.into_iter().rev()
+    }
+
     /// Opens its limits for reading.
     pub fn limits(&self) -> Result<Limits, GroupError> {
         Ok(Limits::open(&self.limits_path())?)
@@ -113,6 +125,7 @@ impl Group {
 
     /// Changes its limits, for programs that run in it as for those that will.
     pub fn write_limits(&self, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, GroupError> {
+        let _power = Lowered::to_owner_of(self)?;
         let mut before = false;
         let now = Limits::write(&self.limits_path(), |set| {
             before = set.protects();

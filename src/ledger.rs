@@ -22,6 +22,7 @@ mod os;
 mod protection;
 mod random;
 mod reap;
+mod record;
 mod removal;
 mod slot;
 mod usage;

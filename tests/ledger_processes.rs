@@ -847,6 +847,11 @@ fn orphans_are_charged_until_somebody_gives_them_back() {
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
+    // Whose word others have lowered so is not the victim of a stranger.
+    sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
+    assert_eq!(other.charged(), 3 * KIB4);
+    sleeping.uncharge(3 * KIB4);
+    assert_eq!(other.charged(), 0);
 }
 
 #[test]

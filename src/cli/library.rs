@@ -3,6 +3,7 @@
 mod load;
 
 use super::failure::Failure;
+use super::install::{FILE, Preload};
 use load::loads;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,8 +15,21 @@ const NAME: &str = "libgpulimit.so";
 /// The variable that names the library.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// The library's absolute path, fit for `LD_PRELOAD`.
+/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have anyway, where there is one. Of two
+/// in one program both would count.
 pub fn find() -> Result<PathBuf, Failure> {
+    let preload = Preload::read(Path::new(FILE)).ok();
+    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
+    places.extend(self::places());
+    first_of(places)
+}
+
+/// The one that belongs to this program, whatever is installed.
+pub fn own() -> Result<PathBuf, Failure> {
+    first_of(places())
+}
+
+fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let given = env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let (places, remedy) = match &given {
         Some(path) => (
@@ -23,7 +37,7 @@ pub fn find() -> Result<PathBuf, Failure> {
             "point GPULIMIT_LIBRARY to it, or unset it",
         ),
         None => (
-            places(),
+            places,
             "build or install it, or name its path in GPULIMIT_LIBRARY",
         ),
     };
@@ -62,7 +76,7 @@ fn places() -> Vec<PathBuf> {
 }
 
 /// Refuses what the loader would pass over with no more than a line on stderr: the command would have no limit.
-fn check(path: &Path) -> Result<(), Failure> {
+pub fn check(path: &Path) -> Result<(), Failure> {
     if path
         .as_os_str()
         .as_bytes()
@@ -111,7 +125,7 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
 }
 
 /// Whether it is a copy of our library. Two of them would count everything twice.
-fn is_ours(part: &Path) -> bool {
+pub fn is_ours(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }
 

@@ -4,7 +4,8 @@
 //! small file per GPU; it is a hint: whatever it says is corrected by the next measurement, and failing to write it is no error.
 
 use crate::device::DeviceId;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// No context takes more: a file that says so is damaged. Bytes.
@@ -28,7 +29,14 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     let path = file(root, device);
     let new = path.with_extension(std::process::id().to_string());
-    if fs::write(&new, format!("{bytes}\n")).is_err() || fs::rename(&new, &path).is_err() {
+    // Left by a namesake; and never through a link that the owner of the root has put there.
+    let _ = fs::remove_file(&new);
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&new)
+        .and_then(|mut file| writeln!(file, "{bytes}"));
+    if written.is_err() || fs::rename(&new, &path).is_err() {
         let _ = fs::remove_file(&new);
     }
 }

@@ -54,6 +54,13 @@ pub enum GroupError {
         /// The group.
         name: String,
     },
+    /// The group would be somebody else's than the directory that it is in.
+    Delegated {
+        /// The group.
+        name: String,
+        /// The user to whom the directory belongs.
+        owner: u32,
+    },
     /// The group is being made or removed by somebody who takes too long.
     Held {
         /// The directory of the group.
@@ -160,6 +167,10 @@ impl fmt::Display for GroupError {
                     "programs run in group '{name}': end them first, `gpulimit ps {name}` lists them"
                 )
             }
+            Self::Delegated { name, owner } => write!(
+                f,
+                "group '{name}' would be in a directory of user {owner}, where all groups are his: name no other owner, or make it elsewhere"
+            ),
             Self::Held { path } => write!(
                 f,
                 "{} is being made or removed by another program: try again, or end a stopped gpulimit",

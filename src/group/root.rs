@@ -1,6 +1,7 @@
 //! The directory below which all groups of a user, or of a machine, are.
 
 use super::hold::Hold;
+use super::power::Lowered;
 use super::{Access, Fault, Group, GroupError, Kind, Members, name, user};
 use crate::ledger::{Ledger, LedgerError, NoWitness};
 use crate::limits::{LimitSet, Limits};
@@ -171,11 +172,9 @@ impl Root {
         name::check(name)?;
         let group = Group::at(&self.path, name);
         // Somebody who could replace one of the directories on the way could put another group in this one's place.
-        for above in group.upwards() {
-            for directory in [above.below_path(), above.path] {
-                if is_directory(&directory) {
-                    check(&directory)?;
-                }
+        for directory in group.directories().skip(1) {
+            if is_directory(&directory) {
+                check(&directory)?;
             }
         }
         // Not `exists`, which cannot tell "there is none" from "may not look".
@@ -213,6 +212,8 @@ impl Root {
     }
 
     /// As [`Root::create`], for others. They may then be in the groups above it, too.
+    ///
+    /// Below a directory that belongs to a user everything belongs to him.
     pub fn create_for(
         &self,
         name: &str,
@@ -229,7 +230,20 @@ impl Root {
             limits.options.count_context &= above.count_context;
         }
         loop {
+            let mut power = Lowered::to_owner_of(&group)?;
             make_directory(group.path(), modes.directory)?;
+            if power.is_none() {
+                // Somebody may have made it meanwhile, where everybody may.
+                power = Lowered::to_owner_of(&group)?;
+            }
+            if let Some(owner) = power.as_ref().map(Lowered::user)
+                && access.owner.is_some_and(|wanted| wanted != owner)
+            {
+                return Err(GroupError::Delegated {
+                    name: name.into(),
+                    owner,
+                });
+            }
             let hold = match group.make_lock(access).and_then(|()| group.hold()) {
                 // Removed meanwhile, with the directory.
                 Err(error) if error.is_missing() => continue,
@@ -290,6 +304,7 @@ impl Root {
         let busy = || GroupError::InUse {
             name: group.name().into(),
         };
+        let _power = Lowered::to_owner_of(group)?;
         check(group.path())?;
         group.make_lock(Access::default())?;
         let _alone = match Hold::alone(&group.lock_path()) {
@@ -317,17 +332,24 @@ impl Root {
         let protected = group
             .limits()
             .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
-        // The limits go first: without them there is no group to come into.
+        // Whatever its owner has left there is found before anything is gone.
+        match fs::remove_dir(group.below_path()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(GroupError::Io {
+                    what: "remove",
+                    path: group.below_path(),
+                    error,
+                });
+            }
+            _ => {}
+        }
+        // The limits go first of the files: without them there is no group to come into.
         remove_file(&group.limits_path()).map_err(failed)?;
         let entries = fs::read_dir(group.path()).map_err(failed)?;
         for entry in entries.flatten() {
             if !is_directory(&entry.path()) && entry.path() != group.lock_path() {
                 remove_file(&entry.path()).map_err(failed)?;
             }
-        }
-        match fs::remove_dir(group.below_path()) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
         }
         // Last of the files: until then nobody comes in.
         remove_file(&group.lock_path()).map_err(failed)?;
@@ -429,33 +451,40 @@ impl Group {
 
     /// Says who may be in it, besides those who are.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
+        let power = Lowered::to_owner_of(self)?;
         let given = access
             .give_file(&self.ledger_path())
             .and_then(|()| access.give_file(&self.lock_path()))
             .and_then(|()| access.give_directory(&self.below_path()));
         given.map_err(|error| self.failed("change", error))?;
+        drop(power);
         self.admit_above(access)
     }
 
     /// Who is in a group is charged in all above it, and so must be able to write their ledgers.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
-        let Some(uid) = access.owner.filter(|uid| *uid != user::effective()) else {
-            return Ok(());
-        };
+        let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {
             let there = above.access()?;
-            let wide = Access {
-                owner: None,
-                members: Members::All,
-            };
-            if !there.admits(uid)
-                || (access.members != Members::Owner && there.members != Members::All)
-            {
-                let given = wide
-                    .give_file(&above.ledger_path())
-                    .and_then(|()| wide.give_file(&above.lock_path()));
-                given.map_err(|error| above.failed("change", error))?;
+            let user_is_in = user.is_none_or(|uid| there.admits(uid));
+            let members_are_in = access.members == Members::Owner
+                || there.members == Members::All
+                || there.members == access.members;
+            if user_is_in && members_are_in {
+                continue;
             }
+            let members = match there.members {
+                Members::Owner if user_is_in => access.members,
+                _ => Members::All,
+            };
+            let wider = Access {
+                owner: None,
+                members,
+            };
+            wider
+                .give_file(&above.ledger_path())
+                .and_then(|()| wider.give_file(&above.lock_path()))
+                .map_err(|error| above.failed("change", error))?;
         }
         Ok(())
     }

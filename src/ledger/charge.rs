@@ -59,6 +59,15 @@ pub(super) trait Rung {
     fn max(&self) -> u64;
     /// A request was granted: `total` units were seen in sum, `own` are this process's.
     fn note(&self, total: u64, own: u64);
+    /// Before the own word is changed; one of the next three comes after it. False: somebody else has changed what only this process may.
+    /// That is put right, and nothing is to be granted.
+    fn begin(&self) -> bool;
+    /// The own word was not changed, or is as it was before.
+    fn withdrawn(&self);
+    /// `n` units were added to it.
+    fn added(&self, n: u64);
+    /// `n` units were taken from it.
+    fn taken(&self, n: u64);
 }
 
 /// What the slow path needs from outside.
@@ -98,7 +107,8 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
         return Ok(());
     };
     let own = rung.own();
-    if word_is_full(rung, n) {
+    if !rung.begin() || word_is_full(rung, n) {
+        rung.withdrawn();
         return Err(level);
     }
     let max = rung.max();
@@ -110,6 +120,7 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     let total = total(rung);
     if total > max {
         own.fetch_sub(published(n), Ordering::Release);
+        rung.withdrawn();
         return Err(level);
     }
     match attempt(above, level + 1, n) {
@@ -117,11 +128,13 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
             // Only now that all levels passed: cleared earlier, a request that is withdrawn later would have looked
             // granted to somebody, who was refused for it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
+            rung.added(n);
             rung.note(total, charged(before));
             Ok(())
         }
         Err(refusing) => {
             own.fetch_sub(published(n), Ordering::Release);
+            rung.withdrawn();
             Err(refusing)
         }
     }
@@ -130,8 +143,13 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
 /// Enters `n` units that the driver has handed out already, over the limit or not.
 pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        if !word_is_full(rung, n) {
+        // Whatever is found there: the driver has the memory.
+        rung.begin();
+        if word_is_full(rung, n) {
+            rung.withdrawn();
+        } else {
             rung.own().fetch_add(n, Ordering::Release);
+            rung.added(n);
         }
     }
 }
@@ -140,17 +158,19 @@ pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        take_out(rung.own(), n);
+        rung.begin();
+        rung.taken(take_out(rung.own(), n));
     }
 }
 
-/// Takes `n` units out of a word, or what is charged there.
+/// Takes `n` units out of a word, or what is charged there, and says how many that were.
 #[inline]
-pub(super) fn take_out(word: &impl Word, n: u64) {
+pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
     // Not exact against another thread that gives back too much at the same time; a correct caller never does.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
     // Before the look whether somebody waits: one who began to wait after that look sees this gone.
     word.fetch_sub(n, Ordering::SeqCst);
+    n
 }
 
 #[inline]

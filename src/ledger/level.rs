@@ -51,7 +51,8 @@ pub struct Refused {
 /// A grant takes no lock and no system call and does not allocate. A refusal is final: the request does not fit with
 /// what is granted, nothing of the dead is left to clean, and this process has nothing to give back. It takes up to a
 /// second when another process was stopped in the middle of a charge that stands in the way, and as long as dead
-/// members drain (a second without a witness, 30 s at most) if their memory would make room.
+/// members drain (a second without a witness, 30 s at most) if their memory would make room. Where somebody has lowered
+/// what this process has charged, nothing is granted for a second.
 ///
 /// `levels` may not name one slot and device twice.
 #[inline]
@@ -106,6 +107,9 @@ fn slow(
     level: usize,
     pressure: &dyn Pressure,
 ) -> Result<(), Refused> {
+    if let Some(level) = levels.iter().position(|level| level.slot.distrusts()) {
+        return Err(refused(levels, level));
+    }
     // No amount of waiting helps.
     if let Some(level) = levels.iter().position(|level| n > level.max / UNIT) {
         return Err(never(levels, n, level));
@@ -124,6 +128,10 @@ fn never(levels: &[Level<'_>], n: u64, level: usize) -> Refused {
         .iter()
         .position(|level| n > level.max / UNIT)
         .unwrap_or(level);
+    refused(levels, level)
+}
+
+fn refused(levels: &[Level<'_>], level: usize) -> Refused {
     let at = levels.get(level);
     Refused {
         level,
@@ -178,6 +186,26 @@ impl Rung for Level<'_> {
             &peaks[self.device.get()],
             (total * UNIT).saturating_sub(idle),
         );
+    }
+
+    #[inline]
+    fn begin(&self) -> bool {
+        self.slot.begin(self.device)
+    }
+
+    #[inline]
+    fn withdrawn(&self) {
+        self.slot.record(self.device).withdrawn();
+    }
+
+    #[inline]
+    fn added(&self, n: u64) {
+        self.slot.record(self.device).added(n);
+    }
+
+    #[inline]
+    fn taken(&self, n: u64) {
+        self.slot.record(self.device).taken(n);
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::atomic::{Ordering, Word};
 use super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
+use super::record::Record;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use std::sync::Arc;
@@ -80,6 +81,17 @@ impl Rung for Seat {
             self.max
         );
     }
+
+    // What a process remembers is its own: it has models of its own below.
+    fn begin(&self) -> bool {
+        true
+    }
+
+    fn withdrawn(&self) {}
+
+    fn added(&self, _: u64) {}
+
+    fn taken(&self, _: u64) {}
 }
 
 /// Nothing to reclaim, nobody dead, patience for so many steps.
@@ -248,6 +260,67 @@ fn two_threads_of_one_process_share_a_word() {
             .filter(|&&o| o == Outcome::Granted)
             .count() as u64;
         assert_eq!(book.words(), [6 * granted, 0, 0]);
+    });
+}
+
+/// A word of the file and what its process remembers of it.
+struct Remembered {
+    word: AtomicU64,
+    record: Record<AtomicU64>,
+}
+
+impl Remembered {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            word: AtomicU64::new(5),
+            record: Record::of(5),
+        })
+    }
+
+    fn begin(&self) -> u64 {
+        self.record
+            .begin(|| charged(self.word.load(Ordering::Acquire)))
+    }
+
+    fn take(&self, n: u64) -> u64 {
+        let lacks = self.begin();
+        self.word.fetch_sub(n, Ordering::SeqCst);
+        self.record.taken(n);
+        lacks
+    }
+
+    fn add(&self, n: u64) -> u64 {
+        let lacks = self.begin();
+        self.word.fetch_add(n, Ordering::Release);
+        self.record.added(n);
+        lacks
+    }
+}
+
+#[test]
+fn threads_of_one_process_are_no_strangers_to_each_other() {
+    model(|| {
+        let shared = Remembered::new();
+        let other = Arc::clone(&shared);
+        let handle = thread::spawn(move || [other.take(2), other.add(3)]);
+        let mine = [shared.add(1), shared.take(4)];
+        let others = handle.join().expect("the other thread");
+        assert_eq!([mine, others], [[0; 2]; 2], "nobody else was there");
+        assert_eq!(shared.begin(), 0);
+        assert_eq!(shared.word.load(Ordering::Relaxed), 3);
+    });
+}
+
+#[test]
+fn what_a_stranger_took_is_found_by_the_next_who_is_alone() {
+    model(|| {
+        let shared = Remembered::new();
+        let stranger = Arc::clone(&shared);
+        let handle = thread::spawn(move || stranger.word.fetch_sub(4, Ordering::Relaxed));
+        let found = shared.add(1);
+        handle.join().expect("the stranger");
+        assert!(found == 0 || found == 4, "{found}");
+        assert_eq!(shared.begin(), 4);
     });
 }
 

@@ -71,9 +71,11 @@ impl Slot {
 
     /// `bytes` that are charged here have left this process. They are anybody's to give back.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
-        self.stats(device)
-            .left
-            .fetch_add(bytes.div_ceil(UNIT), Ordering::AcqRel);
+        let units = bytes.div_ceil(UNIT);
+        // From here on it is no stranger who takes them out of the word.
+        self.begin(device);
+        self.record(device).taken(units);
+        self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
     /// Gives orphans back until `keep` bytes of those that were seen are left, our own first. Those that have changed since stay.

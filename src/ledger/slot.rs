@@ -9,7 +9,8 @@ use super::map::Anchor;
 use super::protection::child_key;
 use super::random::Random;
 use super::reap::{self, Fate, NoWitness};
-use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_SLOTS, os};
+use super::record::Record;
+use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_DEVICES, MAX_SLOTS, os};
 use std::fs::File;
 use std::io;
 use std::mem::size_of;
@@ -27,6 +28,10 @@ use std::time::Duration;
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
+    /// What this process has charged of each device, where nobody else can change it.
+    records: [Record<AtomicU64>; MAX_DEVICES],
+    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes were not seen.
+    distrust: AtomicU64,
     // The lock. Dropped after the words are zeroed.
     _owner: Anchor,
 }
@@ -71,6 +76,58 @@ impl Slot {
     }
 
     #[inline]
+    pub(super) fn record(&self, device: DeviceIndex) -> &Record<AtomicU64> {
+        &self.records[device.get()]
+    }
+
+    /// As [`charge::Rung::begin`].
+    #[inline]
+    pub(super) fn begin(&self, device: DeviceIndex) -> bool {
+        let word = self.word(device);
+        let lacks = self
+            .record(device)
+            .begin(|| charge::charged(word.load(Ordering::Acquire)));
+        // It only grows: below us it cannot be.
+        let hidden = self.high_water().load(Ordering::Relaxed) <= self.index as u64;
+        if lacks == 0 && !hidden && self.distrust.load(Ordering::Relaxed) == 0 {
+            return true;
+        }
+        self.put_right(device, lacks, hidden)
+    }
+
+    /// Others may have been granted what ours seemed to leave, and theirs may have been changed as well: a while goes by before
+    /// anything is granted.
+    #[cold]
+    fn put_right(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
+        self.word(device).fetch_add(lacks, Ordering::SeqCst);
+        self.high_water()
+            .fetch_max(self.index as u64 + 1, Ordering::SeqCst);
+        let now = os::boot_ms();
+        if lacks > 0 || hidden {
+            self.distrust.store(now + DISTRUST_MS, Ordering::Relaxed);
+            return false;
+        }
+        let until = self.distrust.load(Ordering::Relaxed);
+        let over = until <= now;
+        if over {
+            // Unless another thread has seen something new.
+            let _ = self
+                .distrust
+                .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        over
+    }
+
+    /// Whether what somebody else has changed was seen a moment ago.
+    pub(super) fn distrusts(&self) -> bool {
+        self.distrust.load(Ordering::Relaxed) > os::boot_ms()
+    }
+
+    fn high_water(&self) -> &AtomicU64 {
+        &self.ledger.content().header.signals.high_water
+    }
+
+    #[inline]
     pub(super) fn stats(&self, device: DeviceIndex) -> &DeviceStats {
         &self.page().stats[device.get()]
     }
@@ -104,6 +161,8 @@ impl std::fmt::Debug for Slot {
     }
 }
 
+/// How long nothing is granted after somebody else has changed what only this process may.
+const DISTRUST_MS: u64 = 1_000;
 /// Tries at random slots before all slots are gone through.
 const TRIES: u32 = 64;
 /// Free slots among which one is drawn, at most: `high_water` never sinks again.
@@ -286,6 +345,8 @@ impl Candidate<'_> {
         Slot {
             ledger: Arc::clone(self.ledger),
             index,
+            records: Default::default(),
+            distrust: AtomicU64::new(0),
             _owner: owner,
         }
     }

@@ -1,6 +1,7 @@
 //! The single checks.
 
 use super::{Finding, Level};
+use crate::cli::install::{self, Preload};
 use crate::cli::library;
 use crate::cli::nvml::Driver;
 use crate::cli::probe::VERB;
@@ -20,6 +21,7 @@ pub(super) fn all() -> Vec<Finding> {
     let has_driver = findings.iter().all(|finding| finding.level != Level::Error);
     findings.extend(nvml());
     findings.extend(library(has_driver));
+    findings.push(system_wide());
     findings.extend(root());
     findings.extend(rules());
     findings.extend(environment());
@@ -184,6 +186,36 @@ fn starts(library: &Path) -> Option<Finding> {
         format!("{program} does not run under the preload: {text}"),
         "use a library built for this system",
     ))
+}
+
+/// How the library stands in the file of preloads.
+fn system_wide() -> Finding {
+    const CHECK: &str = "system-wide";
+    let file = install::FILE;
+    let state = match Preload::read(Path::new(file)) {
+        Ok(preload) => preload.state(),
+        Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),
+    };
+    let Some(library) = state.ours.first() else {
+        return Finding::fine(
+            CHECK,
+            format!("not in {file}: programs have it by `gpulimit run` or LD_PRELOAD"),
+        );
+    };
+    let path = library.display();
+    if let Err(failure) = install::trusted(Path::new("/"), library) {
+        return Finding::error(CHECK, format!("{file} names {path}: {failure}"), "");
+    }
+    if state.ours.len() > 1 || !state.first {
+        return Finding::warning(
+            CHECK,
+            format!(
+                "{file} names {path}, but not first and once: what is before it may keep it from seeing calls"
+            ),
+            "`gpulimit install` puts it in order",
+        );
+    }
+    Finding::fine(CHECK, format!("{path}, by {file}"))
 }
 
 fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Vec<Finding> {

@@ -1,6 +1,6 @@
 //! The simulated machine, as its own controller sees it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -48,6 +48,11 @@ impl Machine {
         // Makes it.
         machine.gpus();
         machine
+    }
+
+    /// The file that it is in.
+    pub fn state(&self) -> &Path {
+        &self.state
     }
 
     /// Lets a program run on this machine.

@@ -1,0 +1,287 @@
+//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by /etc/ld.so.preload.
+
+mod file;
+mod preload;
+mod trial;
+
+use super::failure::Failure;
+use super::{library, output};
+use file::Written;
+use gpulimit::group::{Root, SYSTEM};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+pub use file::trusted;
+pub use preload::{FILE, Preload};
+
+/// Options of `install`.
+#[derive(clap::Args)]
+#[command(after_help = INSTALL_HELP)]
+pub struct Install {
+    /// The library to install, in place of the one that belongs to this program
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Options of `uninstall`.
+#[derive(clap::Args)]
+#[command(after_help = UNINSTALL_HELP)]
+pub struct Uninstall {
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(clap::Args)]
+struct Place {
+    /// Where the library goes: PREFIX/lib/gpulimit
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// The root of the file system to work on, as of an image that is being built
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const INSTALL_HELP: &str = "\
+Puts the library where all programs find it and its path first into /etc/ld.so.preload, which the
+dynamic linker reads at every start, whatever the environment says. What others have put there
+stays. The library is tried first, and all is put back where programs do not start with it.
+Running programs are not affected. A library that is in a system directory stays where it is.
+
+Examples:
+  gpulimit install
+  gpulimit install --library ./libgpulimit.so --dry-run
+  gpulimit install --root /mnt/image
+
+Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options.";
+
+const UNINSTALL_HELP: &str = "\
+Takes the library out of /etc/ld.so.preload. What others have put there stays. The file of the
+library goes when no program uses it any longer; until then it stays, and that is said.
+
+Examples:
+  gpulimit uninstall
+  gpulimit uninstall --root /mnt/image";
+
+const NAME: &str = "libgpulimit.so";
+/// Where packages put libraries. One that lies there is used there.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
+
+impl Place {
+    fn check(&self) -> Result<(), Failure> {
+        for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
+            if !path.is_absolute() {
+                return Err(Failure::usage(format_args!(
+                    "{option} is '{}', expected an absolute path",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is the system that we run in.
+    fn is_here(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// A path of that system, as we reach it.
+    fn outside(&self, inside: &Path) -> PathBuf {
+        self.root.join(inside.strip_prefix("/").unwrap_or(inside))
+    }
+
+    /// A path of ours as it is called in that system.
+    fn inside(&self, outside: &Path) -> Option<PathBuf> {
+        let below = outside.strip_prefix(&self.root).ok()?;
+        Some(Path::new("/").join(below))
+    }
+
+    /// Where the library goes, in that system.
+    fn library(&self) -> PathBuf {
+        self.prefix.join("lib/gpulimit").join(NAME)
+    }
+
+    fn preload(&self) -> PathBuf {
+        self.outside(Path::new(FILE))
+    }
+
+    fn say(&self, done: &str, to_do: &str, what: impl std::fmt::Display) -> Result<(), Failure> {
+        let word = if self.dry_run { to_do } else { done };
+        output::print(&format!("{word} {what}\n"))
+    }
+}
+
+/// Installs.
+pub fn install(args: &Install) -> Result<ExitCode, Failure> {
+    let place = &args.place;
+    place.check()?;
+    let source = match &args.library {
+        Some(path) => fs::canonicalize(path).map_err(|error| {
+            Failure::new(format_args!(
+                "cannot open {}: {error}: name the library in --library",
+                path.display()
+            ))
+        })?,
+        None => fs::canonicalize(library::own()?)
+            .map_err(|error| Failure::new(format_args!("cannot open {NAME}: {error}")))?,
+    };
+    trial::with(&source)?;
+    library::check(&source)?;
+    let packaged = place.inside(&source).filter(|path| {
+        SYSTEM_DIRECTORIES
+            .iter()
+            .any(|system| path.starts_with(system))
+    });
+    let target = match packaged {
+        Some(path) => path,
+        None => {
+            let target = place.library();
+            let outside = place.outside(&target);
+            let bytes = fs::read(&source).map_err(|error| file::failed("read", &source, &error))?;
+            if fs::read(&outside).is_ok_and(|there| there == bytes) {
+                output::print(&format!("{} is up to date\n", target.display()))?;
+            } else {
+                if !place.dry_run {
+                    let directory = file::make_directories(&outside)?;
+                    trusted(&place.root, directory)?;
+                    file::replace(&outside, &bytes, 0o755)?;
+                }
+                place.say("installed", "would install", target.display())?;
+            }
+            target
+        }
+    };
+    let outside = place.outside(&target);
+    if outside.exists() {
+        trusted(&place.root, &outside)?;
+        trial::with(&outside)?;
+    }
+    make_group_root(place)?;
+    enter(place, &target)
+}
+
+/// Puts the path into the file of preloads.
+fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    let text = preload.with(target)?;
+    if preload.text() == Some(text.as_str()) {
+        output::print(&format!("{FILE} has it already\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !place.dry_run {
+        let written = Written::new(&path, preload.text(), &text)?;
+        if place.is_here() {
+            written.keep_if(trial::plain)?;
+        } else {
+            written.keep();
+        }
+    }
+    place.say(
+        "entered it in",
+        "would enter it in",
+        format_args!(
+            "{FILE}{}",
+            if place.is_here() {
+                ": programs that start from now on have it"
+            } else {
+                "; whether programs start there was not tried"
+            }
+        ),
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The directory of the groups of the whole machine.
+fn make_group_root(place: &Place) -> Result<(), Failure> {
+    let path = place.outside(Path::new(SYSTEM));
+    if !path.exists() {
+        if !place.dry_run {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(&path)
+                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+                .map_err(|error| file::failed("create", &path, &error))?;
+        }
+        place.say(
+            "made",
+            "would make",
+            format_args!("{SYSTEM}; at boot that is for systemd-tmpfiles to do"),
+        )?;
+    } else {
+        Root::at(&path)?;
+    }
+    Ok(())
+}
+
+/// Takes it out again.
+pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
+    let place = &args.place;
+    place.check()?;
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    match preload.without() {
+        None => output::print(&format!("{FILE} does not have it\n"))?,
+        Some(text) => {
+            if !place.dry_run {
+                if text.trim().is_empty() {
+                    fs::remove_file(&path)
+                        .map_err(|error| file::failed("remove", &path, &error))?;
+                } else {
+                    Written::new(&path, preload.text(), &text)?.keep();
+                }
+            }
+            place.say("took it out of", "would take it out of", FILE)?;
+        }
+    }
+    remove_library(place)
+}
+
+fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
+    let inside = place.library();
+    let library = place.outside(&inside);
+    if !library.exists() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let users = if place.is_here() {
+        trial::users(&library)
+    } else {
+        Vec::new()
+    };
+    if !users.is_empty() {
+        let some: Vec<String> = users.iter().take(8).map(u32::to_string).collect();
+        output::print(&format!(
+            "{} stays: programs use it ({} in all, such as {}); call `gpulimit uninstall` again when they have ended\n",
+            inside.display(),
+            users.len(),
+            some.join(", ")
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !place.dry_run {
+        fs::remove_file(&library).map_err(|error| file::failed("remove", &library, &error))?;
+        if let Some(directory) = library.parent() {
+            match fs::remove_dir(directory) {
+                Err(error)
+                    if !matches!(
+                        error.kind(),
+                        ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
+                    ) =>
+                {
+                    return Err(file::failed("remove", directory, &error));
+                }
+                _ => {}
+            }
+        }
+    }
+    place.say("removed", "would remove", inside.display())?;
+    Ok(ExitCode::SUCCESS)
+}

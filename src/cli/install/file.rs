@@ -1,0 +1,156 @@
+//! Files that every program of the machine depends on: replaced as a whole, or put back.
+
+use super::super::failure::Failure;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What the system refused.
+pub fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
+    let remedy = match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ": run it as root",
+        _ => "",
+    };
+    Failure::new(format_args!(
+        "cannot {what} {}: {error}{remedy}",
+        path.display()
+    ))
+}
+
+/// Makes the directory that a file is in, and those above it, for all to use.
+pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
+    let directory = file.parent().unwrap_or(file);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
+        .map_err(|error| failed("create", directory, &error))?;
+    Ok(directory)
+}
+
+/// Gives the name to a new file with this content. Who has the old one open or mapped keeps it.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let written = write(&draft, bytes, mode).and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        // A draft that cannot be removed either is in the way of nobody.
+        let _ = fs::remove_file(&draft);
+    }
+    written.map_err(|error| failed("write", path, &error))?;
+    // The name, too, is to survive a loss of power. The change is done where a file system cannot promise that.
+    if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
+        let _ = directory.sync_all();
+    }
+    Ok(())
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()
+}
+
+/// A file with a new content, and the one that it had.
+#[must_use]
+pub struct Written<'a> {
+    path: PathBuf,
+    before: Option<&'a str>,
+}
+
+impl<'a> Written<'a> {
+    /// Replaces the content; `before` is what it was, `None`: there was no file.
+    pub fn new(path: &Path, before: Option<&'a str>, text: &str) -> Result<Self, Failure> {
+        make_directories(path)?;
+        replace(path, text.as_bytes(), 0o644)?;
+        Ok(Self {
+            path: path.into(),
+            before,
+        })
+    }
+
+    /// It stays.
+    pub fn keep(self) {}
+
+    /// It stays if all is well with it; else what was before is put back.
+    pub fn keep_if(self, well: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        let Err(failure) = well() else {
+            return Ok(());
+        };
+        let back = match self.before {
+            Some(text) => replace(&self.path, text.as_bytes(), 0o644),
+            None => {
+                fs::remove_file(&self.path).map_err(|error| failed("remove", &self.path, &error))
+            }
+        };
+        match back {
+            Ok(()) => Err(Failure::new(format_args!(
+                "{failure}: {} is as it was",
+                self.path.display()
+            ))),
+            Err(again) => Err(Failure::new(format_args!(
+                "{failure}; and it could not be put back: {again}"
+            ))),
+        }
+    }
+}
+
+/// Refuses a library, or its directory, that somebody else than root could change, or put another one in the place of. Looks no further up than `root`.
+pub fn trusted(root: &Path, place: &Path) -> Result<(), Failure> {
+    for path in place.ancestors().take_while(|path| path.starts_with(root)) {
+        let about = fs::metadata(path).map_err(|error| failed("open", path, &error))?;
+        let mode = about.mode() & 0o7777;
+        let why = if about.uid() != 0 {
+            format!("belongs to user {}", about.uid())
+        } else if mode & 0o022 != 0 {
+            format!("may be written by others (mode {mode:04o})")
+        } else {
+            continue;
+        };
+        return Err(Failure::new(format_args!(
+            "{} {why}: every program of the machine would run what is put there; run `chown root` and `chmod go-w` on it, or name another place in --prefix",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_is_put_back() {
+        let place = std::env::temp_dir().join(format!("gpulimit-written-{}", std::process::id()));
+        fs::create_dir_all(&place).expect("a directory");
+        let path = place.join("ld.so.preload");
+        let refuse = || Err(Failure::new("programs do not start"));
+        let fresh = Written::new(&path, None, "new\n").expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
+        let error = fresh.keep_if(refuse).expect_err("refused").to_string();
+        assert!(
+            error.contains("do not start") && error.contains("as it was"),
+            "{error}"
+        );
+        assert!(!path.exists());
+        fs::write(&path, "others\n").expect("written");
+        let changed = Written::new(&path, Some("others\n"), "new\nothers\n").expect("written");
+        changed.keep_if(refuse).expect_err("refused");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "others\n");
+        let changed = Written::new(&path, Some("others\n"), "new\n").expect("written");
+        changed.keep_if(|| Ok(())).expect("kept");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
+        assert_eq!(fs::read_dir(&place).expect("listed").count(), 1);
+        fs::remove_dir_all(&place).expect("removed");
+    }
+}

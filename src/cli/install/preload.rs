@@ -1,0 +1,181 @@
+//! The file of preloads, as the dynamic linker reads it: paths between spaces, colons and line ends, and comments.
+
+use super::super::failure::Failure;
+use super::super::library;
+use super::file::failed;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Where it is.
+pub const FILE: &str = "/etc/ld.so.preload";
+
+/// What is in it.
+pub struct Preload {
+    /// `None`: there is no file.
+    text: Option<String>,
+}
+
+/// How our library stands in it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct State {
+    /// Where the library is said to be, each time that it is named.
+    pub ours: Vec<PathBuf>,
+    /// Whether it is before all others.
+    pub first: bool,
+}
+
+impl Preload {
+    /// Reads the file, which need not be there.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
+            Err(error) => return Err(failed("open", path, &error)),
+            Ok(about) if !about.is_file() => {
+                return Err(Failure::new(format_args!(
+                    "{} is no regular file: put one in its place, or remove it",
+                    path.display()
+                )));
+            }
+            Ok(_) => {}
+        }
+        let text = fs::read_to_string(path).map_err(|error| failed("read", path, &error))?;
+        Ok(Self { text: Some(text) })
+    }
+
+    /// As it is; `None` where there is no file.
+    pub fn text(&self) -> Option<&str> {
+        self.text.as_deref()
+    }
+
+    fn lines(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
+        self.text
+            .as_deref()
+            .unwrap_or_default()
+            .lines()
+            .map(|line| {
+                let paths = line.split('#').next().unwrap_or_default();
+                let paths = paths
+                    .split([' ', '\t', ':'])
+                    .filter(|path| !path.is_empty());
+                (line, paths.collect())
+            })
+    }
+
+    /// How our library stands in it.
+    pub fn state(&self) -> State {
+        let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
+        let ours = |path: &&&str| library::is_ours(Path::new(path));
+        State {
+            ours: all.iter().filter(ours).map(PathBuf::from).collect(),
+            first: all
+                .first()
+                .is_some_and(|first| library::is_ours(Path::new(first))),
+        }
+    }
+
+    /// The text with this library, first and once.
+    pub fn with(&self, library: &Path) -> Result<String, Failure> {
+        let path = library.to_str().filter(|path| {
+            !path.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '#' | '$'))
+        });
+        let Some(path) = path else {
+            return Err(Failure::new(format_args!(
+                "'{}' has a character in it that {FILE} cannot hold: name another place in --prefix",
+                library.display()
+            )));
+        };
+        let rest = self.without();
+        let rest = rest.as_deref().or(self.text()).unwrap_or_default();
+        Ok(format!("{path}\n{rest}"))
+    }
+
+    /// The text without our library; `None` when it is not in there. All else stays as it is, line by line.
+    pub fn without(&self) -> Option<String> {
+        let is_ours = |path: &&str| library::is_ours(Path::new(path));
+        if self.state().ours.is_empty() {
+            return None;
+        }
+        let mut text = String::new();
+        for (line, paths) in self.lines() {
+            if !paths.iter().any(is_ours) {
+                text.push_str(line);
+                text.push('\n');
+                continue;
+            }
+            let comment = line.find('#').map(|at| &line[at..]);
+            let others = paths
+                .into_iter()
+                .filter(|path| !is_ours(path))
+                .chain(comment);
+            let others = others.collect::<Vec<_>>().join(" ");
+            if !others.is_empty() {
+                text.push_str(&others);
+                text.push('\n');
+            }
+        }
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preload(text: &str) -> Preload {
+        Preload {
+            text: Some(text.into()),
+        }
+    }
+
+    #[test]
+    fn ours_is_first_and_once_and_others_stay() {
+        let ours = Path::new("/usr/local/lib/gpulimit/libgpulimit.so");
+        let head = "/usr/local/lib/gpulimit/libgpulimit.so\n";
+        let cases = [
+            ("", ""),
+            ("/a.so\n", "/a.so\n"),
+            ("/a.so", "/a.so"),
+            (
+                "/a.so /old/libgpulimit.so:/b.so # why\n\n# c\n",
+                "/a.so /b.so # why\n\n# c\n",
+            ),
+            ("/a.so\n/old/libgpulimit.so\n/b.so\n", "/a.so\n/b.so\n"),
+            (head, ""),
+        ];
+        for (before, after) in cases {
+            assert_eq!(
+                preload(before).with(ours).expect("entered"),
+                head.to_owned() + after
+            );
+        }
+        let none = Preload { text: None };
+        assert_eq!(none.with(ours).expect("entered"), head);
+        assert_eq!(none.without(), None);
+    }
+
+    #[test]
+    fn a_path_that_the_linker_would_cut_is_refused() {
+        for wrong in [
+            "/a b/libgpulimit.so",
+            "/a:b/libgpulimit.so",
+            "/$LIB/libgpulimit.so",
+        ] {
+            let error = preload("")
+                .with(Path::new(wrong))
+                .expect_err(wrong)
+                .to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn how_it_stands() {
+        let state = |text: &str| preload(text).state();
+        assert_eq!(state("# /x/libgpulimit.so\n/a.so"), State::default());
+        let first = state("/x/libgpulimit.so\n/a.so");
+        assert!(first.first && first.ours == [Path::new("/x/libgpulimit.so")]);
+        let twice = state("/a.so:/x/libgpulimit.so\t/y/libgpulimit.so");
+        assert!(!twice.first && twice.ours.len() == 2);
+    }
+}

@@ -1,0 +1,273 @@
+//! `gpulimit install` and `gpulimit uninstall` on another root file system. That of this machine: `tests/programs/tests/shim/install.rs`.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PRELOAD: &str = "etc/ld.so.preload";
+const LIBRARY: &str = "usr/local/lib/gpulimit/libgpulimit.so";
+const OURS: &str = "/usr/local/lib/gpulimit/libgpulimit.so\n";
+
+/// A root file system, and libraries to install in it.
+struct Place(PathBuf);
+
+impl Place {
+    /// `None` where files cannot be root's.
+    fn new() -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("gpulimit-install-{}-{next}", std::process::id()));
+        fs::create_dir(&path).expect("a temporary directory");
+        let place = Self(path);
+        if fs::metadata(&place.0).expect("there").uid() != 0 {
+            eprintln!("SKIPPED: only root can make files that are root's");
+            return None;
+        }
+        fs::create_dir_all(place.at("etc")).expect("made");
+        Some(place)
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.join("image").join(path)
+    }
+
+    fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.at(path)).expect("readable")
+    }
+
+    /// Compiles a library that calls itself ours.
+    fn library(&self, more: &str) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = self.0.join(format!("built-{next}"));
+        fs::create_dir(&folder).expect("made");
+        let path = folder.join("libgpulimit.so");
+        let mut compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-x", "c", "-o"])
+            .arg(&path)
+            .arg("-")
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a C compiler");
+        let source = format!("const char *gpulimit_hooks(void) {{ return \"\"; }}\n{more}\n");
+        let input = compiler.stdin.take();
+        input
+            .expect("piped")
+            .write_all(source.as_bytes())
+            .expect("written");
+        assert!(compiler.wait().expect("ended").success());
+        path
+    }
+
+    fn gpulimit(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+            .args(arguments)
+            .arg("--root")
+            .arg(self.0.join("image"))
+            .output()
+            .expect("started")
+    }
+
+    fn install(&self, library: &Path) -> Output {
+        self.gpulimit(&["install", "--library", library.to_str().expect("text")])
+    }
+
+    /// The error of an installation that is refused, and changes nothing.
+    #[track_caller]
+    fn refused(&self, library: &Path) -> String {
+        let before = (self.at(PRELOAD).exists(), self.at(LIBRARY).exists());
+        let output = self.install(library);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(
+            (self.at(PRELOAD).exists(), self.at(LIBRARY).exists()),
+            before
+        );
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[track_caller]
+fn done(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("there").mode() & 0o7777
+}
+
+#[test]
+fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    done(&place.install(&library));
+    assert_eq!(place.read(PRELOAD), OURS);
+    assert_eq!(mode(&place.at(PRELOAD)), 0o644);
+    assert_eq!(mode(&place.at(LIBRARY)), 0o755);
+    assert_eq!(mode(&place.at("run/gpulimit")), 0o755);
+    let again = done(&place.install(&library));
+    assert!(
+        again.contains("up to date") && again.contains("has it already"),
+        "{again}"
+    );
+    done(&place.gpulimit(&["uninstall"]));
+    assert!(!place.at(PRELOAD).exists() && !place.at("usr/local/lib/gpulimit").exists());
+    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not have it"));
+
+    let others = "# jemalloc for all\n/usr/lib/libjemalloc.so.2 /usr/lib/other.so\n";
+    fs::write(place.at(PRELOAD), others).expect("written");
+    done(&place.install(&library));
+    assert_eq!(place.read(PRELOAD), OURS.to_owned() + others);
+    // Somebody has put theirs before it.
+    fs::write(place.at(PRELOAD), format!("/usr/lib/wraps.so\n{OURS}")).expect("written");
+    done(&place.install(&library));
+    assert_eq!(place.read(PRELOAD), format!("{OURS}/usr/lib/wraps.so\n"));
+    done(&place.gpulimit(&["uninstall"]));
+    assert_eq!(place.read(PRELOAD), "/usr/lib/wraps.so\n");
+    let left = fs::read_dir(place.at("etc")).expect("listed").count();
+    assert_eq!(left, 1, "temporary files stay behind");
+}
+
+#[test]
+fn a_new_library_takes_the_name_and_the_old_file_stays_as_it_is() {
+    let Some(place) = Place::new() else { return };
+    let old = place.library("");
+    done(&place.install(&old));
+    let mut running = File::open(place.at(LIBRARY)).expect("open");
+    let new = place.library("int more;");
+    done(&place.install(&new));
+    let mut bytes = Vec::new();
+    running.read_to_end(&mut bytes).expect("read");
+    assert_eq!(
+        bytes,
+        fs::read(&old).expect("read"),
+        "what programs have mapped"
+    );
+    assert_eq!(
+        fs::read(place.at(LIBRARY)).expect("read"),
+        fs::read(&new).expect("read")
+    );
+    assert_eq!(place.read(PRELOAD), OURS);
+}
+
+#[test]
+fn one_that_a_package_has_put_there_is_used_there() {
+    let Some(place) = Place::new() else { return };
+    let packaged = place.at("usr/lib/x86_64-linux-gnu/gpulimit/libgpulimit.so");
+    fs::create_dir_all(packaged.parent().expect("a folder")).expect("made");
+    fs::copy(place.library(""), &packaged).expect("copied");
+    done(&place.install(&packaged));
+    assert_eq!(
+        place.read(PRELOAD),
+        "/usr/lib/x86_64-linux-gnu/gpulimit/libgpulimit.so\n"
+    );
+    assert!(!place.at(LIBRARY).exists());
+    done(&place.gpulimit(&["uninstall"]));
+    assert!(packaged.exists() && !place.at(PRELOAD).exists());
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    let path = library.to_str().expect("text");
+    let said = done(&place.gpulimit(&["install", "--dry-run", "--library", path]));
+    assert_eq!(said.matches("would").count(), 3, "{said}");
+    assert!(!place.at(PRELOAD).exists() && !place.at("usr").exists() && !place.at("run").exists());
+    done(&place.install(&library));
+    let said = done(&place.gpulimit(&["uninstall", "--dry-run"]));
+    assert_eq!(said.matches("would").count(), 2, "{said}");
+    assert!(place.at(PRELOAD).exists() && place.at(LIBRARY).exists());
+}
+
+#[test]
+fn a_library_that_programs_do_not_start_with_is_refused() {
+    let Some(place) = Place::new() else { return };
+    let text = place.0.join("libgpulimit.so");
+    fs::write(&text, "no library").expect("written");
+    assert!(place.refused(&text).contains("cannot be used here"));
+    for more in [
+        "void missing(void); void use(void) { missing(); }",
+        "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { if (write(2, \"x\\n\", 2)) {} }",
+        "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { _exit(3); }",
+        "__attribute__((constructor)) static void f(void) { __builtin_trap(); }",
+    ] {
+        let said = place.refused(&place.library(more));
+        assert!(
+            said.contains("cannot be used here") && said.contains("/true"),
+            "{said}"
+        );
+    }
+    let other = place.library("").with_file_name("libother.so");
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"])
+        .arg(&other)
+        .status();
+    assert!(status.expect("a C compiler").success());
+    assert!(place.refused(&other).contains("not libgpulimit.so"));
+    assert!(
+        place
+            .refused(Path::new("/nowhere.so"))
+            .contains("--library")
+    );
+}
+
+#[test]
+fn what_others_could_change_is_refused() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    let folder = place.at("usr/local/lib");
+    fs::create_dir_all(&folder).expect("made");
+    fs::set_permissions(&folder, Permissions::from_mode(0o777)).expect("set");
+    assert!(
+        place
+            .refused(&library)
+            .contains("may be written by others (mode 0777)")
+    );
+    fs::set_permissions(&folder, Permissions::from_mode(0o755)).expect("set");
+    chown(&folder, Some(40_001), None).expect("given");
+    assert!(place.refused(&library).contains("belongs to user 40001"));
+    chown(&folder, Some(0), None).expect("taken");
+    // One that is there already, and the same.
+    done(&place.install(&library));
+    fs::remove_file(place.at(PRELOAD)).expect("removed");
+    chown(place.at(LIBRARY), Some(40_001), None).expect("given");
+    assert!(place.refused(&library).contains("belongs to user 40001"));
+    chown(place.at(LIBRARY), Some(0), None).expect("taken");
+    symlink("/dev/null", place.at(PRELOAD)).expect("linked");
+    let said = place.install(&library);
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(
+        fs::symlink_metadata(place.at(PRELOAD))
+            .expect("there")
+            .is_symlink()
+    );
+}
+
+#[test]
+fn mistakes_in_the_options() {
+    for arguments in [
+        ["install", "--root", "here"],
+        ["install", "--prefix", "here"],
+        ["uninstall", "--root", "./image"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+            .args(arguments)
+            .output()
+            .expect("started");
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("absolute path"));
+    }
+}
