@@ -1,10 +1,19 @@
 //! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, presets};
+use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
+/// What stands for a figure that is not known.
+pub const UNKNOWN: &str = "-";
+
+/// A figure, where it is known.
+pub fn figure(figure: Option<impl Display>) -> String {
+    figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
+}
+
 /// A column's head and side.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
     /// Text.
     Left(&'static str),
@@ -38,6 +47,19 @@ impl Table {
     /// Adds a row with a text for each column.
     pub fn row(&mut self, row: Vec<String>) {
         self.rows.push(row);
+    }
+
+    /// Drops those of the columns in which nothing is known.
+    pub fn without_empty(&mut self, optional: &[Column]) {
+        for at in (0..self.columns.len()).rev() {
+            let empty = || self.rows.iter().all(|row| row[at] == UNKNOWN);
+            if optional.contains(&self.columns[at]) && empty() {
+                self.columns.remove(at);
+                for row in &mut self.rows {
+                    row.remove(at);
+                }
+            }
+        }
     }
 
     /// The text for stdout.
@@ -127,6 +149,16 @@ mod tests {
     fn plain_columns_are_aligned() {
         let expected = "NAME           MAX\na          4.0 GiB\nGPU-1a2b…        -\n";
         assert_eq!(table().plain(), expected);
+    }
+
+    #[test]
+    fn columns_without_figures_go_where_they_may() {
+        let columns = ["A", "B", "C"].map(Column::Right);
+        let mut table = Table::new(&columns);
+        table.row(["-", "-", "-"].map(String::from).into());
+        table.row(["-", "-", "1"].map(String::from).into());
+        table.without_empty(&columns[1..]);
+        assert_eq!(table.plain(), "A  C\n-  -\n-  1\n");
     }
 
     #[test]

@@ -286,17 +286,14 @@ fn root() -> Vec<Finding> {
     if !idle.is_empty() {
         findings.push(Finding::fine(
             "stale",
-            format!("job groups without programs: {} ({}); the next `gpulimit run` removes those whose command has ended", idle.len(), idle.join(", ")),
+            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
         ));
     }
     for left in root.leftovers().unwrap_or_default() {
         findings.push(Finding::warning(
             "stale",
             format!("{} is no complete group", left.display()),
-            format!(
-                "make the group anew with `gpulimit run --name`, or `rm -r {}`",
-                left.display()
-            ),
+            "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
         ));
     }
     findings
