@@ -147,7 +147,7 @@ impl Changes {
 }
 
 /// Whether one size is more than another; not where that cannot be told.
-fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
+pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
     match (size, other, capacity) {
         (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),
         (Size::Bytes(size), Size::Bytes(other), None) => size > other,

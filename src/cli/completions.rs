@@ -2,6 +2,7 @@
 
 use super::failure::Failure;
 use super::output;
+use clap::Command;
 use clap_complete::Shell;
 use std::process::ExitCode;
 
@@ -36,15 +37,25 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
         Kind::Fish => (Shell::Fish, fish),
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut super::command(), "gpulimit", &mut script);
+    clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
     output::print(&add(String::from_utf8_lossy(&script).into_owned()))?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// The command line without what is hidden.
+fn visible() -> Command {
+    let all = super::command();
+    let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
+    Command::new("gpulimit")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .subcommands(verbs.cloned())
+}
+
 /// The verbs whose arguments are names of groups that there are.
 fn verbs() -> Vec<String> {
-    let command = super::command();
-    let takes_groups = |verb: &&clap::Command| {
+    let command = visible();
+    let takes_groups = |verb: &&Command| {
         let mut places = verb.get_positionals();
         verb.get_name() != "create" && places.any(|place| is_groups(place.get_id().as_str()))
     };
@@ -73,7 +84,7 @@ _gpulimit_with_groups() {{
         esac ;;
     esac
 }}
-complete -F _gpulimit_with_groups -o nosort -o bashdefault -o default gpulimit
+complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
 "#,
             verbs().join("|")
         )

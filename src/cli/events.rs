@@ -216,7 +216,7 @@ impl Line {
         let who = format!("pid {} ({})", what.process.pid, what.process.command());
         let bytes = gib(what.bytes);
         let state = match known(what.max) {
-            Some(max) => format!("{} of {}", gib(what.charged), gib(max)),
+            Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
             None => gib(what.charged).to_string(),
         };
         let said = match what.kind {

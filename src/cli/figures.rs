@@ -1,5 +1,6 @@
 //! A group in figures, as `show`, `tree` and `get` print them.
 
+use super::changes::is_above;
 use super::groups::{self, View};
 use super::nvml::Driver;
 use gpulimit::device::DeviceId;
@@ -25,6 +26,8 @@ pub struct Figures {
     pub rules: LimitSet,
     /// `None` where the ledger is not ours to read; so for all figures of the GPUs.
     pub processes: Option<usize>,
+    /// A limit of a group above for all GPUs that is smaller than the own one, and whose it is.
+    pub above_all: Option<(Size, String)>,
     /// The GPUs that its members have used, and those with a limit of their own.
     pub gpus: Vec<Gpu>,
 }
@@ -73,6 +76,7 @@ impl Figures {
             root: view.group.root().into(),
             rules: view.rules.clone(),
             processes: view.count(|process| process.alive),
+            above_all: above_all(view),
             gpus: ids
                 .into_iter()
                 .map(|id| Gpu::of(view, id, driver))
@@ -223,6 +227,20 @@ impl Gpu {
             "processes": self.processes,
         })
     }
+}
+
+fn above_all(view: &View) -> Option<(Size, String)> {
+    let own = view.rules.get(Selector::All, Key::Max);
+    let mut smallest = (own.unwrap_or(Key::Max.default()), None);
+    for above in &view.above {
+        if let Some(size) = above.rules.get(Selector::All, Key::Max)
+            && is_above(smallest.0, size, None)
+        {
+            smallest = (size, Some(above.name.clone()));
+        }
+    }
+    let (size, name) = smallest;
+    Some((size, name?))
 }
 
 /// What counts for a GPU.

@@ -6,7 +6,7 @@ use super::groups::{self, View};
 use super::nvml::Driver;
 use super::{gpu, output};
 use gpulimit::device::DeviceId;
-use gpulimit::limits::{Key, LimitSet, OptionKey, Selector};
+use gpulimit::limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
 use gpulimit::units::Size;
 use serde_json::json;
 use std::process::ExitCode;
@@ -54,8 +54,11 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        let names: Vec<&str> = all().map(Name::text).collect();
-        format!("unknown key (keys: {})", names.join(", "))
+        // Says which keys there are, and which one was probably meant.
+        match format!("{text}=").parse::<Setting>() {
+            Err(error @ KeyError::Unknown { .. }) => error.to_string(),
+            _ => "expected a key without a value".into(),
+        }
     })
 }
 

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 #[command(after_help = HELP)]
 pub struct Args {
     /// Write the pages of all verbs into this directory; without it the first page goes to standard output
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
 

@@ -107,7 +107,7 @@ fn table(groups: &[Figures]) -> Table {
                 group.title.clone(),
                 "all".into(),
                 figures::size(group.of_all(Key::Max)),
-                nothing(),
+                figure(above_all(group)),
                 said(Key::High),
                 said(Key::Low),
                 said(Key::Min),
@@ -151,4 +151,9 @@ pub fn max(gpu: &Gpu) -> String {
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
+}
+
+fn above_all(group: &Figures) -> Option<String> {
+    let (size, by) = group.above_all.as_ref()?;
+    Some(format!("{} ({by})", figures::size(*size)))
 }

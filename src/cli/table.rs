@@ -1,6 +1,8 @@
 //! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, presets};
+use comfy_table::{
+    Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Width, presets,
+};
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
@@ -28,6 +30,9 @@ impl Column {
         }
     }
 }
+
+/// Texts of so many characters are never broken: a GPU is one of them.
+const WHOLE: u16 = 16;
 
 /// Rows under heads.
 pub struct Table {
@@ -89,8 +94,16 @@ impl Table {
         for row in &self.rows {
             table.add_row(row);
         }
-        for (column, shown) in self.columns.iter().zip(table.column_iter_mut()) {
+        let shown = table.column_iter_mut();
+        for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
+            // Where the terminal is narrow, long texts are broken, and figures are not.
+            shown.set_constraint(match column {
+                Column::Left(_) if width > usize::from(WHOLE) => {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(WHOLE))
+                }
+                _ => ColumnConstraint::ContentWidth,
+            });
             if let Column::Right(_) = column {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
@@ -100,23 +113,23 @@ impl Table {
         text
     }
 
+    /// The characters of the longest text in each column.
+    fn widths(&self) -> Vec<usize> {
+        let width = |at: usize| {
+            let cells = self.rows.iter().map(|row| length(&row[at]));
+            cells.fold(length(self.columns[at].head()), usize::max)
+        };
+        (0..self.columns.len()).map(width).collect()
+    }
+
     fn plain(&self) -> String {
         let heads = self
             .columns
             .iter()
             .map(|column| column.head().to_owned())
             .collect();
-        let lines: Vec<&Vec<String>> = std::iter::once(&heads).chain(&self.rows).collect();
-        let length = |text: &str| text.chars().count();
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|at| {
-                lines
-                    .iter()
-                    .map(|line| length(&line[at]))
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
+        let lines = std::iter::once(&heads).chain(&self.rows);
+        let widths = self.widths();
         let mut out = String::new();
         for line in lines {
             let mut text = String::new();
@@ -132,6 +145,10 @@ impl Table {
         }
         out
     }
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
 }
 
 #[cfg(test)]
