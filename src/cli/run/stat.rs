@@ -123,3 +123,58 @@ impl Waits {
         waits
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit::device::DeviceId;
+    use gpulimit::ledger::{Happening, Identity};
+
+    #[test]
+    fn a_wait_ends_with_what_its_process_gets() {
+        let path = std::env::temp_dir().join(format!("gpulimit-stat-{}", std::process::id()));
+        Ledger::create(&path, 0o600).expect("created");
+        let ledger = Ledger::open(&path).expect("opened");
+        let here = ledger
+            .device(DeviceId::gpu([1; 16]), 1 << 30)
+            .expect("room");
+        let there = ledger
+            .device(DeviceId::gpu([2; 16]), 1 << 30)
+            .expect("room");
+        for (kind, device, pid) in [
+            (EventKind::Refusal, here, 1),
+            (EventKind::Wait, here, 1),
+            (EventKind::Wait, here, 2),
+            (EventKind::Wait, there, 1),
+            (EventKind::Granted, here, 1),
+            (EventKind::Refusal, here, 2),
+            (EventKind::Wait, here, 1),
+        ] {
+            let process = Identity {
+                pid,
+                ..Identity::of_self()
+            };
+            ledger.record(&Happening {
+                kind,
+                device: Some(device),
+                process,
+                bytes: 1,
+                charged: 0,
+                max: 1,
+            });
+        }
+        let mut events = ledger.events(0);
+        std::fs::remove_file(&path).expect("removed");
+        for (time, event) in events.iter_mut().enumerate() {
+            event.time_ms = 1000 * time as u64;
+        }
+        let waits = |count, seconds| Waits {
+            count,
+            time: Duration::from_secs(seconds),
+        };
+        // From 1 to 4 and from 2 to 5, and one that is not over.
+        assert_eq!(Waits::of(&events, here), waits(3, 6));
+        assert_eq!(Waits::of(&events, there), waits(1, 0));
+        assert_eq!(Waits::of(&events[..1], here), waits(0, 0));
+    }
+}
