@@ -620,3 +620,24 @@ fn a_named_group_must_exist() {
     place.root().create("lab", &set(GIB)).expect("created");
     assert_eq!(there.join(&Vec::new).expect("joined").group(), "lab");
 }
+
+#[test]
+fn cleaning_up_takes_no_group_that_is_being_made() {
+    let place = Place::new();
+    let root = place.root();
+    fs::create_dir_all(place.root_path().join("half/sub/quarter")).expect("created");
+    std::thread::scope(|scope| {
+        let maker = scope.spawn(|| {
+            for _ in 0..500 {
+                drop(root.create("lab", &set(GIB)).expect("created"));
+                assert!(root.group("lab").is_ok(), "taken away");
+                while !root.remove("lab").is_err_and(|error| error.is_missing()) {}
+            }
+        });
+        while !maker.is_finished() {
+            root.remove_leftovers().expect("looked");
+        }
+    });
+    root.remove_leftovers().expect("looked");
+    assert_eq!(root.leftovers().expect("listed"), Vec::<PathBuf>::new());
+}

@@ -39,8 +39,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The limits belong to whoever makes the group: its owner and members cannot change them. A group counts
-in all groups above it. `gpulimit set --help` explains the keys.
+The limits belong to whoever makes the group: its owner and members cannot change them. A group
+counts in all groups above it. `gpulimit set --help` explains the keys.
 
 Examples:
   gpulimit create lab max=60G
@@ -58,17 +58,26 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let changes = Changes::read(&args.changes, &args.devices, driver)?;
     let access = access(args)?;
     let root = groups::root_of(name)?;
-    if args.parents {
-        let above: Vec<&str> = upwards(name).skip(1).collect();
-        for above in above.into_iter().rev() {
-            root.create(above, &LimitSet::default())?;
-        }
-    }
     let mut limits = LimitSet::default();
     changes.apply(&mut limits);
-    let created = root
-        .create_for(name, &limits, access)
-        .map_err(|error| denied(error, args))?;
+    let mut above: Vec<&str> = upwards(name).skip(1).collect();
+    above.retain(|_| args.parents);
+    let mut made = Vec::new();
+    let mut make = || {
+        for name in above.iter().rev() {
+            if root.create(name, &LimitSet::default())?.new {
+                made.push(*name);
+            }
+        }
+        root.create_for(name, &limits, access)
+    };
+    let created = make().map_err(|error| {
+        // All or nothing.
+        for name in made.iter().rev() {
+            let _ = root.remove(name);
+        }
+        denied(error, args)
+    })?;
     if !created.new {
         return Err(Failure::new(format_args!(
             "there is a group '{name}' already, which stays as it is: `gpulimit set {name} KEY=VALUE` changes it"
@@ -123,15 +132,17 @@ fn access(args: &Args) -> Result<Access, Failure> {
 
 /// Giving things away is for root.
 fn denied(error: GroupError, args: &Args) -> Failure {
-    let denied = matches!(&error, GroupError::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied);
-    match (&args.owner, &*args.members) {
-        (Some(_), _) | (_, "all" | "owner") if !denied => error.into(),
-        (Some(owner), _) if denied => Failure::new(format_args!(
+    match &error {
+        GroupError::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied => {}
+        _ => return error.into(),
+    }
+    match (&args.owner, args.members.strip_prefix('@')) {
+        (Some(owner), _) => Failure::new(format_args!(
             "{error}; to give a group to another user ({owner}) is for root"
         )),
-        (None, members) if denied && members.starts_with('@') => Failure::new(format_args!(
-            "{error}; only root and its members can give a group to {members}"
+        (None, Some(members)) => Failure::new(format_args!(
+            "{error}; only root and its members can give a group to @{members}"
         )),
-        _ => error.into(),
+        (None, None) => error.into(),
     }
 }

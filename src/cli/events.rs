@@ -33,8 +33,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-By time, in UTC. An event is written down in the group whose limit it is about; a group keeps the last
-95 of its own.
+By time, in UTC. An event is written down in the group whose limit it is about; a group keeps the
+last 95 of its own.
 
   refusal  a request was refused         reap    what a dead process held was given back
   wait     a request began to wait       kill    a process was killed, or told to end

@@ -14,9 +14,9 @@ use std::process::ExitCode;
 pub struct Args {}
 
 const HELP: &str = "\
-Gives back what dead processes held, removes the groups of jobs that have ended, and what is left of
-groups that were never made to the end. Says what; nothing where there was nothing. What belongs to
-others is left to them. `gpulimit run` does the same for groups of jobs.
+Gives back what dead processes held, removes the groups of jobs that have ended, and what is left
+of groups that were never made to the end. Says what; nothing where there was nothing. What belongs
+to others is left to them. `gpulimit run` does the same for groups of jobs.
 
 Examples:
   gpulimit gc";

@@ -36,8 +36,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for included. With KEY,
-the value alone.
+Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for included. With
+KEY, the value alone.
 
 Examples:
   gpulimit get lab

@@ -28,8 +28,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The processes of a group are those of the groups below it as well, and only those that have used a GPU.
-PID is the number that `gpulimit ps` shows.
+The processes of a group are those of the groups below it as well, and only those that have used
+a GPU. PID is the number that `gpulimit ps` shows.
 
 Examples:
   gpulimit kill lab

@@ -20,7 +20,7 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The pages are made from what --help says: gpulimit.1, and one for each verb, such as gpulimit-run.1.
+The pages are made from what --help says: gpulimit.1, and one for each verb, as gpulimit-run.1.
 
 Examples:
   gpulimit man | man -l -

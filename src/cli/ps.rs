@@ -30,8 +30,8 @@ const HELP: &str = "\
 TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for
 contexts and code. nvidia-smi shows the same without managed memory. A process that is `draining`
 has ended, and the driver has not freed its memory yet. ALLOCATIONS are plain and virtual memory,
-arrays and graphs; --json shows each. PID is the number here: a process in a container knows another
-one of itself, `own_pid` in JSON. One that cannot be seen from here has none.
+arrays and graphs; --json shows each. PID is the number here: a process in a container knows
+another one of itself, `own_pid` in JSON. One that cannot be seen from here has none.
 
 Examples:
   gpulimit ps

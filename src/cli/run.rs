@@ -63,8 +63,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Without --name the command gets a group of its own, which goes away with it. What it uses counts in all
-groups above, whose limits hold as well; what happens at such a limit is theirs to say.
+Without --name the command gets a group of its own, which goes away with it. What it uses counts in
+all groups above, whose limits hold as well; what happens at such a limit is theirs to say.
 
 Examples:
   gpulimit run --max 4G -- python train.py

@@ -24,10 +24,11 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-MAX is the group's own limit, EFFECTIVE the smallest on the way up and whose it is. USAGE is what the
-processes of the group and of those below it use, managed memory included; FREE is what they could
-still get; PEAK is the most that was charged at once; REFUSED counts refused requests. What is not
-known is shown as -. Columns in which nothing would be are left out.
+MAX is the group's own limit, EFFECTIVE a smaller one of a group above and whose it is. USAGE is
+what the processes of the group and of those below it use, managed memory included; FREE is what
+they could still get; PEAK is the most that was charged at once; REFUSED counts refused requests.
+What is not known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they say
+something.
 
 Examples:
   gpulimit show

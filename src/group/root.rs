@@ -371,7 +371,13 @@ impl Root {
         }
         // Last of the files: until then nobody comes in.
         remove_file(&group.lock_path()).map_err(failed)?;
-        fs::remove_dir(group.path()).map_err(failed)?;
+        match fs::remove_dir(group.path()) {
+            // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory is his now.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error)
+                if error.kind() == ErrorKind::DirectoryNotEmpty && group.lock_path().exists() => {}
+            removed => removed.map_err(failed)?,
+        }
         if protected {
             group.tell_parent();
         }

@@ -164,6 +164,7 @@ fn giving_groups_away_is_for_root() {
     assert!(error.contains("another user (0) is for root"), "{error}");
     let error = machine.refused(&["create", "lab/gift", "--members", "@0"]);
     assert!(error.contains("can give a group to @0"), "{error}");
+    machine.refused(&["create", "lab/a/b/gift", "--parents", "--owner", "0"]);
     assert_eq!(place.said(&["ls", "lab"]), "");
     assert_eq!(place.root().leftovers().expect("listed").len(), 0);
     let mine = machine.said(&["create", "lab/mine", "--owner", ALICE]);
