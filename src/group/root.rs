@@ -247,7 +247,16 @@ impl Root {
             self.group(parent.name())?;
         }
         loop {
-            make_directory(group.path(), modes.directory)?;
+            match make_directory(group.path(), modes.directory) {
+                // Removed as soon as made, by who cleans up: nobody held it yet.
+                Err(GroupError::Io { error, .. })
+                    if error.kind() == ErrorKind::NotFound
+                        && group.path().parent().is_some_and(is_directory) =>
+                {
+                    continue;
+                }
+                made => made?,
+            }
             let hold = match group.make_lock(access).and_then(|()| group.hold()) {
                 // Removed meanwhile, with the directory.
                 Err(error) if error.is_missing() => continue,
@@ -429,18 +438,19 @@ impl Group {
             .create_new(true)
             .mode(0o600)
             .open(&path);
-        match made {
-            Ok(_) => access
-                .give_file(&path)
-                .map_err(|error| self.failed("create", error)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
+        let made = match made {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            made => made.and_then(|_| access.give_file(&path)),
+        };
+        made.map_err(|error| match error.kind() {
+            // The directory, or the file at once, by who removes the group or cleans up.
+            ErrorKind::NotFound => GroupError::Missing {
                 name: self.name.clone(),
                 root: self.root.clone(),
                 known: Vec::new(),
-            }),
-            Err(error) => Err(self.failed("create", error)),
-        }
+            },
+            _ => self.failed("create", error),
+        })
     }
 
     /// Keeps everybody out; [`GroupError::InUse`] while somebody holds it.
