@@ -2,26 +2,39 @@
 
 mod accounts;
 mod apply;
+mod changes;
 mod check;
+mod clock;
+mod completions;
+mod create;
 mod doctor;
+mod events;
 mod failure;
+mod figures;
+mod gc;
+mod get;
 mod gpu;
 mod groups;
 mod install;
+mod kill;
 mod library;
+mod ls;
+mod man;
 mod nvml;
 mod output;
+mod pids;
 mod probe;
 mod ps;
+mod rm;
 mod run;
 mod set;
 mod show;
+mod signal;
 mod signals;
 mod table;
-mod user;
+mod tree;
 
-use clap::{Parser, Subcommand};
-use failure::Failure;
+use clap::{CommandFactory, Parser, Subcommand};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
@@ -43,6 +56,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpulimit run --max 4G -- python train.py      a program that sees a 4 GiB GPU
   gpulimit run --max 50% --name lab -- ./a.out  two runs of the same name share one limit
+  gpulimit create lab/alice max=8G              a group below lab
   gpulimit show                                 what each group may use, and what it uses
   gpulimit set lab max=8G                       change a limit while programs run
   gpulimit doctor                               what is wrong, and what to do
@@ -55,12 +69,28 @@ Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit where an administrator 
 enum Verb {
     /// Run a command under a limit
     Run(run::Args),
-    /// Show groups: limit, usage, peak, free memory and refusals of each GPU
+    /// Make a group
+    Create(create::Args),
+    /// Change a group's limits while its programs run
+    Set(set::Args),
+    /// Print what is said of a group, for scripts
+    Get(get::Args),
+    /// Remove groups
+    Rm(rm::Args),
+    /// List the names of groups
+    Ls(ls::Args),
+    /// Show groups as they are in each other, with usage and limit
+    Tree(tree::Args),
+    /// Show groups: limits, usage, peak, free memory and refusals of each GPU
     Show(show::Args),
     /// Show the processes in groups and what each uses
     Ps(ps::Args),
-    /// Change a group's limit while its programs run
-    Set(set::Args),
+    /// Show what happened: refusals, waits, kills, changes of limits
+    Events(events::Args),
+    /// Send a signal to the processes of a group
+    Kill(kill::Args),
+    /// Remove what nobody needs any longer
+    Gc(gc::Args),
     /// Make the groups and rules what a policy file says
     Apply(apply::Args),
     /// Find out whether a policy file is right, without a change
@@ -71,6 +101,12 @@ enum Verb {
     Install(install::Install),
     /// Take it out again
     Uninstall(install::Uninstall),
+    /// Print the script that completes command lines in a shell
+    #[command(hide = true)]
+    Completions(completions::Args),
+    /// Print or write the manual pages
+    #[command(hide = true)]
+    Man(man::Args),
     /// Answer questions of `doctor` from inside a process of its own
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
@@ -95,14 +131,24 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.verb {
         Verb::Run(args) => run::run(args, &before),
+        Verb::Create(args) => create::create(&args),
+        Verb::Set(args) => set::set(&args),
+        Verb::Get(args) => get::get(&args),
+        Verb::Rm(args) => rm::rm(&args),
+        Verb::Ls(args) => ls::ls(&args),
+        Verb::Tree(args) => tree::tree(&args),
         Verb::Show(args) => show::show(&args),
         Verb::Ps(args) => ps::ps(&args),
-        Verb::Set(args) => set::set(&args),
+        Verb::Events(args) => events::events(&args),
+        Verb::Kill(args) => kill::kill(&args),
+        Verb::Gc(args) => gc::gc(&args),
         Verb::Apply(args) => apply::apply(&args),
         Verb::Check(args) => check::check(&args),
         Verb::Doctor(args) => doctor::doctor(&args),
         Verb::Install(args) => install::install(&args),
         Verb::Uninstall(args) => install::uninstall(&args),
+        Verb::Completions(args) => completions::completions(&args),
+        Verb::Man(args) => man::man(&args),
         Verb::Probe(args) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())
@@ -134,7 +180,7 @@ fn env(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name)
 }
 
-/// The root that the environment names.
-fn root() -> Result<gpulimit::group::Root, Failure> {
-    Ok(gpulimit::group::Root::locate(&env)?)
+/// The command line as it is defined.
+fn command() -> clap::Command {
+    Cli::command()
 }

@@ -74,6 +74,11 @@ impl Group {
         Kind::of(&self.name)
     }
 
+    /// The root that it is in.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.path

@@ -96,9 +96,10 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     let group = named(env)?;
     let job = group.as_deref().is_none_or(is_job);
     if !job {
+        let group = group.unwrap_or_default();
         return Ok(Some(Assignment {
-            root: Root::locate(env)?,
-            group: group.unwrap_or_default(),
+            root: Root::locate_group(env, &group)?,
+            group,
             create: None,
             rule: None,
         }));

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const A: DeviceId = DeviceId::gpu([0x11; 16]);
@@ -578,4 +578,25 @@ fn a_named_group_must_exist() {
     assert!(error.contains("no group 'lab'"), "{error}");
     place.root().create("lab", &set(GIB)).expect("created");
     assert_eq!(there.join(&Vec::new).expect("joined").group(), "lab");
+}
+
+#[test]
+fn cleaning_up_takes_no_group_that_is_being_made() {
+    let place = Place::new();
+    let root = place.root();
+    fs::create_dir_all(place.root_path().join("half/sub/quarter")).expect("created");
+    std::thread::scope(|scope| {
+        let maker = scope.spawn(|| {
+            for _ in 0..500 {
+                drop(root.create("lab", &set(GIB)).expect("created"));
+                assert!(root.group("lab").is_ok(), "taken away");
+                while !root.remove("lab").is_err_and(|error| error.is_missing()) {}
+            }
+        });
+        while !maker.is_finished() {
+            root.remove_leftovers().expect("looked");
+        }
+    });
+    root.remove_leftovers().expect("looked");
+    assert_eq!(root.leftovers().expect("listed"), Vec::<PathBuf>::new());
 }

@@ -430,6 +430,8 @@ fn owners_and_members_are_made_what_the_file_says() {
         return;
     }
     let place = Place::new();
+    // What is below the directory of a user is made with his rights: he must come there.
+    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("changed");
     let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
     assert_eq!(
         place.applied(policy, &[]),

@@ -66,6 +66,36 @@ impl Accounts for Database {
     }
 }
 
+/// The name of a user, or the number where there is no name.
+pub fn user_name(uid: u32) -> String {
+    let found = ask(
+        |entry: *mut libc::passwd, buffer, size, found| {
+            // SAFETY: as above.
+            unsafe { libc::getpwuid_r(uid, entry, buffer, size, found) }
+        },
+        user,
+    );
+    found.map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+/// The number of a user, given by name or number.
+pub fn user_id(name: &str) -> Option<u32> {
+    number(name).or_else(|| Some(Database.user(name)?.uid))
+}
+
+/// The number of a unix group, given by name or number.
+pub fn unix_group_id(name: &str) -> Option<u32> {
+    number(name).or_else(|| Some(Database.unix_group(name)?.gid))
+}
+
+/// The largest number means nobody to the system.
+fn number(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|number| digits && *number != u32::MAX)
+}
+
 /// The name of a unix group, or the number where there is no name.
 pub fn unix_group_name(gid: u32) -> String {
     let found = ask(
@@ -163,6 +193,19 @@ mod tests {
         assert_eq!(group.gid, 0);
         assert_eq!(unix_group_name(0), "root");
         assert_eq!(unix_group_name(4_123_456_789), "4123456789");
+    }
+
+    #[test]
+    fn numbers_and_names() {
+        assert_eq!(user_name(0), "root");
+        assert_eq!(user_name(4_123_456_789), "4123456789");
+        for lookup in [user_id, unix_group_id] {
+            assert_eq!(lookup("root"), Some(0));
+            assert_eq!(lookup("4123456789"), Some(4_123_456_789));
+            for nobody in ["", "nobody of this name", "4294967295", "-1", "a\0b"] {
+                assert_eq!(lookup(nobody), None, "{nobody}");
+            }
+        }
     }
 
     #[test]

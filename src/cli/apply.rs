@@ -118,7 +118,7 @@ fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && accounts::effective() == 0 {
         return Ok(Root::at(SYSTEM)?);
     }
-    super::root()
+    Ok(Root::locate(&super::env)?)
 }
 
 /// The groups with everything that only this machine knows.

@@ -3,8 +3,8 @@
 mod checks;
 
 use super::failure::Failure;
+use super::figures::SCHEMA;
 use super::output;
-use super::show::SCHEMA;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -2,6 +2,7 @@
 
 use gpulimit::group::GroupError;
 use gpulimit::limits::LimitsError;
+use gpulimit::policy::PolicyError;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -66,6 +67,12 @@ impl From<GroupError> for Failure {
     fn from(error: GroupError) -> Self {
         let usage = matches!(error, GroupError::Name { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })
+    }
+}
+
+impl From<PolicyError> for Failure {
+    fn from(error: PolicyError) -> Self {
+        Self::new(error)
     }
 }
 

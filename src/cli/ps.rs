@@ -1,13 +1,14 @@
 //! `gpulimit ps`: the processes in groups, and what each uses.
 
 use super::failure::Failure;
-use super::groups::{self, View};
+use super::figures::SCHEMA;
+use super::groups::{self, Selection, View};
 use super::nvml::Driver;
-use super::output;
-use super::show::SCHEMA;
-use super::table::{Column, Table};
-use super::user;
+use super::pids::Pids;
+use super::table::{Column, Table, figure};
+use super::{accounts, output};
 use gpulimit::device::DeviceId;
+use gpulimit::group::is_within;
 use gpulimit::ledger::{Category, DeviceUsage, ProcessUsage};
 use gpulimit::units::gib;
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show the processes of this group only
+    /// Show the processes of this group and of those below it only
     group: Option<String>,
 
     /// Print JSON: sizes are bytes, unknown figures null
@@ -29,41 +30,45 @@ const HELP: &str = "\
 TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for
 contexts and code. nvidia-smi shows the same without managed memory. A process that is `draining`
 has ended, and the driver has not freed its memory yet. ALLOCATIONS are plain and virtual memory,
-arrays and graphs; --json shows each.
+arrays and graphs; --json shows each. PID is the number here: a process in a container knows
+another one of itself, `own_pid` in JSON. One that cannot be seen from here has none.
 
 Examples:
   gpulimit ps
-  gpulimit ps lab --json";
+  gpulimit ps lab
+  gpulimit ps lab --json | jq '.processes[].total'";
 
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
-    let root = super::root()?;
+    let selection = Selection::of(args.group.as_deref())?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let (views, status) = groups::views(&root, args.group.as_deref(), driver)?;
-    if let [
-        View {
-            ledger: None,
-            group,
-            ..
-        },
-    ] = &views[..]
-        && args.group.is_some()
+    let (views, status) = selection.views(driver);
+    if selection.named
+        && let [
+            View {
+                ledger: None,
+                group,
+                ..
+            },
+            ..,
+        ] = &views[..]
     {
-        return Err(Failure::new(format_args!(
-            "you may not read {}: it belongs to the group's members",
-            group.ledger_path().display()
-        )));
+        return Err(groups::unreadable(group.ledger_path()));
     }
-    let lines: Vec<Line> = views
-        .iter()
-        .flat_map(|view| view.processes.iter().flat_map(|process| of(view, process)))
+    let pids = Pids::default();
+    let lines: Vec<Line> = outermost(&views)
+        .into_iter()
+        .flat_map(|view| {
+            let lines = view.processes.iter();
+            lines.flat_map(|process| of(&selection, view, process, &pids))
+        })
         .collect();
     if args.json {
         let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
         output::json(&json!({
             "schema": SCHEMA,
-            "root": root.path().to_string_lossy(),
+            "root": selection.root().to_string_lossy(),
             "processes": processes,
         }))?;
     } else if !lines.is_empty() {
@@ -76,10 +81,29 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
+/// The groups whose ledgers we can read and that are below no other such: they have all processes, once.
+fn outermost(views: &[View]) -> Vec<&View> {
+    let mut found: Vec<&View> = Vec::new();
+    for view in views.iter().filter(|view| view.ledger.is_some()) {
+        let covers = |above: &&View| {
+            above.group.root() == view.group.root()
+                && is_within(view.group.name(), above.group.name())
+        };
+        if !found.iter().any(covers) {
+            found.push(view);
+        }
+    }
+    found
+}
+
 /// A process on one GPU, or on none yet.
 struct Line {
     group: String,
-    pid: u32,
+    /// The group for people.
+    title: String,
+    /// `None` where it has no number here.
+    pid: Option<u32>,
+    own_pid: u32,
     uid: u32,
     command: String,
     alive: bool,
@@ -124,10 +148,25 @@ impl Parts {
     }
 }
 
-fn of(view: &View, process: &ProcessUsage) -> Vec<Line> {
+fn of(selection: &Selection, view: &View, process: &ProcessUsage, pids: &Pids) -> Vec<Line> {
+    let mut group = view.group.name().to_owned();
+    let mut title = view.title.clone();
+    if !process.below.is_empty() {
+        group = format!("{group}/{}", process.below);
+        title = match selection
+            .groups
+            .iter()
+            .find(|known| known.root() == view.group.root() && known.name() == group)
+        {
+            Some(known) => selection.title(known),
+            None => group.clone(),
+        };
+    }
     let line = |gpu| Line {
-        group: view.group.name().into(),
-        pid: process.identity.pid,
+        group: group.clone(),
+        title: title.clone(),
+        pid: pids.here(&process.identity),
+        own_pid: process.identity.pid,
         uid: process.identity.uid,
         command: process.identity.command().to_string(),
         alive: process.alive,
@@ -164,8 +203,9 @@ impl Line {
         let part = |category| split.map(|split| split.of(category));
         json!({
             "pid": self.pid,
+            "own_pid": self.own_pid,
             "uid": self.uid,
-            "user": user::name(self.uid),
+            "user": accounts::user_name(self.uid),
             "group": self.group,
             "gpu": self.gpu.as_ref().map(|(id, _)| json!({
                 "uuid": id.to_string(),
@@ -200,18 +240,15 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
         Column::Left("STATE"),
         Column::Left("COMMAND"),
     ]);
-    let bytes =
-        |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), |bytes| gib(bytes).to_string());
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
     for line in lines {
         let parts = line.gpu.as_ref().map(|(_, parts)| parts);
         let split = parts.and_then(|parts| parts.split.as_ref());
         table.row(vec![
-            line.pid.to_string(),
-            user::name(line.uid),
-            line.group.clone(),
-            line.gpu
-                .as_ref()
-                .map_or_else(|| "-".to_owned(), |(id, _)| groups::label(*id, driver)),
+            figure(line.pid),
+            accounts::user_name(line.uid),
+            line.title.clone(),
+            figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
             bytes(split.map(Split::allocations)),
             bytes(split.map(|split| split.of(Category::Pools))),
             bytes(split.map(|split| split.of(Category::Managed))),

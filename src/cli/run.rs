@@ -1,71 +1,90 @@
 //! `gpulimit run`: a command under a limit.
 
+mod place;
+mod stat;
+
 use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
+use super::library;
 use super::nvml::Driver;
 use super::signals::{self, End, Inherited};
-use super::{gpu, library};
-use gpulimit::group::{Garbage, Group, GroupError, Hold, Kind, Root};
-use gpulimit::ledger::{Identity, Ledger, LedgerError};
-use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::limits::parse_duration;
 use gpulimit::policy;
 use gpulimit::units::Size;
+use place::Place;
+use stat::Stat;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 /// Options of `run`.
 #[derive(clap::Args)]
-#[command(after_help = HELP)]
+#[command(after_help = HELP, group = clap::ArgGroup::new("sizes").multiple(true))]
 pub struct Args {
     /// What the command and its children may use together of each GPU: 4G, 512M, 50%, or max
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", group = "sizes")]
     max: Option<Size>,
 
-    /// Limit this GPU or MIG instance only; index, UUID or its beginning, or PCI bus id. Repeat for more
-    #[arg(long = "device", value_name = "GPU", requires = "max")]
+    /// Above this they give back what they hold unused before they grow
+    #[arg(long, value_name = "SIZE", group = "sizes")]
+    high: Option<Size>,
+
+    /// Limit this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    #[arg(long = "device", value_name = "GPU", requires = "sizes")]
     devices: Vec<String>,
 
-    /// Run in the group of this name, which stays; runs of the same name share its limit
+    /// At this limit wait until memory is given back, for this long at most, such as 30s or 10m, before
+    /// a request is refused
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    wait: Option<Duration>,
+
+    /// Run below this group, which must exist; without it below the one that GPULIMIT_GROUP names
+    #[arg(long, value_name = "PARENT")]
+    group: Option<String>,
+
+    /// Run in the group of this name, below --group if that is given. It stays; runs of the same name share it
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+
+    /// Say at the end on standard error what the command took
+    #[arg(long)]
+    stat: bool,
 
     /// The command and its arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        value_name = "COMMAND"
+        value_name = "COMMAND",
+        value_hint = clap::ValueHint::CommandWithArguments
     )]
     command: Vec<OsString>,
 }
 
 const HELP: &str = "\
-Without --name the command gets a group of its own, which goes away with it.
+Without --name the command gets a group of its own, which goes away with it. What it uses counts in
+all groups above, whose limits hold as well; what happens at such a limit is theirs to say.
 
 Examples:
   gpulimit run --max 4G -- python train.py
-  gpulimit run --max 50% --device 0 -- ./a.out
+  gpulimit run --max 50% --device 0 --stat -- ./a.out
+  gpulimit run --group lab --max 30% --high 20% -- python train.py
   gpulimit run --max 8G --name lab -- jupyter lab    makes the group lab, or joins it
   gpulimit run --name lab -- python eval.py          joins it
 
 Exit status: that of the command; 128+N when signal N ended it; 125 when gpulimit failed, 126
 when the command cannot be executed, 127 when it was not found, 2 for a mistake in the options.";
 
-/// The group that the command runs in.
-struct Place {
-    name: String,
-    /// Set for a group of the command's own, which goes away with it.
-    own: Option<Hold>,
+fn time(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
 }
 
 /// Runs the command and ends as it ended.
 pub fn run(args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     let library = library::find().map_err(Failure::of_run)?;
-    let root = super::root().map_err(Failure::of_run)?;
-    // What cannot be collected is in nobody's way.
-    let _ = root.collect_garbage(Garbage::Everywhere);
-    let place = place(&args, &root).map_err(Failure::of_run)?;
+    let place = Place::of(&args).map_err(Failure::of_run)?;
+    let stat = args.stat.then(|| Stat::begin(&place.group));
 
     let mut words = args.command.into_iter();
     let program = words.next().unwrap_or_default();
@@ -76,11 +95,14 @@ pub fn run(args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             "LD_PRELOAD",
             library::preload(&library, env::var_os("LD_PRELOAD").as_deref()),
         )
-        .env("GPULIMIT_ROOT", root.path())
-        .env(policy::GROUP, &place.name)
+        .env("GPULIMIT_ROOT", place.group.root())
+        .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let end = signals::supervise(&mut command, inherited);
-    leave(&root, place);
+    if let (Some(stat), Ok(end)) = (&stat, &end) {
+        stat.report(*end, Driver::load().ok().as_ref());
+    }
+    place.leave();
 
     match end.map_err(|error| cannot_run(&program, &error))? {
         End::Exit(status) => Ok(ExitCode::from(status)),
@@ -90,98 +112,6 @@ pub fn run(args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
                 u8::try_from(128 + signal).unwrap_or(u8::MAX),
             ))
         }
-    }
-}
-
-fn place(args: &Args, root: &Root) -> Result<Place, Failure> {
-    let limits = args.max.map(|max| limits(max, &args.devices)).transpose()?;
-    match (&args.name, limits) {
-        (None, None) => Err(Failure::usage(
-            "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or --name with the name of a group that exists",
-        )),
-        (None, Some(limits)) => {
-            let me = Identity::of_self();
-            let name = format!("run-{}-{}", me.pid, me.start_time);
-            let created = root.create(&name, &limits)?;
-            Ok(Place {
-                name,
-                own: Some(created.hold),
-            })
-        }
-        (Some(name), None) => {
-            may_join(&root.group(name)?)?;
-            Ok(Place {
-                name: name.clone(),
-                own: None,
-            })
-        }
-        (Some(name), Some(_)) if Kind::of(name) == Kind::Job => Err(Failure::usage(format_args!(
-            "the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"
-        ))),
-        (Some(name), Some(limits)) => {
-            let created = root.create(name, &limits)?;
-            if !created.new {
-                agree(name, &limits, &created.group.limits()?.rules()?)?;
-                may_join(&created.group)?;
-            }
-            Ok(Place {
-                name: name.clone(),
-                own: None,
-            })
-        }
-    }
-}
-
-/// What `--max` and `--device` ask for.
-fn limits(max: Size, devices: &[String]) -> Result<LimitSet, Failure> {
-    if devices.is_empty() {
-        return Ok(LimitSet::all(max));
-    }
-    let driver = Driver::load().ok();
-    let mut limits = LimitSet::default();
-    for device in devices {
-        let id = gpu::resolve(device, driver.as_ref())?;
-        limits.set(Selector::Device(id), Key::Max, max);
-    }
-    Ok(limits)
-}
-
-/// Finds out before the command starts what it would only tell when it uses a GPU.
-fn may_join(group: &Group) -> Result<(), Failure> {
-    let denied = |error: &LedgerError| match error {
-        LedgerError::Io { error, .. } => error.kind() == ErrorKind::PermissionDenied,
-        _ => false,
-    };
-    match Ledger::open(&group.ledger_path()) {
-        Err(error) if denied(&error) => Err(Failure::new(format_args!(
-            "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
-            group.name(),
-            group.ledger_path().display()
-        ))),
-        Err(error) => Err(GroupError::from(error).into()),
-        Ok(_) => Ok(()),
-    }
-}
-
-/// A group that exists is joined only under the limits that it has.
-fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> {
-    if asked.same_as(there) {
-        return Ok(());
-    }
-    let set = match asked.get(Selector::All, Key::Max) {
-        Some(max) => format!("gpulimit set {name} max={max}"),
-        None => format!("gpulimit set {name} max=SIZE --device GPU"),
-    };
-    Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"
-    )))
-}
-
-/// Removes a group of the command's own. One in which children of the command go on stays until they are gone.
-fn leave(root: &Root, place: Place) {
-    if place.own.is_some() {
-        drop(place.own);
-        let _ = root.remove(&place.name);
     }
 }
 

@@ -1,13 +1,15 @@
-//! `gpulimit set`: another limit for a group, at once.
+//! `gpulimit set`: other limits for a group, at once.
 
+use super::changes::Changes;
 use super::failure::Failure;
+use super::figures::bytes;
 use super::groups::{self, View};
 use super::nvml::Driver;
-use super::{gpu, output};
+use super::output;
 use gpulimit::group::{Group, GroupError};
-use gpulimit::limits::{LimitSet, LimitsError, Selector, Setting};
+use gpulimit::ledger::{DeviceEntry, EventKind, Happening, Identity, Ledger};
+use gpulimit::limits::{Key, LimitsError, Selector};
 use gpulimit::units::gib;
-use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
@@ -22,7 +24,7 @@ pub struct Args {
     #[arg(value_name = "KEY=VALUE", required = true)]
     changes: Vec<String>,
 
-    /// Change it for this GPU or MIG instance only; index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }
@@ -50,49 +52,23 @@ Examples:
 
 /// Changes the limits.
 pub fn set(args: &Args) -> Result<ExitCode, Failure> {
-    let changes = settings(&args.changes)?;
-    let root = super::root()?;
-    let group = root.group(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let targets = gpu::selectors(&args.devices, driver)?;
-    let change = |rules: &mut LimitSet| apply(&changes, &targets, rules);
+    let changes = Changes::read(&args.changes, &args.devices, driver)?;
+    let group = groups::find(&args.group)?;
     let now = group
-        .write_limits(change)
+        .write_limits(|rules| changes.apply(rules))
         .map_err(|error| refused(&group, error))?;
-    output::print(&report(group, &targets, &changes, &now, driver)?)?;
+    record(&group, &changes);
+    let mut lines = changes.lines(&now, driver);
+    // Whoever administers a group need not be able to read its ledger.
+    if let Ok(view) = View::open(group, args.group.clone(), driver) {
+        lines.extend(changes.outranked(&view.above, view.ledger.as_ref(), driver));
+        lines.extend(too_much(&view, driver));
+    }
+    let line = |line: String| format!("{}: {line}\n", args.group);
+    output::print(&lines.into_iter().map(line).collect::<String>())?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Reads `KEY=VALUE` arguments, each key once.
-pub fn settings(texts: &[String]) -> Result<Vec<Setting>, Failure> {
-    let mut settings: Vec<Setting> = Vec::new();
-    for text in texts {
-        let setting: Setting = text.parse().map_err(Failure::usage)?;
-        if settings.iter().any(|there| there.name() == setting.name()) {
-            return Err(Failure::usage(format_args!(
-                "{} is given twice",
-                setting.name()
-            )));
-        }
-        settings.push(setting);
-    }
-    Ok(settings)
-}
-
-/// Makes the changes in a set of rules.
-pub fn apply(changes: &[Setting], targets: &[Selector], rules: &mut LimitSet) {
-    for change in changes {
-        match change {
-            Setting::Size(key, size) => {
-                for target in targets {
-                    rules.set(*target, *key, *size);
-                }
-            }
-            // Checked when it was read.
-            Setting::Option(key, value) => drop(rules.options.set(*key, value)),
-        }
-    }
 }
 
 fn refused(group: &Group, error: GroupError) -> Failure {
@@ -110,65 +86,46 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// What holds now, and where usage is above it.
-fn report(
-    group: Group,
-    targets: &[Selector],
-    changes: &[Setting],
-    now: &LimitSet,
-    driver: Option<&Driver>,
-) -> Result<String, Failure> {
-    let mut out = String::new();
-    let name = group.name().to_owned();
-    let mut say = |line: std::fmt::Arguments<'_>| {
-        // Writing to a string does not fail.
-        let _ = writeln!(out, "{name}: {line}");
+/// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
+fn record(group: &Group, changes: &Changes) {
+    let Ok(ledger) = Ledger::open(&group.ledger_path()) else {
+        return;
     };
-    for change in changes {
-        let Setting::Size(key, _) = change else {
-            say(format_args!("{change} applied"));
-            continue;
-        };
-        for target in targets {
-            match target {
-                Selector::All => say(format_args!("{change} applied to all GPUs")),
-                Selector::Device(id) => say(format_args!(
-                    "{change} applied to GPU {}",
-                    groups::label(*id, driver)
-                )),
-            }
-        }
-        if !targets.contains(&Selector::All) {
-            continue;
-        }
-        for (selector, own) in &now.rules {
-            if let (Selector::Device(id), Some(size)) = (selector, own.get(*key)) {
-                say(format_args!(
-                    "GPU {} keeps its own {key}={size}; change it with --device",
-                    groups::label(*id, driver)
-                ));
-            }
-        }
-    }
-    let Ok(view) = View::open(group, driver) else {
-        // Whoever administers a group need not be able to read its ledger.
-        return Ok(out);
+    let device = match changes.targets[..] {
+        [Selector::Device(id)] => ledger.find_device(&id),
+        _ => None,
     };
+    let entry = device.and_then(|device| ledger.device_entry(device));
+    // The largest number: none, or not known.
+    let max = bytes(changes.max(), entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
+    ledger.record(&Happening {
+        kind: EventKind::Limits,
+        device,
+        process: Identity::of_self(),
+        bytes: max,
+        charged: device.map_or(0, |device| ledger.charged(device)),
+        max,
+    });
+}
+
+/// Where usage is above the limit.
+fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
-        return Ok(out);
+        return Vec::new();
     };
-    for device in &view.devices {
-        let max = view.limits.max(&device.id, device.capacity);
+    let line = |device: &DeviceEntry| {
+        let max = view.rules.for_device(device.id, Key::Max)?;
+        let max = max.resolve(device.capacity);
         let usage = ledger.usage(device.index);
         let usage = usage.charged.saturating_sub(usage.idle);
-        if usage > max {
-            say(format_args!(
+        (usage > max).then(|| {
+            format!(
                 "applied; usage {} of GPU {} is above the new max {}: growth is refused until it falls",
                 gib(usage),
                 groups::label(device.id, driver),
                 gib(max)
-            ));
-        }
-    }
-    Ok(out)
+            )
+        })
+    };
+    view.devices.iter().filter_map(line).collect()
 }

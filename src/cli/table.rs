@@ -1,10 +1,21 @@
 //! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, presets};
+use comfy_table::{
+    Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Width, presets,
+};
+use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
+/// What stands for a figure that is not known.
+pub const UNKNOWN: &str = "-";
+
+/// A figure, where it is known.
+pub fn figure(figure: Option<impl Display>) -> String {
+    figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
+}
+
 /// A column's head and side.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
     /// Text.
     Left(&'static str),
@@ -19,6 +30,9 @@ impl Column {
         }
     }
 }
+
+/// Texts of so many characters are never broken: a GPU is one of them.
+const WHOLE: u16 = 16;
 
 /// Rows under heads.
 pub struct Table {
@@ -38,6 +52,19 @@ impl Table {
     /// Adds a row with a text for each column.
     pub fn row(&mut self, row: Vec<String>) {
         self.rows.push(row);
+    }
+
+    /// Drops those of the columns in which nothing is known.
+    pub fn without_empty(&mut self, optional: &[Column]) {
+        for at in (0..self.columns.len()).rev() {
+            let empty = || self.rows.iter().all(|row| row[at] == UNKNOWN);
+            if optional.contains(&self.columns[at]) && empty() {
+                self.columns.remove(at);
+                for row in &mut self.rows {
+                    row.remove(at);
+                }
+            }
+        }
     }
 
     /// The text for stdout.
@@ -67,8 +94,16 @@ impl Table {
         for row in &self.rows {
             table.add_row(row);
         }
-        for (column, shown) in self.columns.iter().zip(table.column_iter_mut()) {
+        let shown = table.column_iter_mut();
+        for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
+            // Where the terminal is narrow, long texts are broken, and figures are not.
+            shown.set_constraint(match column {
+                Column::Left(_) if width > usize::from(WHOLE) => {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(WHOLE))
+                }
+                _ => ColumnConstraint::ContentWidth,
+            });
             if let Column::Right(_) = column {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
@@ -78,23 +113,23 @@ impl Table {
         text
     }
 
+    /// The characters of the longest text in each column.
+    fn widths(&self) -> Vec<usize> {
+        let width = |at: usize| {
+            let cells = self.rows.iter().map(|row| length(&row[at]));
+            cells.fold(length(self.columns[at].head()), usize::max)
+        };
+        (0..self.columns.len()).map(width).collect()
+    }
+
     fn plain(&self) -> String {
         let heads = self
             .columns
             .iter()
             .map(|column| column.head().to_owned())
             .collect();
-        let lines: Vec<&Vec<String>> = std::iter::once(&heads).chain(&self.rows).collect();
-        let length = |text: &str| text.chars().count();
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|at| {
-                lines
-                    .iter()
-                    .map(|line| length(&line[at]))
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
+        let lines = std::iter::once(&heads).chain(&self.rows);
+        let widths = self.widths();
         let mut out = String::new();
         for line in lines {
             let mut text = String::new();
@@ -112,6 +147,10 @@ impl Table {
     }
 }
 
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +166,16 @@ mod tests {
     fn plain_columns_are_aligned() {
         let expected = "NAME           MAX\na          4.0 GiB\nGPU-1a2b…        -\n";
         assert_eq!(table().plain(), expected);
+    }
+
+    #[test]
+    fn columns_without_figures_go_where_they_may() {
+        let columns = ["A", "B", "C"].map(Column::Right);
+        let mut table = Table::new(&columns);
+        table.row(["-", "-", "-"].map(String::from).into());
+        table.row(["-", "-", "1"].map(String::from).into());
+        table.without_empty(&columns[1..]);
+        assert_eq!(table.plain(), "A  C\n-  -\n-  1\n");
     }
 
     #[test]

@@ -77,6 +77,16 @@ impl Root {
         Self::locate(env)
     }
 
+    /// The roots to look for groups in: [`SYSTEM`] where there is one, then our own; `GPULIMIT_ROOT` alone where it is set.
+    pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
+        let own = Self::locate(env)?;
+        let system = Path::new(SYSTEM);
+        if env("GPULIMIT_ROOT").is_none() && own.path != system && is_directory(system) {
+            return Ok(vec![Self::at(system)?, own]);
+        }
+        Ok(vec![own])
+    }
+
     /// A root at this path; see [`Root::locate`].
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
         let root = Self { path: path.into() };
@@ -110,6 +120,13 @@ impl Root {
         Ok(groups)
     }
 
+    /// All groups below one, each before those below it, by name.
+    pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
+        let mut groups = self.directories_below(Some(group))?;
+        groups.retain(|group| group.limits_path().exists());
+        Ok(groups)
+    }
+
     /// Directories that are no complete group: left by somebody who was killed while making or removing one.
     pub fn leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
         let lacks = |path: PathBuf| {
@@ -122,8 +139,12 @@ impl Root {
 
     /// Every directory that a group could be in, each before those below it.
     fn directories(&self) -> Result<Vec<Group>, GroupError> {
+        self.directories_below(None)
+    }
+
+    fn directories_below(&self, group: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let mut found = Vec::new();
-        let mut ahead = self.directories_in(None)?;
+        let mut ahead = self.directories_in(group)?;
         ahead.reverse();
         while let Some(group) = ahead.pop() {
             if group.name.split('/').count() < super::MAX_DEPTH
@@ -231,7 +252,16 @@ impl Root {
         }
         loop {
             let mut power = Lowered::to_owner_of(&group)?;
-            make_directory(group.path(), modes.directory)?;
+            match make_directory(group.path(), modes.directory) {
+                // Removed as soon as made, by who cleans up: nobody held it yet.
+                Err(GroupError::Io { error, .. })
+                    if error.kind() == ErrorKind::NotFound
+                        && group.path().parent().is_some_and(is_directory) =>
+                {
+                    continue;
+                }
+                made => made?,
+            }
             if power.is_none() {
                 // Somebody may have made it meanwhile, where everybody may.
                 power = Lowered::to_owner_of(&group)?;
@@ -247,26 +277,17 @@ impl Root {
             let hold = match group.make_lock(access).and_then(|()| group.hold()) {
                 // Removed meanwhile, with the directory.
                 Err(error) if error.is_missing() => continue,
-                held => held?,
+                held => held,
             };
-            let failed = |error| group.failed("create", error);
-            if !is_directory(&group.below_path()) {
-                make_directory(&group.below_path(), modes.directory)?;
-                access.give_directory(&group.below_path()).map_err(failed)?;
-            }
-            if !group.ledger_path().exists() {
-                Ledger::create(&group.ledger_path(), 0o600)?;
-                access.give_file(&group.ledger_path()).map_err(failed)?;
-            }
-            // Last: with them it is a group.
-            let new = Limits::create(&group.limits_path(), modes.limits, &limits)?;
-            if new {
-                group.admit_above(access)?;
-                if limits.protects() {
-                    group.tell_parent();
+            let made = hold.and_then(|hold| Ok((group.fill(&limits, access, modes)?, hold)));
+            return match made {
+                Ok((new, hold)) => Ok(Created { group, new, hold }),
+                Err(error) => {
+                    // Nothing half-made stays; what cannot be removed either, `leftovers` names.
+                    let _ = self.remove_leftover(&group);
+                    Err(error)
                 }
-            }
-            return Ok(Created { group, new, hold });
+            };
         }
     }
 
@@ -296,20 +317,52 @@ impl Root {
         Ok(groups.into_iter().map(|group| group.name).collect())
     }
 
+    /// Removes the directories that never became a group, or are one no longer, and that nobody is making one of; says which.
+    ///
+    /// Those that have limits stay: these are somebody's word.
+    pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
+        let mut groups = self.directories()?;
+        // Those below before the one that they are in.
+        groups.reverse();
+        groups.retain(|group| matches!(self.remove_leftover(group), Ok(true)));
+        Ok(groups.into_iter().map(|group| group.path).collect())
+    }
+
+    fn remove_leftover(&self, group: &Group) -> Result<bool, GroupError> {
+        let lacks_limits = || {
+            fs::symlink_metadata(group.limits_path())
+                .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
+        if !lacks_limits() {
+            return Ok(false);
+        }
+        let _power = Lowered::to_owner_of(group)?;
+        // Whoever is making it holds it; he may have come to an end before we did.
+        let alone = group.hold_alone()?;
+        if !lacks_limits() {
+            return Ok(false);
+        }
+        self.remove_held(group, alone, |_| true).map(|()| true)
+    }
+
     fn remove_if(
         &self,
         group: &Group,
         idle: impl FnOnce(&Ledger) -> bool,
     ) -> Result<(), GroupError> {
+        let _power = Lowered::to_owner_of(group)?;
+        let alone = group.hold_alone()?;
+        self.remove_held(group, alone, idle)
+    }
+
+    fn remove_held(
+        &self,
+        group: &Group,
+        _alone: Hold,
+        idle: impl FnOnce(&Ledger) -> bool,
+    ) -> Result<(), GroupError> {
         let busy = || GroupError::InUse {
             name: group.name().into(),
-        };
-        let _power = Lowered::to_owner_of(group)?;
-        check(group.path())?;
-        group.make_lock(Access::default())?;
-        let _alone = match Hold::alone(&group.lock_path()) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(busy()),
-            held => held.map_err(|error| group.failed("remove", error))?,
         };
         let below = self.directories_in(Some(group))?;
         if let Some(first) = below.first() {
@@ -353,7 +406,13 @@ impl Root {
         }
         // Last of the files: until then nobody comes in.
         remove_file(&group.lock_path()).map_err(failed)?;
-        fs::remove_dir(group.path()).map_err(failed)?;
+        match fs::remove_dir(group.path()) {
+            // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory is his now.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error)
+                if error.kind() == ErrorKind::DirectoryNotEmpty && group.lock_path().exists() => {}
+            removed => removed.map_err(failed)?,
+        }
         if protected {
             group.tell_parent();
         }
@@ -430,18 +489,53 @@ impl Group {
             .create_new(true)
             .mode(0o600)
             .open(&path);
-        match made {
-            Ok(_) => access
-                .give_file(&path)
-                .map_err(|error| self.failed("create", error)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
+        let made = match made {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            made => made.and_then(|_| access.give_file(&path)),
+        };
+        made.map_err(|error| match error.kind() {
+            // The directory, or the file at once, by who removes the group or cleans up.
+            ErrorKind::NotFound => GroupError::Missing {
                 name: self.name.clone(),
                 root: self.root.clone(),
                 known: Vec::new(),
+            },
+            _ => self.failed("create", error),
+        })
+    }
+
+    /// Keeps everybody out; [`GroupError::InUse`] while somebody holds it.
+    fn hold_alone(&self) -> Result<Hold, GroupError> {
+        check(&self.path)?;
+        self.make_lock(Access::default())?;
+        match Hold::alone(&self.lock_path()) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(GroupError::InUse {
+                name: self.name.clone(),
             }),
-            Err(error) => Err(self.failed("create", error)),
+            held => held.map_err(|error| self.failed("remove", error)),
         }
+    }
+
+    /// Makes what is in its directory; whether the limits were made, or were there.
+    fn fill(&self, limits: &LimitSet, access: Access, modes: Modes) -> Result<bool, GroupError> {
+        let failed = |error| self.failed("create", error);
+        if !is_directory(&self.below_path()) {
+            make_directory(&self.below_path(), modes.directory)?;
+            access.give_directory(&self.below_path()).map_err(failed)?;
+        }
+        if !self.ledger_path().exists() {
+            Ledger::create(&self.ledger_path(), 0o600)?;
+            access.give_file(&self.ledger_path()).map_err(failed)?;
+        }
+        if !self.limits_path().exists() {
+            self.admit_above(access)?;
+        }
+        // Last: with them it is a group.
+        let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
+        if new && limits.protects() {
+            self.tell_parent();
+        }
+        Ok(new)
     }
 
     /// Who may be in it.

@@ -1,7 +1,7 @@
 //! What has to be done so that a tree is what it should be.
 
+use crate::cli::accounts;
 use crate::cli::failure::Failure;
-use crate::cli::{accounts, user};
 use gpulimit::group::{Access, Group, Members, Root};
 use gpulimit::limits::{Key, LimitSet, OptionKey, Selector};
 use gpulimit::units::Size;
@@ -76,8 +76,8 @@ fn change(group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
     let limits = !changes.is_empty();
     let there = group.access()?;
     let (old, new) = (
-        there.owner.map(user::name),
-        wanted.access.owner.map(user::name),
+        there.owner.map(accounts::user_name),
+        wanted.access.owner.map(accounts::user_name),
     );
     // The groups below are the owner's as well; one who was killed may have got as far as the ledger only.
     let below = fs::metadata(group.below_path())
@@ -88,7 +88,7 @@ fn change(group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
             key: "owner",
             gpu: None,
             old: if old == new {
-                below.map(user::name)
+                below.map(accounts::user_name)
             } else {
                 old
             },
@@ -180,7 +180,7 @@ impl Step {
                 access,
             }) => vec![format!(
                 "{name}: created, {limits}, owner {}, members {}",
-                access.owner.map(user::name).unwrap_or_default(),
+                access.owner.map(accounts::user_name).unwrap_or_default(),
                 members(access.members)
             )],
             Self::Change {
@@ -222,7 +222,7 @@ impl Step {
                 "name": name,
                 "action": "created",
                 "limits": limits.to_string(),
-                "owner": access.owner.map(user::name),
+                "owner": access.owner.map(accounts::user_name),
                 "members": members(access.members),
             }),
             Self::Change {

@@ -5,7 +5,7 @@ use crate::cli::install::{self, Preload};
 use crate::cli::library;
 use crate::cli::nvml::Driver;
 use crate::cli::probe::VERB;
-use crate::cli::{env, user};
+use crate::cli::{accounts, env};
 use gpulimit::group::{Kind, Root};
 use gpulimit::policy::{self, PolicyError};
 use gpulimit::units::gib;
@@ -302,7 +302,7 @@ fn root() -> Vec<Finding> {
         CHECK,
         format!(
             "{path}, owner {}, mode {:04o}, groups: {}",
-            user::name(about.uid()),
+            accounts::user_name(about.uid()),
             about.permissions().mode() & 0o7777,
             groups.len()
         ),
@@ -323,17 +323,14 @@ fn root() -> Vec<Finding> {
     if !idle.is_empty() {
         findings.push(Finding::fine(
             "stale",
-            format!("job groups without programs: {} ({}); the next `gpulimit run` removes those whose command has ended", idle.len(), idle.join(", ")),
+            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
         ));
     }
     for left in root.leftovers().unwrap_or_default() {
         findings.push(Finding::warning(
             "stale",
             format!("{} is no complete group", left.display()),
-            format!(
-                "make the group anew with `gpulimit run --name`, or `rm -r {}`",
-                left.display()
-            ),
+            "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
         ));
     }
     findings

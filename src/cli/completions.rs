@@ -1,0 +1,128 @@
+//! `gpulimit completions`: what a shell needs to complete our command lines.
+
+use super::failure::Failure;
+use super::output;
+use clap::Command;
+use clap_complete::Shell;
+use std::process::ExitCode;
+
+/// Options of `completions`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The shell
+    shell: Kind,
+}
+
+const HELP: &str = "\
+Prints a script that completes verbs, options and the names of groups.
+
+Examples:
+  gpulimit completions bash > ~/.local/share/bash-completion/completions/gpulimit
+  gpulimit completions zsh > ~/.zfunc/_gpulimit
+  gpulimit completions fish > ~/.config/fish/completions/gpulimit.fish";
+
+#[derive(Copy, Clone, clap::ValueEnum)]
+enum Kind {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Prints the script.
+pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
+    let (shell, add): (_, fn(String) -> String) = match args.shell {
+        Kind::Bash => (Shell::Bash, bash),
+        Kind::Zsh => (Shell::Zsh, zsh),
+        Kind::Fish => (Shell::Fish, fish),
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
+    output::print(&add(String::from_utf8_lossy(&script).into_owned()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command line without what is hidden.
+fn visible() -> Command {
+    let all = super::command();
+    let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
+    Command::new("gpulimit")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .subcommands(verbs.cloned())
+}
+
+/// The verbs whose arguments are names of groups that there are.
+fn verbs() -> Vec<String> {
+    let command = visible();
+    let takes_groups = |verb: &&Command| {
+        let mut places = verb.get_positionals();
+        verb.get_name() != "create" && places.any(|place| is_groups(place.get_id().as_str()))
+    };
+    let verbs = command.get_subcommands().filter(takes_groups);
+    verbs.map(|verb| verb.get_name().to_owned()).collect()
+}
+
+fn is_groups(argument: &str) -> bool {
+    matches!(argument, "group" | "groups")
+}
+
+/// Offers the names beside what the script offers.
+fn bash(script: String) -> String {
+    script
+        + &format!(
+            r#"
+_gpulimit_with_groups() {{
+    _gpulimit "$@"
+    local word=${{COMP_WORDS[COMP_CWORD]}}
+    case ${{COMP_WORDS[COMP_CWORD-1]}} in
+        --group) COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
+        -*) ;;
+        *) case ${{COMP_WORDS[1]}} in
+            {})
+                [[ $COMP_CWORD -lt 2 || $word = -* ]] || COMPREPLY+=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
+        esac ;;
+    esac
+}}
+complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
+"#,
+            verbs().join("|")
+        )
+}
+
+/// Names take the place of files.
+fn zsh(script: String) -> String {
+    let named = |line: &str| {
+        let groups = [
+            "':group -- ",
+            "'::group -- ",
+            "'*::groups -- ",
+            "'--group=[",
+        ];
+        match line.trim_end().strip_suffix(":_default' \\") {
+            Some(start)
+                if groups
+                    .iter()
+                    .any(|group| start.trim_start().starts_with(group)) =>
+            {
+                format!("{start}:_gpulimit_groups' \\\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    let groups = "\n_gpulimit_groups() {\n    local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    compadd -a groups\n}\n";
+    let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
+    format!(
+        "{head}\n{groups}{}",
+        rest.lines().map(named).collect::<String>()
+    )
+}
+
+/// Adds the names.
+fn fish(script: String) -> String {
+    script
+        + &format!(
+            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" -f -a \"(gpulimit ls 2>/dev/null)\"\ncomplete -c gpulimit -n \"__fish_seen_subcommand_from run\" -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+            verbs().join(" ")
+        )
+}

@@ -1,0 +1,106 @@
+//! `completions`
+
+use crate::place::Place;
+use gpulimit::units::Size;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+const VERBS: [&str; 13] = [
+    "run", "create", "set", "get", "rm", "ls", "tree", "show", "ps", "events", "kill", "gc",
+    "doctor",
+];
+
+/// What bash offers for a command line.
+fn offered(place: &Place, words: &[&str]) -> String {
+    let script = place.said(&["completions", "bash"]);
+    let line = words.join(" ");
+    let ask = format!(
+        "{script}\nCOMP_WORDS=({}); COMP_CWORD={}; COMP_LINE='{line}'; COMP_POINT={}\n\
+         _gpulimit_with_groups gpulimit '{}' '{}'\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
+        words
+            .iter()
+            .map(|word| format!("'{word}' "))
+            .collect::<String>(),
+        words.len() - 1,
+        line.len(),
+        words[words.len() - 1],
+        words[words.len() - 2],
+    );
+    let binary = place.gpulimit(&[]);
+    let folder = std::path::Path::new(binary.get_program())
+        .parent()
+        .expect("in a folder");
+    let path = format!(
+        "{}:{}",
+        folder.display(),
+        std::env::var("PATH").expect("set")
+    );
+    let mut bash = Command::new("bash")
+        .args(["--norc", "-s"])
+        .env("GPULIMIT_ROOT", place.root_path())
+        .env("PATH", path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("bash");
+    let mut input = bash.stdin.take().expect("piped");
+    input.write_all(ask.as_bytes()).expect("written");
+    drop(input);
+    let output = bash.wait_with_output().expect("ended");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn bash_offers_verbs_options_and_groups() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("lab/alice", Size::Max);
+    let verbs = offered(&place, &["gpulimit", ""]);
+    for verb in VERBS {
+        assert!(verbs.lines().any(|line| line == verb), "{verb}: {verbs}");
+    }
+    assert!(!verbs.contains("__probe"), "{verbs}");
+    assert!(offered(&place, &["gpulimit", "run", "--"]).contains("--stat"));
+    let groups = |words: &[&str]| {
+        let out = offered(&place, words);
+        let lines = out.lines().filter(|line| line.starts_with("lab"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(groups(&["gpulimit", "show", ""]), ["lab", "lab/alice"]);
+    assert_eq!(groups(&["gpulimit", "rm", "lab/"]), ["lab/alice"]);
+    assert_eq!(
+        groups(&["gpulimit", "run", "--group", "l"]),
+        ["lab", "lab/alice"]
+    );
+    assert!(groups(&["gpulimit", "create", "l"]).is_empty());
+    assert!(groups(&["gpulimit", "show", "-"]).is_empty());
+}
+
+#[test]
+fn scripts_of_all_shells_have_the_verbs_and_ask_for_groups() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.said(&["completions", shell]);
+        for verb in VERBS {
+            assert!(script.contains(verb), "{shell} {verb}");
+        }
+        assert!(script.contains("gpulimit ls"), "{shell}");
+        // Where the shell is there, it has to understand its script.
+        let path = place.0.join(shell);
+        std::fs::write(&path, &script).expect("written");
+        if let Ok(output) = Command::new(shell).arg("-n").arg(&path).output() {
+            assert!(
+                output.status.success() && output.stderr.is_empty(),
+                "{shell}: {output:?}"
+            );
+        }
+    }
+    let zsh = place.said(&["completions", "zsh"]);
+    assert!(zsh.starts_with("#compdef gpulimit\n"), "{zsh}");
+    assert!(
+        zsh.contains("':group -- The group:_gpulimit_groups'"),
+        "{zsh}"
+    );
+    place.refused(2, &["completions", "csh"]);
+}

@@ -1,0 +1,103 @@
+//! `create`
+
+use crate::place::{GIB, GPU, Place};
+use gpulimit::limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit::units::Size;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+#[test]
+fn a_group_is_made_with_its_limits() {
+    let place = Place::new();
+    assert_eq!(
+        place.said(&["create", "lab", "max=8G", "on_limit=wait"]),
+        "lab: created, max 8GiB, on_limit wait\n"
+    );
+    let uuid = GPU.to_string();
+    place.said(&[
+        "create",
+        "lab/alice",
+        "max=25%",
+        "low=1G",
+        "--device",
+        &uuid,
+    ]);
+    let rules = |name: &str| {
+        let limits = place.root().group(name).expect("there").limits();
+        limits.expect("read").rules().expect("rules")
+    };
+    let mut lab = LimitSet::all(Size::Bytes(8 * GIB));
+    lab.options.on_limit = OnLimit::Wait;
+    assert_eq!(rules("lab"), lab);
+    let mut alice = LimitSet::default();
+    alice.set(Selector::Device(GPU), Key::Max, Size::Percent(2500));
+    alice.set(Selector::Device(GPU), Key::Low, Size::Bytes(GIB));
+    assert_eq!(rules("lab/alice"), alice);
+    let out = place.said(&["create", "lab/bob", "max=9G"]);
+    assert!(
+        out.contains("max=9GiB is above max=8GiB of group lab"),
+        "{out}"
+    );
+}
+
+#[test]
+fn a_group_that_exists_stays_as_it_is() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(4 * GIB));
+    let error = place.refused(1, &["create", "lab", "max=8G"]);
+    assert!(error.contains("gpulimit set lab KEY=VALUE"), "{error}");
+    assert_eq!(place.said(&["get", "lab", "max"]), "4GiB\n");
+}
+
+#[test]
+fn the_groups_above_must_be_there_or_asked_for() {
+    let place = Place::new();
+    let error = place.refused(1, &["create", "a/b/c", "max=8G"]);
+    assert!(error.contains("no group 'a/b'"), "{error}");
+    assert_eq!(place.said(&["ls"]), "");
+    place.said(&["create", "a/b/c", "max=8G", "--parents"]);
+    assert_eq!(place.said(&["ls"]), "a\na/b\na/b/c\n");
+    assert_eq!(place.said(&["get", "a/b", "max"]), "max\n");
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_before_anything_is() {
+    let place = Place::new();
+    for (arguments, expected) in [
+        (&["create", "a b"][..], "no name of a group"),
+        (&["create", "a/../b"], "no name of a group"),
+        (&["create", "1/2/3/4/5/6/7/8/9"], "up to 8"),
+        (&["create", "run-1-2"], "single jobs"),
+        (&["create", "lab/job-1-2"], "single jobs"),
+        (&["create", "lab", "max"], "KEY=VALUE"),
+        (&["create", "lab", "max=lots"], "'lots' is no size"),
+        (
+            &["create", "lab", "--owner", "nobody of this name"],
+            "no user",
+        ),
+        (
+            &["create", "lab", "--members", "@no such group"],
+            "no unix group",
+        ),
+        (
+            &["create", "lab", "--members", "some"],
+            "'some' is no kind of members",
+        ),
+        (&["create", "lab", "max=1G", "--device", "7"], "doctor"),
+    ] {
+        let error = place.refused(2, arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+    assert!(!place.root_path().exists(), "something was made");
+}
+
+#[test]
+fn members_say_who_may_write_the_ledger() {
+    let place = Place::new();
+    for (name, members, mode) in [("one", "owner", 0o600), ("all", "all", 0o666)] {
+        place.said(&["create", name, "--members", members]);
+        let group = place.root().group(name).expect("there");
+        let ledger = fs::metadata(group.ledger_path()).expect("there");
+        assert_eq!(ledger.permissions().mode() & 0o777, mode, "{name}");
+    }
+}

@@ -1,0 +1,31 @@
+//! `ls`
+
+use crate::place::Place;
+use gpulimit::units::Size;
+use serde_json::json;
+
+#[test]
+fn names_one_a_line() {
+    let place = Place::new();
+    assert_eq!(place.said(&["ls"]), "");
+    for name in ["lab", "lab/bob", "lab/alice", "lab/alice/run-1-2", "lab.2"] {
+        place.group(name, Size::Max);
+    }
+    assert_eq!(
+        place.said(&["ls"]),
+        "lab\nlab/alice\nlab/alice/run-1-2\nlab/bob\nlab.2\n"
+    );
+    assert_eq!(place.said(&["ls", "lab/alice"]), "lab/alice/run-1-2\n");
+    assert_eq!(place.said(&["ls", "lab.2"]), "");
+    let error = place.refused(1, &["ls", "lob"]);
+    assert!(error.contains("no group 'lob'"), "{error}");
+    let root = place.root_path().display().to_string();
+    assert_eq!(
+        place.json(&["ls", "lab/alice", "--json"]),
+        json!({
+            "schema": 1,
+            "root": root,
+            "groups": [{ "name": "lab/alice/run-1-2", "root": root, "kind": "job" }],
+        })
+    );
+}

@@ -1,0 +1,24 @@
+//! The controller's verbs, exit statuses, errors and signals. No GPU and no driver.
+//!
+//! The test process itself is the member whose figures are shown.
+
+mod completions;
+mod create;
+mod doctor;
+mod events;
+mod gc;
+mod get;
+mod help;
+mod kill;
+mod ls;
+mod man;
+mod place;
+mod ps;
+mod rm;
+mod roots;
+mod run;
+mod set;
+mod show;
+mod signals;
+mod tree;
+mod user;

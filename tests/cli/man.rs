@@ -1,0 +1,64 @@
+//! `man`
+
+use crate::place::Place;
+use std::fs;
+use std::process::Command;
+
+#[test]
+fn a_page_for_each_verb() {
+    let place = Place::new();
+    let folder = place.0.join("man/man1");
+    place.said(&["man", &folder.display().to_string()]);
+    let help = place.said(&["--help"]);
+    let start = help.find("Commands:\n").expect("verbs") + "Commands:\n".len();
+    let verbs: Vec<&str> = help[start..]
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(verbs.len() >= 13, "{verbs:?}");
+    let first = fs::read_to_string(folder.join("gpulimit.1")).expect("a page");
+    for verb in &verbs {
+        assert!(
+            first.contains(&format!("gpulimit\\-{verb}")),
+            "{verb}: {first}"
+        );
+        let page = fs::read_to_string(folder.join(format!("gpulimit-{verb}.1"))).expect("a page");
+        assert!(
+            page.contains(".SH EXAMPLES") && page.contains(".SH SYNOPSIS"),
+            "{page}"
+        );
+    }
+    assert_eq!(
+        fs::read_dir(&folder).expect("listed").count(),
+        verbs.len() + 1
+    );
+    for entry in fs::read_dir(&folder).expect("listed") {
+        let path = entry.expect("listed").path();
+        let Ok(output) = Command::new("groff")
+            .args(["-ww", "-man", "-Tutf8"])
+            .arg(&path)
+            .output()
+        else {
+            eprintln!("SKIPPED: no groff here");
+            return;
+        };
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{}: {output:?}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn the_first_page_goes_to_standard_output() {
+    let place = Place::new();
+    let page = place.said(&["man"]);
+    assert!(page.contains(".TH gpulimit 1"), "{page}");
+    let error = place.refused(1, &["man", "/proc/nowhere"]);
+    assert!(
+        error.contains("cannot write manual pages to /proc/nowhere"),
+        "{error}"
+    );
+}

@@ -1,0 +1,195 @@
+//! A root of groups for a test, and the controller in it.
+
+use gpulimit::device::DeviceId;
+use gpulimit::group::{Insistence, Member, MemberDevice, Root};
+use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
+use gpulimit::limits::LimitSet;
+use gpulimit::units::Size;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub const GPU: DeviceId =
+    DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+pub const CAPACITY: u64 = 80 << 30;
+pub const GIB: u64 = 1 << 30;
+
+/// A root of its own, with a private directory, that goes away with the test.
+pub struct Place(pub PathBuf);
+
+impl Place {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("gpulimit-cli-{}-{next}", std::process::id()));
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .expect("a temporary directory");
+        Self(path)
+    }
+
+    pub fn root_path(&self) -> PathBuf {
+        self.0.join("root")
+    }
+
+    pub fn root(&self) -> Root {
+        Root::at(self.root_path()).expect("a root")
+    }
+
+    /// The controller, in this root and with nothing else in the environment that matters to it.
+    pub fn gpulimit(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if name.starts_with("GPULIMIT_") || name.starts_with("CUDA_") || name == "LD_PRELOAD" {
+                command.env_remove(name);
+            }
+        }
+        command
+            .args(arguments)
+            .env("GPULIMIT_ROOT", self.root_path())
+            .env("GPULIMIT_LIBRARY", library());
+        command
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.gpulimit(arguments).output().expect("started")
+    }
+
+    /// Standard output of a call that ends with status 0.
+    pub fn said(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        text(&output.stdout)
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.said(arguments)).expect("JSON")
+    }
+
+    /// The error of a call that ends with this status.
+    pub fn refused(&self, status: i32, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{arguments:?}: {output:?}"
+        );
+        text(&output.stderr)
+    }
+
+    /// Makes a group with a limit for all GPUs.
+    pub fn group(&self, name: &str, max: Size) {
+        self.root()
+            .create(name, &LimitSet::all(max))
+            .expect("created");
+    }
+
+    pub fn member(&self, name: &str) -> (Member, MemberDevice) {
+        let member = Member::join(&self.root(), name).expect("joined");
+        let device = member.device(GPU, CAPACITY).expect("a device");
+        (member, device)
+    }
+}
+
+impl Place {
+    /// Another process that is a member of the group, until it is killed; started by way of a command.
+    pub fn start_member(&self, group: &str, by: Option<Command>) -> Child {
+        let own = std::env::current_exe().expect("known");
+        let mut command = match by {
+            Some(mut command) => {
+                command.arg(own);
+                command
+            }
+            None => Command::new(own),
+        };
+        let mut child = command
+            .args(["--exact", "place::member_of", "--ignored", "--nocapture"])
+            .env(MEMBER, group)
+            .env("GPULIMIT_ROOT", self.root_path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = child.stdout.as_mut().expect("piped");
+        let ready = BufReader::new(out)
+            .lines()
+            .any(|line| line.is_ok_and(|line| line.contains("joined")));
+        assert!(ready, "it never joined");
+        child
+    }
+}
+
+const MEMBER: &str = "GPULIMIT_TEST_MEMBER";
+
+/// What [`Place::start_member`] starts; not a test.
+#[test]
+#[ignore = "a part of other tests"]
+fn member_of() {
+    let group = std::env::var(MEMBER).expect("a group");
+    let root = Root::at(std::env::var("GPULIMIT_ROOT").expect("a root")).expect("a root");
+    let member = Member::join(&root, &group).expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("a device");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    println!("joined");
+    // Until who started it closes this, or ends.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Nothing to give back.
+pub struct Nothing;
+
+impl Pressure for Nothing {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}
+
+/// A library that does nothing but look like ours.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libgpulimit.so");
+        let draft = path.with_extension(std::process::id().to_string());
+        let mut compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-x", "c", "-o"])
+            .arg(&draft)
+            .arg("-")
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a C compiler");
+        let source =
+            b"const char *gpulimit_hooks(void) { return \"cuMemAlloc_v2 Sized resolved\\n\"; }\n";
+        let input = compiler.stdin.take();
+        input.expect("piped").write_all(source).expect("written");
+        assert!(compiler.wait().expect("ended").success());
+        fs::rename(draft, &path).expect("renamed");
+        path
+    })
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.into()).expect("UTF-8")
+}
+
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}

@@ -1,0 +1,355 @@
+//! `run`
+
+use crate::place::{GIB, GPU, Place, library, text};
+use crate::signals::shell;
+use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::units::Size;
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+#[test]
+fn run_sets_the_environment_of_the_command() {
+    let place = Place::new();
+    let script =
+        "echo $LD_PRELOAD; echo $GPULIMIT_GROUP; echo $GPULIMIT_ROOT; echo ${GPULIMIT_MAX-unset}";
+    let output = place
+        .gpulimit(&["run", "--max", "4G", "--", "sh", "-c", script])
+        .env("LD_PRELOAD", "libc.so.6")
+        .env("GPULIMIT_MAX", "1G")
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{output:?}");
+    let out = text(&output.stdout);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], format!("{}:libc.so.6", library().display()));
+    assert!(lines[1].starts_with("run-"), "{out}");
+    assert_eq!(lines[2], place.root_path().display().to_string());
+    assert_eq!(lines[3], "unset");
+}
+
+#[test]
+fn the_controller_does_not_look_through_its_own_library() {
+    let place = Place::new();
+    // The figures of a group come from members, and `show` in a group is none.
+    let script = format!("{} doctor; true", env!("CARGO_BIN_EXE_gpulimit"));
+    let out = place.said(&["run", "--max", "4G", "--", "sh", "-c", &script]);
+    assert!(out.contains("asks for the group run-"), "{out}");
+    assert!(!out.contains("LD_PRELOAD="), "{out}");
+    let nested = format!(
+        "{} run --max 2G -- sh -c 'echo $LD_PRELOAD'",
+        env!("CARGO_BIN_EXE_gpulimit")
+    );
+    let out = place.said(&["run", "--max", "4G", "--", "sh", "-c", &nested]);
+    assert_eq!(out.trim(), library().display().to_string());
+}
+
+#[test]
+fn run_passes_the_status_on() {
+    let place = Place::new();
+    let run = |command: &[&str]| {
+        let arguments = [&["run", "--max", "4G", "--"], command].concat();
+        place.output(&arguments).status
+    };
+    assert_eq!(run(&["true"]).code(), Some(0));
+    assert_eq!(run(&["sh", "-c", "exit 77"]).code(), Some(77));
+    assert_eq!(run(&["sh", "-c", "kill -9 $$"]).signal(), Some(9));
+    assert_eq!(run(&["sh", "-c", "kill -SEGV $$"]).signal(), Some(11));
+    assert_eq!(run(&["/etc/passwd"]).code(), Some(126));
+    assert_eq!(run(&["/tmp"]).code(), Some(126));
+    assert_eq!(run(&["no-such-command"]).code(), Some(127));
+    assert_eq!(run(&["/no/such/command"]).code(), Some(127));
+}
+
+#[test]
+fn run_leaves_input_and_output_alone() {
+    let place = Place::new();
+    let mut child = place
+        .gpulimit(&["run", "--max", "4G", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    child
+        .stdin
+        .take()
+        .expect("piped")
+        .write_all(b"as it came")
+        .expect("written");
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!(
+        (output.stdout, output.stderr),
+        (b"as it came".to_vec(), Vec::new())
+    );
+}
+
+#[test]
+fn a_group_of_ones_own_is_there_while_the_command_runs_and_gone_after() {
+    let place = Place::new();
+    let show = format!("{} show --json", env!("CARGO_BIN_EXE_gpulimit"));
+    let during = place.json(&["run", "--max", "4G", "--", "sh", "-c", &show]);
+    let group = &during["groups"][0];
+    assert!(
+        group["name"].as_str().expect("a name").starts_with("run-"),
+        "{during}"
+    );
+    assert_eq!(group["kind"], "job");
+    assert_eq!(
+        group["limits"][0],
+        serde_json::json!({ "gpu": "all", "max": "4GiB" })
+    );
+    assert_eq!(place.root().groups().expect("listed"), []);
+    assert!(
+        place
+            .output(&["run", "--max", "4G", "--", "no-such-command"])
+            .status
+            .code()
+            == Some(127)
+    );
+    assert_eq!(place.root().groups().expect("listed"), []);
+}
+
+#[test]
+fn a_named_group_stays_and_keeps_its_limit() {
+    let place = Place::new();
+    place.said(&["run", "--name", "lab", "--max", "4G", "--", "true"]);
+    place.said(&["run", "--name", "lab", "--max", "4096M", "--", "true"]);
+    place.said(&["run", "--name", "lab", "--", "true"]);
+    let error = place.refused(125, &["run", "--name", "lab", "--max", "8G", "--", "true"]);
+    assert!(error.contains("has max 4GiB, not max 8GiB"), "{error}");
+    assert!(error.contains("gpulimit set lab max=8GiB"), "{error}");
+    let limits = place
+        .root()
+        .group("lab")
+        .expect("there")
+        .limits()
+        .expect("read");
+    assert_eq!(
+        limits.rules().expect("rules"),
+        LimitSet::all(Size::Bytes(4 * GIB))
+    );
+}
+
+#[test]
+fn a_group_whose_command_was_killed_is_collected_by_the_next() {
+    let place = Place::new();
+    let mut child = shell(&place, "echo ready; sleep 60");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    assert_eq!(place.root().groups().expect("listed").len(), 1);
+    place.said(&["run", "--max", "4G", "--", "true"]);
+    assert_eq!(place.root().groups().expect("listed"), []);
+}
+
+#[test]
+fn a_full_uuid_needs_no_driver() {
+    let place = Place::new();
+    let uuid = GPU.to_string();
+    place.said(&[
+        "run", "--name", "lab", "--max", "25%", "--device", &uuid, "--", "true",
+    ]);
+    let limits = place
+        .root()
+        .group("lab")
+        .expect("there")
+        .limits()
+        .expect("read");
+    assert_eq!(limits.rules().expect("rules"), {
+        let mut expected = LimitSet::default();
+        expected.set(Selector::Device(GPU), Key::Max, Size::Percent(2500));
+        expected
+    });
+}
+
+#[test]
+fn a_library_that_would_not_be_loaded_is_refused() {
+    let place = Place::new();
+    let spaced = place.0.join("a b.so");
+    fs::copy(library(), &spaced).expect("copied");
+    let missing = place.0.join("nowhere.so");
+    for (path, expected) in [
+        (spaced.as_path(), "space or a colon"),
+        (&missing, "cannot find"),
+        (Path::new("/etc/passwd"), "invalid ELF header"),
+    ] {
+        let mut command = place.gpulimit(&["run", "--max", "4G", "--", "true"]);
+        let output = command
+            .env("GPULIMIT_LIBRARY", path)
+            .output()
+            .expect("started");
+        assert_eq!(output.status.code(), Some(125), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+    }
+}
+
+#[test]
+fn a_ledger_that_cannot_be_joined_is_told_before_the_command_starts() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    fs::write(place.root_path().join("lab/ledger"), "something else").expect("written");
+    let error = place.refused(125, &["run", "--name", "lab", "--", "echo", "started"]);
+    assert!(error.contains("lab/ledger"), "{error}");
+}
+
+/// A command that runs as a member of the group that `run` gives it, for a moment.
+fn member() -> Vec<String> {
+    let own = std::env::current_exe().expect("known");
+    let script = format!(
+        "GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP {} --exact place::member_of --ignored </dev/null >/dev/null",
+        own.display()
+    );
+    ["sh", "-c", &script].map(String::from).into()
+}
+
+#[test]
+fn a_job_is_below_the_group_that_is_named_or_that_the_caller_is_in() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    place.group("lab/alice", Size::Max);
+    let named = place.said(&[
+        "run",
+        "--group",
+        "lab/alice",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPULIMIT_GROUP",
+    ]);
+    assert!(named.starts_with("lab/alice/run-"), "{named}");
+    let inherited = |group: &str| {
+        let output = place
+            .gpulimit(&[
+                "run",
+                "--max",
+                "1G",
+                "--",
+                "sh",
+                "-c",
+                "echo $GPULIMIT_GROUP",
+            ])
+            .env("GPULIMIT_GROUP", group)
+            .output()
+            .expect("started");
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    assert!(inherited("lab").1.starts_with("lab/run-"));
+    // That of a job by GPULIMIT_MAX that has not used a GPU yet.
+    assert!(inherited("job-1-2").1.starts_with("run-"));
+    let (status, _, error) = inherited("lob");
+    assert_eq!(status, Some(125));
+    assert!(
+        error.contains("GPULIMIT_GROUP is set, and no group 'lob'"),
+        "{error}"
+    );
+    let nested = format!(
+        "{} run --max 1G -- sh -c 'echo $GPULIMIT_GROUP'",
+        env!("CARGO_BIN_EXE_gpulimit")
+    );
+    let out = place.said(&["run", "--group", "lab", "--", "sh", "-c", &nested]);
+    assert_eq!(out.matches("/run-").count(), 2, "{out}");
+    let error = place.refused(125, &["run", "--group", "lob", "--", "true"]);
+    assert!(error.contains("no group 'lob'"), "{error}");
+    assert_eq!(place.said(&["ls"]), "lab\nlab/alice\n");
+}
+
+#[test]
+fn options_work_together() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let uuid = GPU.to_string();
+    let get = format!("{} get $GPULIMIT_GROUP", env!("CARGO_BIN_EXE_gpulimit"));
+    let mut arguments = vec!["run", "--max", "30%", "--high", "20%", "--device", &uuid];
+    arguments.extend(["--wait", "90s", "--group", "lab", "--", "sh", "-c", &get]);
+    let out = place.said(&arguments);
+    for line in [
+        format!("max=30% --device {uuid}"),
+        format!("high=20% --device {uuid}"),
+        "on_limit=wait".into(),
+        "wait_timeout=90s".into(),
+    ] {
+        assert!(out.lines().any(|there| there == line), "{line}: {out}");
+    }
+    arguments.splice(9..9, ["--name", "stays"]);
+    assert_eq!(place.said(&arguments), out);
+    place.said(&arguments);
+    assert_eq!(place.said(&["ls"]), "lab\nlab/stays\n");
+    arguments[2] = "40%";
+    let error = place.refused(125, &arguments);
+    assert!(error.contains("group 'lab/stays' exists"), "{error}");
+    let error = place.refused(2, &["run", "--max", "1G", "--wait", "long", "--", "true"]);
+    assert!(error.contains("30s, 10m or 2h"), "{error}");
+}
+
+#[test]
+fn a_group_as_deep_as_can_be_has_no_job_below() {
+    let place = Place::new();
+    let deep = ["d"; 8].join("/");
+    place.said(&["create", &deep, "--parents"]);
+    let error = place.refused(125, &["run", "--group", &deep, "--max", "1G", "--", "true"]);
+    assert!(error.contains("is 8 deep"), "{error}");
+    let out = place.said(&[
+        "run",
+        "--name",
+        &deep,
+        "--",
+        "sh",
+        "-c",
+        "echo $GPULIMIT_GROUP",
+    ]);
+    assert_eq!(out.trim(), deep);
+}
+
+#[test]
+fn a_summary_at_the_end() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    let mut arguments = vec!["run", "--stat", "--group", "lab", "--max", "50%", "--"];
+    let member = member();
+    arguments.extend(member.iter().map(String::as_str));
+    let output = place.output(&arguments);
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{output:?}"
+    );
+    let said = text(&output.stderr);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[0].starts_with("gpulimit: lab/run-") && lines[0].ends_with(" elapsed, exit status 0"),
+        "{said}"
+    );
+    assert!(
+        lines[1].ends_with(": GPU GPU-1a2b…: max 8.0 GiB (of lab), peak 1.0 GiB, refused 0"),
+        "{said}"
+    );
+    // The status stays the command's.
+    let output = place.output(&[
+        "run",
+        "--stat",
+        "--max",
+        "1G",
+        "--",
+        "sh",
+        "-c",
+        "kill -9 $$",
+    ]);
+    assert_eq!(output.status.signal(), Some(9));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("ended by SIGKILL") && said.contains("no GPU was used"),
+        "{said}"
+    );
+    // What others did in the group before is theirs.
+    let error = place.output(&["run", "--stat", "--name", "lab", "--", "false"]);
+    assert_eq!(error.status.code(), Some(1));
+    assert!(
+        text(&error.stderr).contains("lab: GPU GPU-1a2b…: max 8.0 GiB"),
+        "{error:?}"
+    );
+}

@@ -1,0 +1,112 @@
+//! `set`
+
+use crate::place::{GIB, GPU, Nothing, Place};
+use gpulimit::group::Insistence;
+use gpulimit::limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit::units::Size;
+
+#[test]
+fn set_holds_for_members_at_once() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    let (member, device) = place.member("lab");
+    member
+        .charge(&device, 6 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    assert_eq!(
+        place.said(&["set", "lab", "max=10%"]),
+        "lab: max=10% applied to all GPUs\n"
+    );
+    assert_eq!(member.max(&device), 8 * GIB);
+    let out = place.said(&["set", "lab", "max=4G"]);
+    assert!(
+        out.contains("applied; usage 6.0 GiB of GPU GPU-1a2b… is above the new max 4.0 GiB: growth is refused until it falls"),
+        "{out}"
+    );
+    assert_eq!(member.max(&device), 4 * GIB);
+    assert_eq!(member.free(&device), 0);
+    let refusal = member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect_err("above the limit");
+    assert_eq!(
+        (refusal.group, refusal.charged, refusal.max),
+        ("lab", 6 * GIB, 4 * GIB)
+    );
+    member.uncharge(&device, 3 * GIB);
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits again");
+
+    place.said(&["set", "lab", "max=2G", "--device", &GPU.to_string()]);
+    assert_eq!(member.max(&device), 2 * GIB);
+    let out = place.said(&["set", "lab", "max=max"]);
+    assert!(out.contains("keeps its own max=2GiB"), "{out}");
+    assert_eq!(member.max(&device), 2 * GIB);
+}
+
+#[test]
+fn several_keys_are_one_change() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    assert_eq!(
+        place.said(&["set", "lab", "max=4G", "high=3G", "on_limit=wait"]),
+        "lab: max=4GiB applied to all GPUs\nlab: high=3GiB applied to all GPUs\nlab: on_limit=wait applied\n"
+    );
+    let mut expected = LimitSet::all(Size::Bytes(4 * GIB));
+    expected.set(Selector::All, Key::High, Size::Bytes(3 * GIB));
+    expected.options.on_limit = OnLimit::Wait;
+    let rules = || {
+        let limits = place.root().group("lab").expect("there").limits();
+        limits.expect("read").rules().expect("rules")
+    };
+    assert_eq!(rules(), expected);
+    // One that is wrong, and none is made.
+    place.refused(2, &["set", "lab", "max=1G", "oom=nobody"]);
+    place.refused(2, &["set", "lab", "max=1G", "max=2G"]);
+    place.refused(2, &["set", "lab", "max=1G", "--device", "0"]);
+    assert_eq!(rules(), expected);
+}
+
+#[test]
+fn a_smaller_limit_above_is_named() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(4 * GIB));
+    place.group("lab/alice", Size::Bytes(3 * GIB));
+    place.group("lab/alice/job", Size::Max);
+    let out = place.said(&["set", "lab/alice/job", "max=8G"]);
+    assert!(
+        out.contains("lab/alice/job: max=8GiB is above max=3GiB of group lab/alice, which holds"),
+        "{out}"
+    );
+    let out = place.said(&["set", "lab/alice/job", "max=max"]);
+    assert!(out.contains("max=max is above max=3GiB"), "{out}");
+    let out = place.said(&["set", "lab/alice/job", "max=2G"]);
+    assert!(!out.contains("above"), "{out}");
+    // Parts of a GPU can be compared when it is known.
+    let out = place.said(&["set", "lab/alice/job", "max=50%"]);
+    assert!(!out.contains("above"), "{out}");
+    let _member = place.member("lab/alice/job");
+    let out = place.said(&[
+        "set",
+        "lab/alice/job",
+        "max=50%",
+        "--device",
+        &GPU.to_string(),
+    ]);
+    assert!(out.contains("max=50% is above max=3GiB"), "{out}");
+}
+
+#[test]
+fn a_change_is_an_event() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.said(&["set", "lab", "max=4G"]);
+    let event: serde_json::Value =
+        serde_json::from_str(&place.said(&["events", "--json"])).expect("one line");
+    assert_eq!(
+        (&event["event"], &event["max"]),
+        (&"limits".into(), &(4 * GIB).into())
+    );
+    let command = event["command"].as_str().expect("a command");
+    assert!(command.starts_with("gpulimit set lab max=4G"), "{event}");
+}

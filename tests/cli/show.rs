@@ -1,0 +1,256 @@
+//! `show`
+
+use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, text, words};
+use gpulimit::group::Insistence;
+use gpulimit::ledger::Category;
+use gpulimit::limits::{Key, Selector};
+use gpulimit::units::Size;
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+
+#[test]
+fn no_groups_are_said_and_not_an_error() {
+    let place = Place::new();
+    for verb in ["show", "ps"] {
+        let output = place.output(&[verb]);
+        assert!(
+            output.status.success() && output.stdout.is_empty(),
+            "{output:?}"
+        );
+        assert!(
+            text(&output.stderr).contains("gpulimit run --max 4G"),
+            "{output:?}"
+        );
+    }
+    assert_eq!(
+        place.json(&["show", "--json"])["groups"],
+        serde_json::json!([])
+    );
+    assert_eq!(
+        place.json(&["ps", "--json"])["processes"],
+        serde_json::json!([])
+    );
+    assert!(!place.root_path().exists(), "looking made something");
+}
+
+#[test]
+fn unknown_is_a_dash_and_null() {
+    let place = Place::new();
+    place.group("lab", Size::Percent(5000));
+    let out = place.said(&["show"]);
+    let row = out.lines().nth(1).expect("a row");
+    assert_eq!(words(row), ["lab", "all", "50%", "-", "-", "-", "-", "0"]);
+    // A limit in percent of a GPU that nobody has seen.
+    let group = place.root().group("lab").expect("there");
+    group
+        .write_limits(|set| set.set(Selector::Device(GPU), Key::Max, Size::Percent(1000)))
+        .expect("written");
+    let gpu = &place.json(&["show", "--json"])["groups"][0]["gpus"][0];
+    assert_eq!(gpu["uuid"], GPU.to_string());
+    assert!(
+        gpu["max"].is_null() && gpu["free"].is_null() && gpu["index"].is_null(),
+        "{gpu}"
+    );
+    assert_eq!(gpu["usage"], 0);
+}
+
+#[test]
+fn figures_of_a_member() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = place.member("lab");
+    member
+        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    let refusal = member
+        .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+        .expect_err("full");
+    member.count_refusal(&device, 2 * GIB, &refusal);
+    member.uncharge(&device, GIB);
+    member.publish(&device, Category::Linear, GIB);
+    member.publish(&device, Category::Managed, GIB / 2);
+    member.publish(&device, Category::Driver, GIB / 4);
+    member.publish_idle(&device, GIB / 4, 0);
+
+    let json = place.json(&["show", "lab", "--json"]);
+    assert_eq!(json["schema"], 1);
+    let gpu = &json["groups"][0]["gpus"][0];
+    for (key, expected) in [
+        ("capacity", CAPACITY),
+        ("max", 4 * GIB),
+        ("usage", 2 * GIB - GIB / 4),
+        ("peak", 3 * GIB),
+        ("free", 2 * GIB),
+        ("refusals", 1),
+        ("processes", 1),
+    ] {
+        assert_eq!(gpu[key], expected, "{key}: {gpu}");
+    }
+    let out = place.said(&["show"]);
+    let row = words(out.lines().nth(1).expect("a row")).join(" ");
+    assert_eq!(row, "lab GPU-1a2b… 4.0 GiB 1.8 GiB 3.0 GiB 2.0 GiB 1 1");
+
+    let process = &place.json(&["ps", "--json"])["processes"][0];
+    for (key, expected) in [
+        ("pid", u64::from(std::process::id())),
+        ("allocations", GIB),
+        ("linear", GIB),
+        ("arrays", 0),
+        ("pools", 0),
+        ("managed", GIB / 2),
+        ("driver", GIB / 4),
+        ("total", 2 * GIB - GIB / 4),
+    ] {
+        assert_eq!(process[key], expected, "{key}: {process}");
+    }
+    assert_eq!(process["group"], "lab");
+    assert_eq!(process["state"], "running");
+    let out = place.said(&["ps", "lab"]);
+    assert!(
+        out.contains(&std::process::id().to_string()) && out.contains("running"),
+        "{out}"
+    );
+    assert!(
+        !out.contains('\u{1b}'),
+        "colours where there is no terminal"
+    );
+}
+
+#[test]
+fn a_group_of_another_version_is_said_and_the_others_are_shown() {
+    let place = Place::new();
+    place.group("new", Size::Max);
+    place.group("old", Size::Max);
+    let path = place.root_path().join("new/limits");
+    let mut bytes = fs::read(&path).expect("read");
+    bytes[8] = 1;
+    fs::write(&path, bytes).expect("written");
+    let output = place.output(&["show", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("new/limits are of format 1, this gpulimit understands 2"),
+        "{error}"
+    );
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(json["groups"][0]["name"], "old");
+    place.refused(125, &["run", "--name", "new", "--max", "4G", "--", "true"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.said(&["set", "lab", "max=4G"]);
+    for arguments in [
+        &["show"][..],
+        &["tree"],
+        &["ls"],
+        &["get", "lab"],
+        &["events"],
+        &["completions", "bash"],
+        &["man"],
+    ] {
+        let mut child = place
+            .gpulimit(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("started");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("ended");
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{arguments:?}: {output:?}"
+        );
+    }
+}
+
+#[test]
+fn the_smallest_limit_on_the_way_up_is_shown_with_its_group() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(4 * GIB));
+    place.group("lab/alice", Size::Bytes(8 * GIB));
+    place.said(&[
+        "set",
+        "lab/alice",
+        "high=3G",
+        "low=1G",
+        "on_limit=wait",
+        "wait_timeout=5s",
+    ]);
+    // Of no GPU yet.
+    let out = place.said(&["show", "lab/alice"]);
+    assert!(
+        out.contains("EFFECTIVE") && out.contains("4.0 GiB (lab)"),
+        "{out}"
+    );
+    let (member, device) = place.member("lab/alice");
+    let (above, other) = place.member("lab");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    above
+        .charge(&other, GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    let json = place.json(&["show", "lab", "--json"]);
+    assert_eq!(json["groups"][0]["name"], "lab");
+    let alice = &json["groups"][1];
+    assert_eq!(alice["root"], place.root_path().display().to_string());
+    assert_eq!(
+        alice["options"],
+        serde_json::json!({
+            "on_limit": "wait", "wait_timeout_ms": 5000, "oom": "none", "count_context": true
+        })
+    );
+    let gpu = &alice["gpus"][0];
+    for (key, expected) in [
+        ("max", 8 * GIB),
+        ("high", 3 * GIB),
+        ("low", GIB),
+        ("effective_max", 4 * GIB),
+        ("usage", GIB),
+        ("free", 2 * GIB),
+    ] {
+        assert_eq!(gpu[key], expected, "{key}: {gpu}");
+    }
+    assert_eq!(
+        (&gpu["limited_by"], &gpu["min"]),
+        (&"lab".into(), &Value::Null)
+    );
+    let out = place.said(&["show"]);
+    let lines: Vec<Vec<&str>> = out.lines().map(words).collect();
+    assert_eq!(
+        lines[0].join(" "),
+        "GROUP GPU MAX EFFECTIVE HIGH LOW USAGE PEAK FREE REFUSED PROCESSES OPTIONS"
+    );
+    assert_eq!(
+        lines[2].join(" "),
+        "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 1.0 GiB 1.0 GiB 2.0 GiB 0 1 on_limit=wait wait_timeout=5s"
+    );
+}
+
+#[test]
+fn groups_that_go_while_they_are_listed_are_no_error() {
+    let place = Place::new();
+    place.group("stays", Size::Max);
+    let root = place.root();
+    std::thread::scope(|scope| {
+        let churn = scope.spawn(|| {
+            for _ in 0..300 {
+                drop(root.create("goes", &Default::default()).expect("created"));
+                // A program that is being started holds for a moment what this one holds.
+                while !root.remove("goes").is_err_and(|error| error.is_missing()) {}
+            }
+        });
+        while !churn.is_finished() {
+            let json = place.json(&["tree", "--json"]);
+            let groups = json["groups"].as_array().expect("groups");
+            assert!(
+                groups.iter().any(|group| group["name"] == "stays"),
+                "{json}"
+            );
+        }
+    });
+}

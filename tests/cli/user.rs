@@ -1,0 +1,172 @@
+//! What another user may: as root, with a second user of few rights.
+
+use crate::place::{Place, text};
+use gpulimit::units::Size;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// The number of the second user.
+const ALICE: &str = "65533";
+
+/// A root of the system's kind with the controller and its library where everybody can start them.
+pub struct Machine {
+    pub place: Place,
+    pub program: PathBuf,
+}
+
+impl Machine {
+    /// `None` where we are not root.
+    pub fn new() -> Option<Self> {
+        let place = Place::new();
+        let is_root = fs::metadata(&place.0).expect("there").uid() == 0;
+        let tried = Command::new("setpriv").arg("--version").output();
+        if !is_root || tried.is_err() {
+            eprintln!("SKIPPED: needs root and setpriv");
+            return None;
+        }
+        let open = |path: &PathBuf| {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
+        };
+        open(&place.0);
+        fs::create_dir(place.root_path()).expect("created");
+        open(&place.root_path());
+        let program = place.0.join("gpulimit");
+        fs::copy(env!("CARGO_BIN_EXE_gpulimit"), &program).expect("copied");
+        let library = place.0.join("libgpulimit.so");
+        fs::copy(crate::place::library(), &library).expect("copied");
+        open(&program);
+        open(&library);
+        Some(Self { place, program })
+    }
+
+    /// What the second user gets.
+    pub fn alice(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid", ALICE, "--regid", ALICE, "--clear-groups"])
+            .arg(&self.program)
+            .args(arguments)
+            .env_remove("GPULIMIT_GROUP")
+            .env("GPULIMIT_ROOT", self.place.root_path())
+            .env("GPULIMIT_LIBRARY", self.place.0.join("libgpulimit.so"));
+        command.output().expect("started")
+    }
+
+    fn said(&self, arguments: &[&str]) -> String {
+        let output = self.alice(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        text(&output.stdout)
+    }
+
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.alice(arguments);
+        assert!(!output.status.success(), "{arguments:?}: {output:?}");
+        text(&output.stderr)
+    }
+}
+
+#[test]
+fn a_user_sees_all_and_changes_what_is_below_his_own_group() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let place = &machine.place;
+    place.group("lab", Size::Max);
+    place.said(&["create", "lab/alice", "max=8G", "--owner", ALICE]);
+    place.said(&["create", "lab/bob", "max=8G"]);
+    assert_eq!(machine.said(&["ls"]), "lab\nlab/alice\nlab/bob\n");
+    assert!(machine.said(&["tree"]).contains("bob"));
+    assert_eq!(machine.said(&["get", "lab/bob", "max"]), "8GiB\n");
+
+    for arguments in [
+        &["set", "lab/alice", "max=80G"][..],
+        &["set", "lab", "max=80G"],
+        &["set", "lab/bob", "max=1G"],
+    ] {
+        let error = machine.refused(arguments);
+        assert!(error.contains("you may not change the limits"), "{error}");
+    }
+    for arguments in [
+        &["rm", "lab/alice"][..],
+        &["rm", "-r", "lab"],
+        &["create", "lab/more", "max=80G"],
+        &["create", "mine", "max=80G"],
+        &["create", "lab/bob/x"],
+        &["kill", "lab/bob"],
+        &["events", "lab/bob"],
+        &["ps", "lab/bob"],
+    ] {
+        machine.refused(arguments);
+    }
+    assert_eq!(place.root().leftovers().expect("listed").len(), 0);
+    assert_eq!(machine.said(&["gc"]), "");
+
+    machine.said(&["create", "lab/alice/job", "max=1G"]);
+    machine.said(&["set", "lab/alice/job", "max=2G"]);
+    let out = machine.said(&[
+        "run",
+        "--group",
+        "lab/alice",
+        "--max",
+        "1G",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPULIMIT_GROUP",
+    ]);
+    assert!(out.starts_with("lab/alice/run-"), "{out}");
+    machine.said(&["rm", "lab/alice/job"]);
+    assert_eq!(place.said(&["ls", "lab/alice"]), "");
+    let error = machine.refused(&["run", "--group", "lab/bob", "--max", "1G", "--", "true"]);
+    assert!(
+        error.contains("you may not run in group 'lab/bob'"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_group_for_all_has_jobs_of_its_owner_only() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let place = &machine.place;
+    place.said(&["create", "lab", "max=8G", "--members", "all"]);
+    // A limit of the job's own needs a group of its own.
+    let error = machine.refused(&["run", "--group", "lab", "--max", "1G", "--", "true"]);
+    assert!(
+        error.contains("you may not make a group below 'lab'"),
+        "{error}"
+    );
+    let out = machine.said(&[
+        "run",
+        "--group",
+        "lab",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPULIMIT_GROUP",
+    ]);
+    assert_eq!(out, "lab\n");
+    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(machine.said(&["events", "lab"]), "");
+}
+
+#[test]
+fn giving_groups_away_is_for_root() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let place = &machine.place;
+    place.said(&["create", "lab", "--owner", ALICE]);
+    let error = machine.refused(&["create", "lab/gift", "--owner", "0"]);
+    assert!(error.contains("another user (0) is for root"), "{error}");
+    let error = machine.refused(&["create", "lab/gift", "--members", "@0"]);
+    assert!(error.contains("can give a group to @0"), "{error}");
+    machine.refused(&["create", "lab/a/b/gift", "--parents", "--owner", "0"]);
+    assert_eq!(place.said(&["ls", "lab"]), "");
+    assert_eq!(place.root().leftovers().expect("listed").len(), 0);
+    let mine = machine.said(&["create", "lab/mine", "--owner", ALICE]);
+    assert!(mine.contains("created"), "{mine}");
+}
