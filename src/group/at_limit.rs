@@ -159,7 +159,9 @@ impl<'a> Request<'a, '_> {
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
             let fits_ever = self.bytes <= refused.max;
-            let again = if !fits_ever {
+            // One that is refused although there is room, as somebody has changed the ledger, nobody waits or dies for.
+            let is_full = refused.charged.saturating_add(self.bytes) > refused.max;
+            let again = if !fits_ever || !is_full {
                 None
             } else if options.on_limit == OnLimit::Wait && !waited {
                 waited = true;
