@@ -159,9 +159,7 @@ impl<'a> Request<'a, '_> {
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
             let fits_ever = self.bytes <= refused.max;
-            // One that is refused although there is room, as somebody has changed the ledger, nobody waits or dies for.
-            let is_full = refused.charged.saturating_add(self.bytes) > refused.max;
-            let again = if !fits_ever || !is_full {
+            let again = if !fits_ever {
                 None
             } else if options.on_limit == OnLimit::Wait && !waited {
                 waited = true;
@@ -226,7 +224,9 @@ impl<'a> Request<'a, '_> {
 
     /// Kills, where the group wants it; false when nobody was.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
-        let Some(station) = self.station(level).filter(|_| oom != Oom::None) else {
+        // Nobody dies for a refusal that comes of somebody's changes in the ledger.
+        let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();
+        let Some(station) = self.station(level).filter(full) else {
             return false;
         };
         let index = self.device.index[level];

@@ -119,7 +119,7 @@ impl Slot {
     }
 
     /// Whether what somebody else has changed was seen a moment ago.
-    pub(super) fn distrusts(&self) -> bool {
+    pub fn distrusts(&self) -> bool {
         self.distrust.load(Ordering::Relaxed) > os::boot_ms()
     }
 
