@@ -297,6 +297,16 @@ impl Ledger {
         wait::somebody_waits(self, slot.index(), device)
     }
 
+    /// Notes that a request waited so long.
+    pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
+        if self.map.writable() {
+            let header = &self.content().header;
+            let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            header.waits[device.get()].fetch_add(1, Ordering::Relaxed);
+            header.waited_ms[device.get()].fetch_add(millis, Ordering::Relaxed);
+        }
+    }
+
     /// Notes that usage of the device is above `high`; true when that was not noted within the last second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.content().header.above_high[device.get()];

@@ -55,6 +55,8 @@ pub struct Gpu {
     pub free: Option<u64>,
     /// Requests.
     pub refusals: Option<u64>,
+    pub waits: Option<u64>,
+    pub waited_ms: Option<u64>,
     /// Living ones that have used it.
     pub processes: Option<usize>,
 }
@@ -190,6 +192,8 @@ impl Gpu {
             peak: usage.map(|usage| usage.peak),
             free: left.min(),
             refusals: usage.map(|usage| usage.refusals),
+            waits: usage.map(|usage| usage.waits),
+            waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
         }
     }
@@ -224,6 +228,8 @@ impl Gpu {
             "peak": self.peak,
             "free": self.free,
             "refusals": self.refusals,
+            "waits": self.waits,
+            "waited_ms": self.waited_ms,
             "processes": self.processes,
         })
     }

@@ -177,18 +177,35 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line until the request is granted, the time is over, a signal comes, or nobody else has anything to give back.
-    fn wait(&self, mut refused: Refused, options: &Options) -> Result<(), Refused> {
-        let level = refused.level;
-        let Some(station) = self.station(level) else {
+    /// Waits in line, unless nobody else has anything to give back.
+    fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
+        let Some(station) = self.station(refused.level) else {
             return Err(refused);
         };
-        let index = self.device.index[level];
-        let others = || station.ledger.charged(index) > station.slot.charged(index);
-        if !others() {
+        let index = self.device.index[refused.level];
+        if station.ledger.charged(index) <= station.slot.charged(index) {
             return Err(refused);
         }
-        let until = Instant::now() + options.wait_timeout;
+        let began = Instant::now();
+        let waited = self.wait_in_line(station, refused, began + options.wait_timeout);
+        for (at, station) in self.member.levels.iter().enumerate() {
+            station
+                .ledger
+                .note_wait(self.device.index[at], began.elapsed());
+        }
+        waited
+    }
+
+    /// Waits until the request is granted, the time is over, a signal comes, or nobody else has anything to give back.
+    fn wait_in_line(
+        &self,
+        station: &Station,
+        mut refused: Refused,
+        until: Instant,
+    ) -> Result<(), Refused> {
+        let level = refused.level;
+        let index = self.device.index[level];
+        let others = || station.ledger.charged(index) > station.slot.charged(index);
         let mut line = Line::join(&station.slot, index, self.bytes, until);
         self.record(EventKind::Wait, &refused);
         loop {

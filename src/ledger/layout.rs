@@ -135,7 +135,10 @@ pub(super) struct Header {
     /// Refused requests since the group began, per device.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
-    spare_high: [AtomicU64; 128],
+    /// Requests that waited since the group began, per device: how many, and milliseconds in all.
+    pub waits: [AtomicU64; MAX_DEVICES],
+    pub waited_ms: [AtomicU64; MAX_DEVICES],
+    spare_high: [AtomicU64; 64],
     pub ring: Ring,
 }
 

@@ -21,6 +21,10 @@ pub struct Usage {
     pub peak: u64,
     /// Refused requests since the group began; a count.
     pub refusals: u64,
+    /// Requests that waited since the group began, for room in it or in one above it; a count.
+    pub waits: u64,
+    /// Milliseconds that they waited, in all.
+    pub waited_ms: u64,
     /// Shares of `charged` as the members published them.
     pub by: [u64; Category::COUNT],
     /// Charged in advance but not used.
@@ -96,6 +100,8 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
     let mut usage = Usage {
         peak: header.peaks[device.get()].load(Ordering::Relaxed),
         refusals: header.refusals[device.get()].load(Ordering::Relaxed),
+        waits: header.waits[device.get()].load(Ordering::Relaxed),
+        waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
         ..Usage::default()
     };
     for slot in 0..ledger.high_water() {

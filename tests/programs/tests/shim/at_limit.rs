@@ -30,6 +30,9 @@ fn a_request_waits_until_memory_comes_back() {
     assert_eq!(world.events(EventKind::Wait).len(), 1);
     assert_eq!(world.events(EventKind::Granted).len(), 1);
     assert_eq!(world.events(EventKind::Refusal).len(), 0);
+    let usage = world.usage(0);
+    assert_eq!(usage.waits, 1);
+    assert!(usage.waited_ms >= MOMENT.as_millis() as u64, "{usage:?}");
     world.judge(cap);
     holder.end_quietly();
     other.end_quietly();
