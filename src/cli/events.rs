@@ -60,7 +60,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
-        lines.sort_by_key(|line| line.event.time_ms);
+        lines.sort_by_key(|line| line.event.time_us);
         let print = |line: Line| {
             if args.json {
                 format!("{}\n", line.json(driver))
@@ -185,7 +185,7 @@ struct Line {
 impl Line {
     fn time(&self) -> Moment {
         Moment {
-            unix_ms: self.event.time_ms,
+            unix_ms: self.event.time_us / 1_000,
         }
     }
 

@@ -75,8 +75,8 @@ pub struct Happening {
 pub struct Event {
     /// Events of a group are numbered from 0.
     pub number: u64,
-    /// Milliseconds of the wall clock.
-    pub time_ms: u64,
+    /// Microseconds of the wall clock.
+    pub time_us: u64,
     /// What happened. The command of its process is cut at 32 bytes; when it started is not known.
     pub what: Happening,
 }
@@ -93,7 +93,7 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let process = &happening.process;
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64);
+        .map_or(0, |since| since.as_micros() as u64);
     for (word, value) in words(entry).into_iter().zip([
         now,
         happening.kind as u64 | device << DEVICE_SHIFT,
@@ -140,7 +140,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
     if entry.stamp.load(Ordering::Acquire) != stamp {
         return None;
     }
-    let [time_ms, what, pid, pid_ns, uid, bytes, charged, max] =
+    let [time_us, what, pid, pid_ns, uid, bytes, charged, max] =
         words(entry).map(|word| word.load(Ordering::Relaxed));
     let mut command = [0; 64];
     for (bytes, word) in command
@@ -162,7 +162,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
         .find(|known| *known as u64 == kind)?;
     Some(Event {
         number,
-        time_ms,
+        time_us,
         what: Happening {
             kind,
             device: ((what >> DEVICE_SHIFT) as usize)

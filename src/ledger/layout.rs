@@ -86,7 +86,7 @@ pub(super) struct Signals {
 pub(super) struct EventEntry {
     /// The event's number plus 1; 0 while it is written, or never was.
     pub stamp: AtomicU64,
-    /// Milliseconds of the wall clock.
+    /// Microseconds of the wall clock.
     pub time: AtomicU64,
     /// The kind, and the device's index plus 1 above it.
     pub what: AtomicU64,
