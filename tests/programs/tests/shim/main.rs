@@ -11,6 +11,7 @@ mod every_hook;
 mod fork;
 mod graphs;
 mod hierarchy;
+mod ipc;
 mod limits;
 mod linear;
 mod live_set;
