@@ -4,6 +4,7 @@
 //! open has the same address, and all are to be closed (measured, H100, 580.159.04). What the handles of two small requests in one block
 //! are to a process that opens both is assumed: one mapping of the block.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -62,13 +63,13 @@ pub fn export(address: u64) -> Outcome<Handle> {
     let first = found.start / BLOCK * BLOCK;
     let bytes = (found.start - first + found.bytes).next_multiple_of(BLOCK);
     let mut guard = state();
-    let exported = &mut guard.get().exported;
-    if !exported.contains_key(&first) {
-        let (shared, ()) = Shared::share(Some(device), bytes, |_| Ok(()))?;
-        exported.insert(first, shared);
-    }
-    let shared = exported.get(&first).ok_or(Status::UNKNOWN)?;
-    let [object, birth] = shared.name();
+    let [object, birth] = match guard.get().exported.entry(first) {
+        Entry::Occupied(known) => known.get().name(),
+        Entry::Vacant(place) => {
+            let (shared, ()) = Shared::share(Some(device), bytes, |_| Ok(()))?;
+            place.insert(shared).name()
+        }
+    };
     Ok(Handle([
         MAGIC,
         device as u64,
