@@ -312,6 +312,34 @@ fn contexts_take_what_is_open_and_leave_what_others_have() {
 }
 
 #[test]
+fn it_counts_on_the_gpu_that_it_lies_on() {
+    let cap = 2 * CONTEXT + SIZE + 12 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let [mut owner, mut opener] = std::array::from_fn(|_| world.start());
+    owner.expect(&[
+        ("init", "0"),
+        ("retain 1", "0"),
+        ("current 1", "0"),
+        ("alloc a 300M", "0"),
+    ]);
+    let path = export(&world, &mut owner, "a");
+    opener.expect(&[("start", "0 0"), (&format!("ipc-open a {path}"), "0")]);
+    owner.expect(&[("free a", "0"), ("alloc b 600M", "2")]);
+    assert_eq!(world.machine().gpu(1).used, CONTEXT + SIZE);
+    world.judge(cap);
+    measure(&mut opener);
+    world.judge(cap);
+    opener.expect(&[("reset 0", "0")]);
+    assert_eq!(world.machine().gpu(1).used, CONTEXT);
+    world.judge(cap);
+    owner.expect(&[("alloc b 600M", "0")]);
+    world.judge(cap);
+    owner.end();
+    opener.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
 fn failed_calls_change_nothing() {
     let world = World::new(CAP);
     let [mut owner, mut opener, third] = shared(&world);
