@@ -74,6 +74,8 @@ pub const MEMPOOL_ATTR_RESERVED_MEM_CURRENT: i32 = 5;
 pub const MEMPOOL_ATTR_USED_MEM_CURRENT: i32 = 7;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`, a u64 of bytes.
 pub const GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: i32 = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`, an int.
+pub const POINTER_ATTRIBUTE_DEVICE_ORDINAL: i32 = 9;
 /// `CUgraphNodeType`.
 pub const NODE_TYPE_KERNEL: i32 = 0;
 pub const NODE_TYPE_GRAPH: i32 = 4;
@@ -115,6 +117,11 @@ pub struct AllocationProp {
     pub handle_types: i32,
     pub location: Location,
 }
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IpcHandle([u8; 64]);
 
 /// The first 40 bytes of `CUlaunchConfig` (56 bytes).
 #[repr(C)]
@@ -375,6 +382,7 @@ mod tests {
             assert_eq!(place, theirs);
         }
         assert_eq!(size_of::<Uuid>(), size_of::<sys::CUuuid>());
+        assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle>());
         assert_eq!(size_of::<DevicePtr>(), size_of::<sys::CUdeviceptr>());
         assert_eq!(
             size_of::<AllocationHandle>(),
@@ -410,6 +418,10 @@ mod tests {
             (
                 MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
                 sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as i32,
+            ),
+            (
+                POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as i32,
             ),
             (
                 MEMPOOL_ATTR_USED_MEM_CURRENT,

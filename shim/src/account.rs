@@ -13,6 +13,7 @@ pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
 pub mod managed;
+pub mod openings;
 pub mod packed;
 pub mod pools;
 pub mod shared;
@@ -41,6 +42,7 @@ use green::Greens;
 use launched::Launched;
 use libraries::Libraries;
 use managed::Managed;
+use openings::Openings;
 use pools::Pools;
 use vmm::Vmm;
 
@@ -60,6 +62,7 @@ pub struct Account {
     pub blocks: Blocks,
     pub arrays: Arrays,
     pub managed: Managed,
+    pub openings: Openings,
     pub vmm: Vmm,
     pub pools: Pools,
     pub execs: Execs,
@@ -80,6 +83,7 @@ impl Account {
             blocks: Blocks::default(),
             arrays: Arrays::default(),
             managed: Managed::default(),
+            openings: Openings::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
             execs: Execs::default(),

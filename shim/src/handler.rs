@@ -10,6 +10,7 @@ pub mod device_runtime;
 pub mod graph;
 pub mod graph_update;
 pub mod green;
+pub mod ipc;
 pub mod launch;
 pub mod limits;
 pub mod linear;

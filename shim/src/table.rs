@@ -9,7 +9,7 @@
 use crate::abi::*;
 use crate::account::launched::is_recent;
 use crate::handler::{
-    array, code, context, graph, graph_update, green, launch, limits, linear, lookup, managed,
+    array, code, context, graph, graph_update, green, ipc, launch, limits, linear, lookup, managed,
     measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
@@ -33,6 +33,11 @@ table! {
             track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
             track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
             track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
+
+            track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get;
+            track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open;
+            track    cuIpcOpenMemHandle_v2(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open;
+            release  cuIpcCloseMemHandle(dptr: DevicePtr) => ipc::close;
 
             sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
             sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d;
@@ -162,6 +167,8 @@ table! {
             cuDeviceGetDefaultMemPool(pool: Out<MemPool>, device: Device);
             cuDeviceGetMemPool(pool: Out<MemPool>, device: Device);
             cuMemPoolGetAttribute(pool: MemPool, attribute: i32, value: Out<u64>);
+            cuMemGetAddressRange_v2(base: Out<DevicePtr>, bytes: Out<usize>, dptr: DevicePtr);
+            cuPointerGetAttribute(value: Out<i32>, attribute: i32, dptr: DevicePtr);
             cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: AllocationHandle);
             cuArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);
             cuMipmappedArrayGetMemoryRequirements(requirements: Out<ArrayMemoryRequirements>, array: Array, device: Device);

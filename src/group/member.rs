@@ -365,15 +365,23 @@ impl Member {
         released
     }
 
-    /// The living processes that have something on this device, of all groups below the highest one on the path.
+    /// The living processes of all groups below the highest one on the path, also those that have charged nothing on this device: they may have memory there
+    /// that others have left.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
 
     fn living(&self, device: &MemberDevice, level: usize) -> Vec<Holder> {
-        let mut holders = self.holders_at(device, level, &NoWitness);
-        holders.retain(|holder| holder.alive);
-        holders
+        let living = self.levels[level].ledger.processes(&NoWitness);
+        living
+            .into_iter()
+            .filter(|process| process.alive)
+            .map(|process| Holder {
+                identity: process.identity,
+                alive: true,
+                usage: process.on(device.index[level]),
+            })
+            .collect()
     }
 
     /// Counts a refusal, and writes it down in the group that refused.
@@ -414,16 +422,7 @@ impl Member {
 
     /// The processes of the group that have something on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
-        self.holders_at(device, 0, witness)
-    }
-
-    fn holders_at(
-        &self,
-        device: &MemberDevice,
-        level: usize,
-        witness: &dyn Witness,
-    ) -> Vec<Holder> {
-        let index = device.index[level];
+        let index = device.index[0];
         let of_device = |process: ProcessUsage| {
             let usage = process
                 .devices
@@ -435,7 +434,7 @@ impl Member {
                 usage,
             })
         };
-        self.levels[level]
+        self.leaf()
             .ledger
             .processes(witness)
             .into_iter()

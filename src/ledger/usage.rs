@@ -44,6 +44,22 @@ pub struct ProcessUsage {
     pub devices: Vec<DeviceUsage>,
 }
 
+impl ProcessUsage {
+    /// Its part of one device; nothing where it has none.
+    pub fn on(&self, device: DeviceIndex) -> DeviceUsage {
+        let known = self.devices.iter().find(|usage| usage.device == device);
+        known.copied().unwrap_or(DeviceUsage {
+            device,
+            charged: 0,
+            peak: 0,
+            refusals: 0,
+            by: [0; Category::COUNT],
+            idle: 0,
+            orphaned: 0,
+        })
+    }
+}
+
 /// One process's part of a group on one device.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceUsage {

@@ -7,10 +7,12 @@
 //!
 //! Order: a small allocation leaves *after* the driver has freed it. Until then its block stays held, so whoever is given an address in
 //! the same block meanwhile finds it counted. A large one is taken out *before* the call, since its address may be handed out again
-//! as soon as the driver has it.
+//! as soon as the driver has it; so is a small one of a block that another process may have open: that keeps the block, and the address may come back
+//! in another.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -26,6 +28,8 @@ pub struct Large {
     pub context: Context,
     /// Blocks of 2 MiB.
     pub blocks: u64,
+    /// Other processes may have it open.
+    pub shared: bool,
 }
 
 impl Large {
@@ -46,6 +50,18 @@ pub enum Departure {
     Emptied(Ordinal),
 }
 
+/// A small allocation that was taken out of a block which other processes may have open.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Taken {
+    pub device: Ordinal,
+    context: Context,
+    /// It was the last.
+    pub last: bool,
+}
+
+const SMALL: usize = 0;
+const LARGE: usize = 1;
+
 #[derive(Clone, Copy)]
 struct Block {
     device: Ordinal,
@@ -54,6 +70,8 @@ struct Block {
     small: u32,
     /// Blocks of the large allocation that starts here; 0 for none.
     large: u64,
+    /// Other processes may have it open: as one of small allocations, as a large one's.
+    shared: [bool; 2],
 }
 
 type Shard = Mutex<HashMap<u64, Block, BuildHasherDefault<BlockHasher>>>;
@@ -61,12 +79,15 @@ type Shard = Mutex<HashMap<u64, Block, BuildHasherDefault<BlockHasher>>>;
 /// The blocks of a process.
 pub struct Blocks {
     shards: Box<[Shard]>,
+    /// Something was exported.
+    exported: AtomicBool,
 }
 
 impl Default for Blocks {
     fn default() -> Self {
         Blocks {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            exported: AtomicBool::new(false),
         }
     }
 }
@@ -98,6 +119,7 @@ impl Blocks {
                 context: context(),
                 small: 1,
                 large: 0,
+                shared: [false; 2],
             },
         );
         true
@@ -125,18 +147,74 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
+    /// Other processes may open the allocation that starts at `address` from now on, a small one with its whole block. Device and bytes, the first
+    /// time.
+    pub fn share(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
+        self.exported.store(true, Ordering::Release);
+        let block = address / BLOCK;
+        let mut shard = self.shard(block).lock();
+        let held = shard.get_mut(&block)?;
+        let (kind, blocks) = match held.large {
+            blocks @ 1.. if address.is_multiple_of(BLOCK) => (LARGE, blocks),
+            _ => (SMALL, 1),
+        };
+        let first = !std::mem::replace(&mut held.shared[kind], true);
+        first.then_some((held.device, blocks * BLOCK))
+    }
+
+    /// Takes the small allocation at `address` out of a block that other processes may have open, before the driver is asked to free it.
+    #[inline]
+    pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
+        if !self.exported.load(Ordering::Relaxed) {
+            return None;
+        }
+        let block = address / BLOCK;
+        let mut shard = self.shard(block).lock();
+        let held = shard.get_mut(&block)?;
+        if held.small == 0 || !held.shared[SMALL] {
+            return None;
+        }
+        held.small -= 1;
+        let taken = Taken {
+            device: held.device,
+            context: held.context,
+            last: held.small == 0,
+        };
+        if taken.last {
+            held.shared[SMALL] = false;
+            if held.large == 0 {
+                shard.remove(&block);
+            }
+        }
+        Some(taken)
+    }
+
+    /// The driver has not freed what was taken out at `address`. True when its block was not held any more.
+    pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
+        let new = self.enter_small(address, taken.device, || taken.context);
+        let block = address / BLOCK;
+        if let Some(held) = self.shard(block).lock().get_mut(&block) {
+            held.shared[SMALL] = true;
+        }
+        new
+    }
+
     /// A large allocation arrived at `address`.
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         shard
             .entry(block)
-            .and_modify(|held| held.large = large.blocks)
+            .and_modify(|held| {
+                held.large = large.blocks;
+                held.shared[LARGE] = large.shared;
+            })
             .or_insert(Block {
                 device: large.device,
                 context: large.context,
                 small: 0,
                 large: large.blocks,
+                shared: [false, large.shared],
             });
     }
 
@@ -152,6 +230,7 @@ impl Blocks {
             device: held.device,
             context: held.context,
             blocks: held.large,
+            shared: held.shared[LARGE],
         };
         held.large = 0;
         if held.small == 0 {
@@ -160,13 +239,16 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Everything of `context` is gone. Calls `gone` with device and blocks.
-    pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64)) {
+    /// Everything of `context` is gone. Calls `gone` with device and blocks, and whether other processes may have them open.
+    pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
             shard.lock().retain(|_, block| {
                 let stays = block.context != context;
                 if !stays {
-                    gone(block.device, block.large + u64::from(block.small > 0));
+                    let parts = [u64::from(block.small > 0), block.large];
+                    for (blocks, shared) in parts.into_iter().zip(block.shared) {
+                        gone(block.device, blocks, shared);
+                    }
                 }
                 stays
             });
@@ -234,6 +316,7 @@ mod tests {
                 device: 0,
                 context: 7,
                 blocks: 3,
+                shared: false,
             },
         );
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
@@ -252,11 +335,46 @@ mod tests {
                 device: 0,
                 context: 7,
                 blocks: 5,
+                shared: false,
             },
         );
         let mut gone = 0;
-        blocks.drain(7, |_, blocks| gone += blocks);
+        blocks.drain(7, |_, blocks, _| gone += blocks);
         assert_eq!(gone, 6);
         assert_eq!(blocks.leave_small(BASE + 10 * BLOCK), Departure::Emptied(0));
+    }
+
+    #[test]
+    fn what_others_may_have_open_leaves_before_the_call() {
+        let blocks = Blocks::default();
+        blocks.enter_small(BASE, 0, || 7);
+        blocks.enter_small(BASE + 512, 0, || 7);
+        assert_eq!(blocks.take_shared(BASE), None);
+        assert_eq!(blocks.share(BASE + 512), Some((0, BLOCK)));
+        assert_eq!(blocks.share(BASE), None, "the same block");
+        let take = |address| blocks.take_shared(address).expect("shared");
+        assert!(!take(BASE).last);
+        let last = take(BASE + 512);
+        assert!(last.last);
+        // The address has come back with another block.
+        assert!(blocks.enter_small(BASE, 0, || 7));
+        assert_eq!(blocks.take_shared(BASE), None);
+        assert!(!blocks.put_back(BASE + 512, last), "counted twice");
+        assert!(!take(BASE).last);
+        let last = take(BASE + 512);
+        assert!(blocks.put_back(BASE + 512, last));
+        assert!(take(BASE + 512).last);
+
+        let large = Large {
+            device: 0,
+            context: 7,
+            blocks: 3,
+            shared: false,
+        };
+        blocks.enter_large(BASE, large);
+        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.take_shared(BASE), None, "a large one");
+        assert!(blocks.take_large(BASE).is_some_and(|taken| taken.shared));
+        assert_eq!(blocks.share(BASE), None, "nobody's");
     }
 }

@@ -60,6 +60,8 @@ pub struct Device {
     pub contexts: AtomicU32,
     /// Handle of the primary context; 0 until it was retained.
     pub primary: AtomicUsize,
+    /// Allocations of other processes here that this one has open.
+    opened: AtomicUsize,
     /// The pool that `cuMemAllocAsync` takes from; null until asked for.
     current_pool: AtomicPtr<Pool>,
     nvml: nvml::Handle,
@@ -122,6 +124,7 @@ impl Device {
             making: Mutex::new(()),
             contexts: AtomicU32::new(0),
             primary: AtomicUsize::new(0),
+            opened: AtomicUsize::new(0),
             current_pool: AtomicPtr::new(null_mut()),
             nvml: nvml::Handle::default(),
             measured_at: AtomicU64::new(0),
@@ -354,6 +357,28 @@ impl Device {
         nvml::used(&self.id, self.capacity)
     }
 
+    /// How much more of the GPU is free than `before`, by [`Device::gpu_used`].
+    pub fn freed_since(&self, before: Option<u64>) -> u64 {
+        let freed = before.zip(self.gpu_used());
+        freed.map_or(0, |(before, after)| before.saturating_sub(after))
+    }
+
+    /// One more allocation of another process here is open.
+    pub fn opened(&self) {
+        self.opened.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One less.
+    pub fn closed(&self) {
+        self.opened.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether memory of others may come to this process without a call of its own.
+    #[inline]
+    fn may_inherit(&self) -> bool {
+        self.account.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
+    }
+
     /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
     /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
     pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
@@ -366,7 +391,7 @@ impl Device {
             (_, true) => self.uncharge(bytes),
         }
         // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
-        if bytes == 0 || self.account.vmm.imports() > 0 {
+        if bytes == 0 || self.may_inherit() {
             self.driver.measure(self);
         }
         self.settle_orphans();
@@ -377,17 +402,24 @@ impl Device {
         shared::settle(self.member, &self.share)
     }
 
-    /// The driver shows `grown` bytes more for this process than it knew: those of them that are imported memory which has come to it are
+    /// The driver shows `grown` bytes more for this process than it knew: those of them that are memory of others which has come to it are
     /// charged as such, and returned.
     pub fn take_over(&self, grown: u64) -> u64 {
         let orphans = || self.member.orphans(&self.share);
-        let vmm = &self.account.vmm;
-        let taken = vmm.take_over(self.ordinal, grown, orphans, |bytes| {
-            // Whoever had it before has not given its charge back.
-            self.charge_over(bytes);
-            self.share(bytes);
-            self.add(Category::Vmm, bytes);
-        });
+        let charge = |category| {
+            move |bytes| {
+                // Whoever had it before has not given its charge back.
+                self.charge_over(bytes);
+                self.share(bytes);
+                self.add(category, bytes);
+            }
+        };
+        let Account { vmm, openings, .. } = self.account;
+        let mut taken = vmm.take_over(self.ordinal, grown, orphans, charge(Category::Vmm));
+        if self.opened.load(Ordering::Acquire) > 0 {
+            let left = grown - taken;
+            taken += openings.take_over(self.ordinal, left, charge(Category::Linear));
+        }
         if taken > 0 || self.member.orphaned(&self.share) > 0 {
             self.settle_orphans();
         }
@@ -546,10 +578,10 @@ impl Device {
     }
 
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
-    /// when imported memory may have come to this process meanwhile, or when the last one is old.
+    /// when memory of others may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
-            || self.account.vmm.imports() > 0
+            || self.may_inherit()
             || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
                 > MEASURE_AGE_MS
         {

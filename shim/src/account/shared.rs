@@ -65,8 +65,8 @@ fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
             None if charged > RESERVE => u64::MAX,
             None => 0,
         };
-        // What the driver takes now and then comes out of the reserve, and is measured later.
-        if uncharged > RESERVE {
+        // What the driver takes now and then comes out of the reserve, where that is charged, and is measured later.
+        if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
         borne.orphaned += usage.orphaned;

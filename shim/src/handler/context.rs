@@ -12,6 +12,7 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::{self, Device};
+use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
 use crate::handler::array;
 use crate::hook::Call;
@@ -133,17 +134,41 @@ fn active(ordinal: Ordinal) -> bool {
         && active != 0
 }
 
-/// Nothing is left of what was in `context`, one of the device's.
-fn empty(call: Call, device: &Device, context: Context) {
+/// Nothing is left of what was in `context`, one of the device's, but what other processes may have, too: that is returned.
+fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(category, bytes);
             device.uncharge(bytes);
         }
     };
-    call.process.blocks.drain(context, |ordinal, blocks| {
-        freed(ordinal, Category::Linear, blocks * BLOCK)
-    });
+    let mut shared = Vec::new();
+    let mut part = |device, bytes, size| {
+        shared.push(Gone {
+            device,
+            bytes,
+            size,
+            shared: true,
+        });
+        if let Ok(device) = call.process.device(device) {
+            device.remove(Category::Linear, bytes);
+        }
+    };
+    call.process
+        .blocks
+        .drain(context, |ordinal, blocks, shared| {
+            let bytes = blocks * BLOCK;
+            match shared {
+                true => part(ordinal, bytes, bytes),
+                false => freed(ordinal, Category::Linear, bytes),
+            }
+        });
+    for opening in call.process.openings.drain(context) {
+        part(opening.device, opening.bytes, opening.size);
+        if let Ok(device) = call.process.device(opening.device) {
+            device.closed();
+        }
+    }
     call.process.managed.drain(context, |ordinal, bytes| {
         freed(ordinal, Category::Managed, bytes)
     });
@@ -156,10 +181,11 @@ fn empty(call: Call, device: &Device, context: Context) {
     } else {
         device.graphs.refresh(device);
     }
+    shared
 }
 
-/// A context of the device is no more.
-fn gone(call: Call, device: &'static Device, context: Context) {
+/// A context of the device is no more; what was in it other processes may have.
+fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
     call.process.launched.forget();
     call.process.greens.forget(context);
     device
@@ -175,6 +201,11 @@ fn gone(call: Call, device: &'static Device, context: Context) {
     }
     device.driver.forget_assumed(device);
     device.driver.measure(device);
+    for left in shared {
+        if let Ok(device) = call.process.device(left.device) {
+            device.part_with(left.bytes, left.size, 0);
+        }
+    }
 }
 
 /// `cuDevicePrimaryCtxRetain`: the first one is charged before the call by what the group has measured a context to take, and measured after
@@ -213,18 +244,18 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     let Ok(device) = call.process.device(ordinal) else {
         return real(ordinal);
     };
-    let mut ended = false;
+    let mut ended = None;
     let status = device.tear_down(
         || real(ordinal),
         |_| {
-            ended = was && !active(ordinal);
-            if ended {
-                empty(call, device, device.primary.load(Ordering::Acquire));
+            if was && !active(ordinal) {
+                let context = device.primary.load(Ordering::Acquire);
+                ended = Some((context, empty(call, device, context)));
             }
         },
     );
-    if ended {
-        gone(call, device, device.primary.load(Ordering::Acquire));
+    if let Some((context, shared)) = ended {
+        gone(call, device, context, shared);
     }
     status
 }
@@ -318,16 +349,17 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
     else {
         return real(context);
     };
+    let mut shared = Vec::new();
     let status = device.tear_down(
         || real(context),
         |status| {
             if status == SUCCESS {
-                empty(call, device, context);
+                shared = empty(call, device, context);
             }
         },
     );
     if status == SUCCESS {
-        gone(call, device, context);
+        gone(call, device, context, shared);
     }
     status
 }

@@ -3,7 +3,7 @@
 use gpulimit_core::ledger::Category;
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
-use crate::account::blocks::{Departure, Large};
+use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::device::Device;
 use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
@@ -262,7 +262,7 @@ fn large(
 }
 
 /// Blocks that `size` bytes at `address` lie in.
-fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
+pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
@@ -281,12 +281,13 @@ fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: 
             device: device.ordinal,
             context: current_context(),
             blocks: bytes / BLOCK,
+            shared: false,
         },
     );
 }
 
 /// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its own whole, a shared block with the last
-/// request in it.
+/// request in it; what other processes may have open stays charged as long as they may.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let blocks = &call.process.blocks;
@@ -295,13 +296,24 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
         && let Ok(device) = call.process.device(taken.device)
     {
         device.remove(Category::Linear, taken.bytes());
+        let before = taken.shared.then(|| device.gpu_used()).flatten();
         let status = real(dptr);
-        if status == SUCCESS {
+        if status == SUCCESS && taken.shared {
+            device.part_with(taken.bytes(), taken.bytes(), device.freed_since(before));
+        } else if status == SUCCESS {
             device.uncharge(taken.bytes());
         } else {
             blocks.enter_large(dptr, taken);
             device.add(Category::Linear, taken.bytes());
         }
+        device.renew(mark);
+        call.process.answer();
+        return status;
+    }
+    if let Some(taken) = blocks.take_shared(dptr)
+        && let Ok(device) = call.process.device(taken.device)
+    {
+        let status = free_shared(device, taken, real, dptr);
         device.renew(mark);
         call.process.answer();
         return status;
@@ -328,6 +340,40 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
                 call.process.pools.touch();
             }
         }
+    }
+    status
+}
+
+/// Frees a small allocation of a block that other processes may have open.
+#[cold]
+fn free_shared(
+    device: &'static Device,
+    taken: Taken,
+    real: impl Fn(DevicePtr) -> Status,
+    dptr: DevicePtr,
+) -> Status {
+    let mut before = None;
+    if taken.last {
+        device.remove(Category::Linear, BLOCK);
+        before = device.gpu_used();
+    }
+    let status = real(dptr);
+    if status == SUCCESS {
+        if taken.last {
+            device.part_with(BLOCK, BLOCK, device.freed_since(before));
+        }
+        return status;
+    }
+    match (device.account().blocks.put_back(dptr, taken), taken.last) {
+        (true, true) => device.add(Category::Linear, BLOCK),
+        // Others have freed, or entered, it meanwhile.
+        (true, false) => {
+            device.charge_over(BLOCK);
+            device.share(BLOCK);
+            device.add(Category::Linear, BLOCK);
+        }
+        (false, true) => device.part_with(BLOCK, BLOCK, BLOCK),
+        (false, false) => {}
     }
     status
 }

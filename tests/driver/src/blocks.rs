@@ -15,7 +15,7 @@ use crate::machine::BLOCK;
 use crate::pool::Pool;
 use crate::space::{Entry, Use, space};
 use crate::work::Name;
-use crate::{Outcome, Status, graph};
+use crate::{Outcome, Status, graph, ipc};
 
 /// Requests up to this many bytes share blocks; one more than that fills a block.
 const SHARED: u64 = BLOCK - GRAIN;
@@ -228,7 +228,7 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     if left.ok_or(Status::INVALID_VALUE)? == Left::Nothing {
         let gone = address / BLOCK * BLOCK;
         space().unmark(gone, entry);
-        driver()?.give(context.device(), BLOCK);
+        ipc::give(context.device(), gone, BLOCK);
         space().give(gone, BLOCK);
     }
     Ok(())
@@ -242,25 +242,24 @@ fn free_large(address: u64, except: Option<Kind>) -> Outcome<()> {
     }
     let request = all.remove(&address).ok_or(Status::INVALID_VALUE)?;
     drop(all);
-    give_large(address, request)
+    give_large(address, request);
+    Ok(())
 }
 
-fn give_large(address: u64, request: Large) -> Outcome<()> {
+fn give_large(address: u64, request: Large) {
     space().mark(address, 1, Entry::NONE);
     if let Some(context) = context::by_index(request.context) {
-        driver()?.give(context.device(), request.physical);
+        ipc::give(context.device(), address, request.physical);
     }
     space().give(address, request.bytes.next_multiple_of(BLOCK));
-    Ok(())
 }
 
 /// Gives back all linear memory of a context that goes.
 pub fn clear(context: &Context) {
-    let Ok(driver) = driver() else { return };
     for shard in &context.small {
         for address in std::mem::take(&mut *shard.lock()).addresses() {
             space().mark(address, 1, Entry::NONE);
-            driver.give(context.device(), BLOCK);
+            ipc::give(context.device(), address, BLOCK);
             space().give(address, BLOCK);
         }
     }
@@ -276,7 +275,7 @@ pub fn clear(context: &Context) {
             .collect()
     };
     for (address, request) in gone {
-        let _ = give_large(address, request);
+        give_large(address, request);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::driver::driver;
 use crate::machine::{BLOCK, Machine};
 use crate::pool::Pool;
 use crate::work::Ends;
-use crate::{Outcome, Status, array, capture, graph, vmm};
+use crate::{Outcome, Status, array, capture, graph, ipc, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
 /// Small requests of a context are kept in so many independently locked shards.
@@ -346,6 +346,7 @@ impl Context {
         capture::drop_context(self);
         self.work.clear();
         blocks::clear(self);
+        ipc::clear(self);
         array::clear(self);
         if driver.gpu(device).contexts.fetch_sub(1, SeqCst) == 1 {
             Pool::clear_all(device);

@@ -14,6 +14,7 @@ pub mod driver;
 pub mod grant;
 pub mod graph;
 pub mod heap;
+pub mod ipc;
 pub mod knobs;
 pub mod machine;
 pub mod pool;

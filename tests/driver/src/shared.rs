@@ -1,6 +1,7 @@
 //! Memory that several processes may hold: allocations that were exported.
 //!
 //! Its bytes lie in a slot of their own beside those of the processes ([`Object`]) as long as anybody has a handle, a mapping or a descriptor of it.
+//! Linear memory ([`crate::ipc`]) has no descriptors.
 //! They are in the exporter's figure as long as he has it; then in an importer's if he has the only import and no descriptor is open, else in
 //! nobody's (measured, H100, 580.159.04; that several imports without a descriptor are nobody's is assumed).
 //!
@@ -45,6 +46,30 @@ impl Shared {
         bytes: u64,
         properties: &Properties,
     ) -> Outcome<(Shared, i32)> {
+        let describe = |shared: &Shared| {
+            let mut text = [0; TEXT];
+            let number = device.map_or(u64::MAX, |device| device as u64);
+            let words = [MAGIC, number, bytes, shared.object as u64, shared.birth];
+            for (at, word) in words.into_iter().enumerate() {
+                text[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+            text[40..].copy_from_slice(properties);
+            let write = |path: PathBuf| std::fs::write(path, text);
+            write(object_path(shared.birth)).map_err(|_| Status::OUT_OF_MEMORY)?;
+            shared.descriptor()
+        };
+        Shared::share(device, bytes, describe)
+    }
+
+    /// Gives memory that this process alone holds a slot of its own. With what `describe` makes of it before that.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` when there is no room for one more, and those of `describe`.
+    pub fn share<T>(
+        device: Option<usize>,
+        bytes: u64,
+        describe: impl FnOnce(&Shared) -> Outcome<T>,
+    ) -> Outcome<(Shared, T)> {
         let driver = driver()?;
         let machine = driver.machine;
         let _lock = ObjectsLock::wait().ok_or(Status::UNKNOWN)?;
@@ -58,16 +83,7 @@ impl Shared {
             birth: machine.births.fetch_add(1, SeqCst) + 1,
             exporter: true,
         };
-        let mut text = [0; TEXT];
-        let number = device.map_or(u64::MAX, |device| device as u64);
-        let words = [MAGIC, number, bytes, place as u64, shared.birth];
-        for (at, word) in words.into_iter().enumerate() {
-            text[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
-        }
-        text[40..].copy_from_slice(properties);
-        let write = |path: PathBuf| std::fs::write(path, text);
-        write(object_path(shared.birth)).map_err(|_| Status::OUT_OF_MEMORY)?;
-        let descriptor = shared.descriptor()?;
+        let described = describe(&shared)?;
         if let Some(device) = device {
             // Never twice at a time, so that no peak shows it twice: others may come in between.
             driver.give(device, bytes);
@@ -77,10 +93,11 @@ impl Shared {
             }
         }
         let object = &machine.objects[place];
+        let number = device.map_or(u64::MAX, |device| device as u64);
         object.device.store(number, SeqCst);
         object.exporter.store(driver.owner(), SeqCst);
         object.birth.store(shared.birth, SeqCst);
-        Ok((shared, descriptor))
+        Ok((shared, described))
     }
 
     /// One more import of what a descriptor, which stays the caller's, stands for, with its properties.
@@ -108,8 +125,6 @@ impl Shared {
         }
         let mut properties = [0; 32];
         properties.copy_from_slice(&text[40..]);
-        let driver = driver()?;
-        let _lock = ObjectsLock::wait().ok_or(Status::UNKNOWN)?;
         let shared = Shared {
             device: usize::try_from(number)
                 .ok()
@@ -119,11 +134,47 @@ impl Shared {
             birth,
             exporter: false,
         };
-        let object = shared.find(driver.machine).ok_or(Status::INVALID_VALUE)?;
+        shared.enter(|_| true)?;
+        Ok((shared, properties))
+    }
+
+    /// One more import of memory that its exporter, another process, still has, by its [`Shared::name`].
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when he has let go of it, `OUT_OF_MEMORY` when there are too many imports.
+    pub fn open(device: usize, bytes: u64, [object, birth]: [u64; 2]) -> Outcome<Shared> {
+        let shared = Shared {
+            device: Some(device),
+            bytes,
+            object: object as usize,
+            birth,
+            exporter: false,
+        };
+        let driver = driver()?;
+        let exporter = shared
+            .find(driver.machine)
+            .map(|object| object.exporter.load(SeqCst));
+        if exporter == Some(driver.owner()) {
+            return Err(Status::INVALID_CONTEXT);
+        }
+        shared.enter(|object| object.exporter.load(SeqCst) != 0)?;
+        Ok(shared)
+    }
+
+    /// What tells it from all others.
+    pub fn name(&self) -> [u64; 2] {
+        [self.object as u64, self.birth]
+    }
+
+    fn enter(&self, may: impl FnOnce(&Object) -> bool) -> Outcome<()> {
+        let driver = driver()?;
+        let _lock = ObjectsLock::wait().ok_or(Status::UNKNOWN)?;
+        let object = self.find(driver.machine).filter(|object| may(object));
+        let object = object.ok_or(Status::INVALID_VALUE)?;
         let free = object.imports.iter().find(|place| place.load(SeqCst) == 0);
         free.ok_or(Status::OUT_OF_MEMORY)?
             .store(driver.owner(), SeqCst);
-        Ok((shared, properties))
+        Ok(())
     }
 
     /// Another descriptor of it.

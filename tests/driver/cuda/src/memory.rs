@@ -4,7 +4,7 @@ use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
 use gpulimit_sim::work::{self, Name};
-use gpulimit_sim::{Outcome, Status, capture, device as gpu, grant, process, vmm};
+use gpulimit_sim::{Outcome, Status, capture, device as gpu, grant, ipc, process, vmm};
 
 use crate::context::here;
 use crate::{device, host};
@@ -125,7 +125,7 @@ pub fn free_v1(dptr: u32) -> Outcome<()> {
 
 pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()> {
     driver()?;
-    let (start, size) = match (blocks::find(dptr), vmm::find(dptr)) {
+    let (start, size) = match (blocks::find(dptr), mapped(dptr)) {
         (Some(found), _) => (found.start, found.bytes),
         (None, Some((start, size, _))) => (start, size),
         (None, None) => return Err(Status::NOT_FOUND),
@@ -133,6 +133,33 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     base.put_if(start);
     bytes.put_if(size as usize);
     Ok(())
+}
+
+/// What is mapped at an address: start, bytes and GPU.
+fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
+    vmm::find(address).or_else(|| ipc::find(address))
+}
+
+pub fn ipc_get(handle: Out<ipc::Handle>, address: u64) -> Outcome<()> {
+    here()?;
+    if handle.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    handle.put(ipc::export(address)?)
+}
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS` is the only flag, and has to be there.
+pub fn ipc_open(dptr: Out<u64>, handle: ipc::Handle, flags: u32) -> Outcome<()> {
+    let context = here()?;
+    if dptr.is_null() || flags != 1 {
+        return Err(Status::INVALID_VALUE);
+    }
+    dptr.put(ipc::open(context, handle)?)
+}
+
+pub fn ipc_close(address: u64) -> Outcome<()> {
+    here()?;
+    ipc::close(address)
 }
 
 /// What is known about a pointer, however it was allocated.
@@ -146,7 +173,7 @@ impl Pointer {
     fn look(address: u64) -> Option<Pointer> {
         let found = blocks::find(address);
         let mapped = if found.is_none() {
-            vmm::find(address)
+            mapped(address)
         } else {
             None
         };

@@ -11,6 +11,7 @@ use crate::{
     vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
+use gpulimit_sim::ipc::Handle;
 
 /// One exported function.
 pub struct Symbol {
@@ -161,6 +162,10 @@ symbols! {
     cuMemAllocManaged(dptr: Out<u64>, bytes: usize, flags: u32) "cuMemAllocManaged" 6000 => memory::allocate_managed;
     cuMemFree(dptr: u32) "cuMemFree" 2000 => memory::free_v1;
     cuMemFree_v2(dptr: u64) "cuMemFree" 3020 => memory::free;
+    cuIpcGetMemHandle(handle: Out<Handle>, dptr: u64) "cuIpcGetMemHandle" 4010 => memory::ipc_get;
+    cuIpcOpenMemHandle(dptr: Out<u64>, handle: Handle, flags: u32) "cuIpcOpenMemHandle" 4010 => memory::ipc_open;
+    cuIpcOpenMemHandle_v2(dptr: Out<u64>, handle: Handle, flags: u32) "cuIpcOpenMemHandle" 11000 => memory::ipc_open;
+    cuIpcCloseMemHandle(dptr: u64) "cuIpcCloseMemHandle" 4010 => memory::ipc_close;
     cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, dptr: u64) "cuMemGetAddressRange" 3020 => memory::address_range;
     cuPointerGetAttribute(data: Out<u8>, attribute: i32, pointer: u64) "cuPointerGetAttribute" 4000 => memory::pointer_attribute;
     cuPointerGetAttributes(count: u32, attributes: In<i32>, data: In<Out<u8>>, pointer: u64) "cuPointerGetAttributes" 7000 => memory::pointer_attributes;

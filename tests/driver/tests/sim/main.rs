@@ -6,6 +6,7 @@
 mod arrays;
 mod clients;
 mod graphs;
+mod ipc;
 mod knobs;
 mod libraries;
 mod lifetimes;

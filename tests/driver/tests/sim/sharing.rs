@@ -1,5 +1,6 @@
 //! Allocations that other processes import.
 
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::os::fd::IntoRawFd;
 use std::process::Child;
@@ -90,10 +91,8 @@ fn told(role: &str) {
             .expect("the exporter's descriptor");
         descriptor = file.into_raw_fd();
     }
-    println!("ready");
-    let mut letter = [0];
-    while std::io::stdin().read(&mut letter).expect("readable") == 1 {
-        match letter[0] {
+    serve(|letter| {
+        match letter {
             b'e' => {
                 handle = create(&cuda, 1);
                 descriptor = export(&cuda, handle).expect("a descriptor");
@@ -108,13 +107,22 @@ fn told(role: &str) {
                 assert_eq!(cuda.call("cuMemMap", &at), 0);
             }
             b'u' => assert_eq!(cuda.call("cuMemUnmap", &[address, SIZE as usize]), 0),
-            _ => panic!("{letter:?}"),
+            _ => panic!("{letter}"),
         }
-        println!("done {descriptor}");
+        descriptor
+    });
+}
+
+/// Says that it is ready, does what the letters of its input tell, and says each time that it is done, and what came of it.
+pub fn serve<T: Display>(mut obey: impl FnMut(u8) -> T) {
+    println!("ready");
+    let mut letter = [0];
+    while std::io::stdin().read(&mut letter).expect("readable") == 1 {
+        println!("done {}", obey(letter[0]));
     }
 }
 
-fn say(child: &mut Child, letters: &str) -> String {
+pub fn say(child: &mut Child, letters: &str) -> String {
     let mut line = String::new();
     for letter in letters.bytes() {
         let input = child.stdin.as_mut().expect("piped");
@@ -138,7 +146,7 @@ fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     (exporter, (0..others).map(importer).collect())
 }
 
-fn kill(mut child: Child) {
+pub fn kill(mut child: Child) {
     child.kill().expect("killed");
     child.wait().expect("gone");
 }
@@ -204,7 +212,7 @@ fn the_dead_leave_it_to_the_living() {
     assert!(machine.number("peak") == 2 * CONTEXT + SIZE);
 }
 
-fn holds(machine: &Machine, pid: u32) -> u64 {
+pub fn holds(machine: &Machine, pid: u32) -> u64 {
     let usage = machine.usage();
     let word = format!("\"pid\":{pid},\"bytes\":");
     let start = usage.find(&word).expect("the process") + word.len();

@@ -13,6 +13,7 @@ mod fork;
 mod graphs;
 mod hierarchy;
 mod install;
+mod ipc;
 mod limits;
 mod linear;
 mod live_set;

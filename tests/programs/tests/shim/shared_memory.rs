@@ -33,7 +33,7 @@ fn shared(world: &World) -> [Session; 3] {
     [exporter, importer, third]
 }
 
-fn process(world: &World, program: &Session) -> ProcessUsage {
+pub fn process(world: &World, program: &Session) -> ProcessUsage {
     let all = world.ledger().processes(&NoWitness);
     let of = |process: &ProcessUsage| process.identity.pid == program.pid();
     all.into_iter().find(of).expect("a member")

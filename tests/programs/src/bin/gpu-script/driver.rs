@@ -72,16 +72,30 @@ impl Driver {
         } else {
             name.to_owned()
         };
-        let new = !self.known().contains_key(&name);
-        let address = self.find(&name);
+        match self.address(&name) {
+            0 => ABSENT,
+            address => process::call(address, arguments),
+        }
+    }
+
+    /// Opens another process's memory by its handle, with the function of this name.
+    pub fn open_handle(&self, name: &str, handle: [u64; 8]) -> (i32, u64) {
+        let mut result = 0;
+        match self.address(name) {
+            0 => (ABSENT, 0),
+            address => (process::open_handle(address, &mut result, handle), result),
+        }
+    }
+
+    /// Where to call a function.
+    fn address(&self, name: &str) -> usize {
+        let new = !self.known().contains_key(name);
+        let address = self.find(name);
         if let Some(record) = self.record.as_ref().filter(|_| new) {
             let file = OpenOptions::new().create(true).append(true).open(record);
             let _ = file.and_then(|mut file| writeln!(file, "{name}"));
         }
-        match address {
-            0 => ABSENT,
-            address => process::call(address, arguments),
-        }
+        address
     }
 
     /// Calls a function whose first argument is where the result goes.

@@ -95,6 +95,16 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     )
 }
 
+/// Calls `cuIpcOpenMemHandle`, whose handle comes by value.
+pub fn open_handle(address: usize, result: &mut u64, handle: [u64; 8]) -> i32 {
+    #[repr(C)]
+    struct Handle([u64; 8]);
+    // SAFETY: the driver's function, or ours in its place, with the arguments of its header.
+    let function: extern "C" fn(*mut u64, Handle, u32) -> i32 =
+        unsafe { std::mem::transmute(address) };
+    function(result, Handle(handle), 1)
+}
+
 /// Calls a function that looks a name up.
 pub fn lookup(address: usize, name: &str) -> usize {
     let name = c_string(name);

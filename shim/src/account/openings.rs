@@ -1,0 +1,140 @@
+//! Linear memory of other processes that this one has open (`cuIpcOpenMemHandle`).
+//!
+//! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure of who has it open (measured, H100,
+//! 580.159.04), of which no call tells: what the driver shows more for this process may be it ([`Openings::take_over`]).
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::abi::{Context, Device as Ordinal, DevicePtr};
+
+/// What is open at an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Opening {
+    pub device: Ordinal,
+    pub context: Context,
+    /// Its whole blocks, bytes.
+    pub size: u64,
+    /// Bytes that are charged to this process: all or nothing.
+    pub bytes: u64,
+    /// How often it is open.
+    pub count: u32,
+}
+
+/// What a process has open.
+#[derive(Default)]
+pub struct Openings {
+    open: Mutex<HashMap<DevicePtr, Opening>>,
+}
+
+impl Openings {
+    /// Opened once more; false when it is not known yet.
+    pub fn again(&self, address: DevicePtr) -> bool {
+        match self.open.lock().get_mut(&address) {
+            Some(known) => {
+                known.count += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Opened, or not closed after all. True when it was not known.
+    pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
+        let mut open = self.open.lock();
+        match open.get_mut(&address) {
+            Some(known) => {
+                known.count += opening.count;
+                false
+            }
+            None => {
+                open.insert(address, opening);
+                true
+            }
+        }
+    }
+
+    /// About to be closed. With the last time it is taken out, and returned.
+    pub fn close(&self, address: DevicePtr) -> Option<Opening> {
+        let mut open = self.open.lock();
+        let known = open.get_mut(&address)?;
+        if known.count > 1 {
+            known.count -= 1;
+            return None;
+        }
+        open.remove(&address)
+    }
+
+    /// The driver shows `grown` bytes more for this process: what they may be is its own from now on, the largest first. Calls `charge` with its
+    /// bytes, and returns them.
+    pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
+        let mut open = self.open.lock();
+        let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;
+        let mut candidates: Vec<_> = open.values_mut().filter(elsewhere).collect();
+        candidates.sort_by_key(|opening| std::cmp::Reverse(opening.size));
+        let mut taken = 0;
+        for opening in candidates {
+            if opening.size <= grown - taken {
+                opening.bytes = opening.size;
+                taken += opening.size;
+                charge(opening.size);
+            }
+        }
+        taken
+    }
+
+    /// All that was open in `context` is gone.
+    pub fn drain(&self, context: Context) -> Vec<Opening> {
+        let mut open = self.open.lock();
+        let gone = open.extract_if(|_, opening| opening.context == context);
+        gone.map(|(_, opening)| opening).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::BLOCK;
+    use super::*;
+
+    fn opening(device: Ordinal, blocks: u64) -> Opening {
+        Opening {
+            device,
+            context: 7,
+            size: blocks * BLOCK,
+            bytes: 0,
+            count: 1,
+        }
+    }
+
+    #[test]
+    fn the_last_close_takes_it_out() {
+        let openings = Openings::default();
+        assert!(!openings.again(5));
+        assert!(openings.enter(5, opening(0, 3)));
+        assert!(openings.again(5));
+        assert_eq!(openings.close(5), None);
+        let closed = openings.close(5).expect("the last");
+        assert_eq!(closed, opening(0, 3));
+        assert_eq!(openings.close(5), None);
+        assert!(openings.enter(5, closed), "the driver refused");
+        assert_eq!(openings.drain(8), []);
+        assert_eq!(openings.drain(7), [opening(0, 3)]);
+        assert_eq!(openings.close(5), None);
+    }
+
+    #[test]
+    fn growth_is_what_fits_into_it_the_largest_first() {
+        let openings = Openings::default();
+        openings.enter(1, opening(0, 40));
+        openings.enter(2, opening(0, 100));
+        openings.enter(3, opening(1, 60));
+        openings.enter(4, opening(0, 60));
+        let take = |blocks| openings.take_over(0, blocks * BLOCK, |_| {}) / BLOCK;
+        assert_eq!(take(39), 0);
+        assert_eq!(take(109), 100);
+        assert_eq!(take(100), 100);
+        assert_eq!(take(100), 0, "another GPU's");
+        assert_eq!(openings.close(2).expect("open").bytes, 100 * BLOCK);
+    }
+}

@@ -1,0 +1,111 @@
+//! Linear memory that other processes open: charged to its owner as long as he has it, then to who has it open.
+
+use gpulimit_core::ledger::Category;
+
+use crate::abi::{
+    DevicePtr, IpcHandle, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,
+};
+use crate::account::BLOCK;
+use crate::account::openings::Opening;
+use crate::capture::relaxed;
+use crate::handler::linear::{blocks_touched, current_context};
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another process.
+pub fn get(
+    call: Call,
+    real: impl Fn(Opaque, DevicePtr) -> Status,
+    handle: Opaque,
+    dptr: DevicePtr,
+) -> Status {
+    // Before the call: another thread may free it as soon as the handle is there.
+    if let Some((base, _)) = range(dptr)
+        && let Some((ordinal, bytes)) = call.process.blocks.share(base)
+        && let Ok(device) = call.process.device(ordinal)
+    {
+        device.share(bytes);
+    }
+    real(handle, dptr)
+}
+
+/// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver shows it for this process it is charged here.
+pub fn open(
+    call: Call,
+    real: impl Fn(Out<DevicePtr>, IpcHandle, u32) -> Status,
+    dptr: Out<DevicePtr>,
+    handle: IpcHandle,
+    flags: u32,
+) -> Status {
+    let status = real(dptr, handle, flags);
+    let openings = &call.process.openings;
+    if let (SUCCESS, Some(address)) = (status, dptr.read())
+        && !openings.again(address)
+        && let Some(opening) = look(address)
+        && let Ok(device) = call.process.device(opening.device)
+        && openings.enter(address, opening)
+    {
+        device.opened();
+    }
+    status
+}
+
+/// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what was charged here for it is given back after the
+/// call, unless others may have it.
+pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+    let mark = call.process.mark();
+    let openings = &call.process.openings;
+    let closed = openings.close(dptr);
+    let Some((opening, device)) =
+        closed.and_then(|opening| Some((opening, call.process.device(opening.device).ok()?)))
+    else {
+        let status = real(dptr);
+        if status != SUCCESS {
+            openings.again(dptr);
+        }
+        return status;
+    };
+    device.remove(Category::Linear, opening.bytes);
+    let before = device.gpu_used();
+    let status = real(dptr);
+    if status == SUCCESS {
+        device.closed();
+        let freed = device.freed_since(before);
+        device.part_with(opening.bytes, opening.size, freed);
+    } else {
+        device.add(Category::Linear, opening.bytes);
+        if !openings.enter(dptr, opening) {
+            device.closed();
+        }
+    }
+    device.renew(mark);
+    status
+}
+
+/// Start and size of the allocation that an address is in.
+fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
+    let (mut base, mut bytes) = (0, 0);
+    let asked =
+        relaxed(|| cuda::cuMemGetAddressRange_v2(Out::of(&mut base), Out::of(&mut bytes), address));
+    (asked == SUCCESS).then_some((base, bytes as u64))
+}
+
+/// What was opened at an address for the first time.
+fn look(address: DevicePtr) -> Option<Opening> {
+    let (base, bytes) = range(address)?;
+    let mut device = 0;
+    let asked = relaxed(|| {
+        cuda::cuPointerGetAttribute(
+            Out::of(&mut device),
+            POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            address,
+        )
+    });
+    (asked == SUCCESS).then(|| Opening {
+        device,
+        context: current_context(),
+        size: blocks_touched(base, bytes) * BLOCK,
+        bytes: 0,
+        count: 1,
+    })
+}

@@ -1,0 +1,183 @@
+//! Linear memory that other processes open (`cuIpc…MemHandle`), in whole blocks.
+//!
+//! It is in its owner's figure as long as he has it, then in that of who has it open; his address is free again as soon as he has freed it; a second
+//! open has the same address, and all are to be closed (measured, H100, 580.159.04). What the handles of two small requests in one block
+//! are to a process that opens both is assumed: one mapping of the block.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::context::Context;
+use crate::driver::driver;
+use crate::machine::{BLOCK, MAX_DEVICES};
+use crate::shared::Shared;
+use crate::space::space;
+use crate::{Outcome, Status, blocks};
+
+const MAGIC: u64 = 0x6770_756c_696d_0104;
+
+/// `CUipcMemHandle`, passed by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Handle(pub [u64; 8]);
+
+/// What this process has opened of another's.
+struct Mapping {
+    shared: Shared,
+    context: usize,
+    /// By the address of a request in it: its bytes, and how often it is open.
+    open: BTreeMap<u64, (u64, u32)>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What others may open, by the address of the first block.
+    exported: HashMap<u64, Shared>,
+    /// By the address of the first block.
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+struct Guard(MutexGuard<'static, Option<State>>);
+
+impl Guard {
+    fn get(&mut self) -> &mut State {
+        self.0.get_or_insert_default()
+    }
+}
+
+fn state() -> Guard {
+    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A handle of linear memory for other processes.
+///
+/// # Errors
+/// `INVALID_VALUE` for what is none, `OUT_OF_MEMORY` when there is no room for one more.
+pub fn export(address: u64) -> Outcome<Handle> {
+    let found = blocks::find(address).ok_or(Status::INVALID_VALUE)?;
+    let context = found.context.filter(|_| !found.managed);
+    let device = context.ok_or(Status::INVALID_VALUE)?.device();
+    let first = found.start / BLOCK * BLOCK;
+    let bytes = (found.start - first + found.bytes).next_multiple_of(BLOCK);
+    let mut guard = state();
+    let [object, birth] = match guard.get().exported.entry(first) {
+        Entry::Occupied(known) => known.get().name(),
+        Entry::Vacant(place) => {
+            let (shared, ()) = Shared::share(Some(device), bytes, |_| Ok(()))?;
+            place.insert(shared).name()
+        }
+    };
+    Ok(Handle([
+        MAGIC,
+        device as u64,
+        bytes,
+        object,
+        birth,
+        found.start - first,
+        found.bytes,
+        0,
+    ]))
+}
+
+/// Gives the blocks at an address back, unless others have them open.
+pub fn give(device: usize, address: u64, bytes: u64) {
+    let shared = state().get().exported.remove(&address);
+    match (shared, driver()) {
+        (Some(shared), _) => shared.let_go(),
+        (None, Ok(driver)) => driver.give(device, bytes),
+        _ => {}
+    }
+}
+
+/// Opens another process's memory in a context.
+///
+/// # Errors
+/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for what is no handle, `OUT_OF_MEMORY`.
+pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
+    let Handle([magic, device, span, object, birth, offset, bytes, _]) = handle;
+    if magic != MAGIC || device >= MAX_DEVICES as u64 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let mut guard = state();
+    let mapped = &mut guard.get().mapped;
+    let same = |mapping: &Mapping| {
+        mapping.context == context.index && mapping.shared.name() == [object, birth]
+    };
+    let known = mapped.iter().find(|(_, mapping)| same(mapping));
+    let first = match known.map(|(first, _)| *first) {
+        Some(first) => first,
+        None => {
+            let shared = Shared::open(device as usize, span, [object, birth])?;
+            let first = space().take(span, BLOCK).inspect_err(|_| shared.let_go())?;
+            let (context, open) = (context.index, BTreeMap::new());
+            let mapping = Mapping {
+                shared,
+                context,
+                open,
+            };
+            mapped.insert(first, mapping);
+            first
+        }
+    };
+    let mapping = mapped.get_mut(&first).ok_or(Status::UNKNOWN)?;
+    mapping.open.entry(first + offset).or_insert((bytes, 0)).1 += 1;
+    Ok(first + offset)
+}
+
+/// Closes what was opened, once.
+///
+/// # Errors
+/// `INVALID_VALUE` when it is not open.
+pub fn close(address: u64) -> Outcome<()> {
+    let mut guard = state();
+    let mapped = &mut guard.get().mapped;
+    let found = mapped.range_mut(..=address).next_back();
+    let (first, mapping) = found.ok_or(Status::INVALID_VALUE)?;
+    let (_, count) = mapping
+        .open
+        .get_mut(&address)
+        .ok_or(Status::INVALID_VALUE)?;
+    *count -= 1;
+    if *count > 0 {
+        return Ok(());
+    }
+    mapping.open.remove(&address);
+    let first = *first;
+    if mapping.open.is_empty()
+        && let Some(mapping) = mapped.remove(&first)
+    {
+        mapping.end(first);
+    }
+    Ok(())
+}
+
+impl Mapping {
+    fn end(self, first: u64) {
+        self.shared.let_go();
+        space().give(first, self.shared.bytes);
+    }
+}
+
+/// The open memory in which an address lies: start, bytes and GPU.
+pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
+    let mut guard = state();
+    let (_, mapping) = guard.get().mapped.range(..=address).next_back()?;
+    let (start, (bytes, _)) = mapping.open.range(..=address).next_back()?;
+    (address < start + bytes).then_some((*start, *bytes, mapping.shared.device))
+}
+
+/// Closes all that is open in a context that goes.
+pub fn clear(context: &Context) {
+    let mut guard = state();
+    let mapped = &mut guard.get().mapped;
+    let all = std::mem::take(mapped).into_iter();
+    let (gone, stay): (BTreeMap<_, _>, _) =
+        all.partition(|(_, mapping)| mapping.context == context.index);
+    *mapped = stay;
+    for (first, mapping) in gone {
+        mapping.end(first);
+    }
+}

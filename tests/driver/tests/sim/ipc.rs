@@ -1,0 +1,165 @@
+//! Linear memory that other processes open.
+
+use gpulimit_sim::ipc::Handle;
+
+use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, role};
+use crate::sharing::{holds, kill, say, serve};
+
+const SIZE: u64 = 4 * MIB;
+
+fn export(cuda: &Cuda, address: u64) -> Result<Handle, i32> {
+    let mut handle = Handle([0; 8]);
+    let place = (&raw mut handle) as usize;
+    match cuda.call("cuIpcGetMemHandle", &[place, address as usize]) {
+        0 => Ok(handle),
+        error => Err(error),
+    }
+}
+
+fn open(cuda: &Cuda, name: &str, handle: Handle, flags: u32) -> Result<u64, i32> {
+    // SAFETY: the driver's function, with the arguments of its header.
+    let function: extern "C" fn(*mut u64, Handle, u32) -> i32 =
+        unsafe { std::mem::transmute(cuda.find(name)) };
+    let mut address = 0;
+    match function(&mut address, handle, flags) {
+        0 => Ok(address),
+        error => Err(error),
+    }
+}
+
+fn close(cuda: &Cuda, address: u64) -> i32 {
+    cuda.call("cuIpcCloseMemHandle", &[address as usize])
+}
+
+#[test]
+fn what_cannot_be_shared_or_opened() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let mut memory = cuda.alloc(SIZE).expect("memory");
+        let handle = export(cuda, memory).expect("a handle");
+        for name in ["cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"] {
+            assert_eq!(open(cuda, name, handle, 1), Err(201), "its own");
+            assert_eq!(open(cuda, name, handle, 0), Err(1), "no flag");
+            assert_eq!(open(cuda, name, Handle([7; 8]), 1), Err(1), "none");
+        }
+        assert_eq!(close(cuda, memory), 1);
+        assert_eq!(export(cuda, 5).err(), Some(1));
+        let place = (&raw mut memory) as usize;
+        assert_eq!(cuda.call("cuIpcGetMemHandle", &[0, place]), 1);
+        assert_eq!(cuda.beyond(), SIZE);
+        assert_eq!(cuda.free(memory), 0);
+        assert_eq!(cuda.beyond(), 0);
+        assert_eq!(open(cuda, "cuIpcOpenMemHandle", handle, 1), Err(1), "gone");
+        let managed = cuda.get("cuMemAllocManaged", &[SIZE as usize, 1]);
+        let pooled = cuda.get("cuMemAllocAsync", &[SIZE as usize, 0]);
+        for address in [managed, pooled] {
+            assert_eq!(export(cuda, address.expect("memory")).err(), Some(1));
+        }
+    });
+}
+
+/// A process that is told by letters: the handle is in the file that its role names.
+fn told(path: &str) {
+    let cuda = Cuda::load();
+    cuda.start();
+    let (mut memory, mut opened) = (0, 0);
+    serve(|letter| {
+        match letter {
+            letter @ (b'a' | b's') => {
+                let bytes = if letter == b'a' { SIZE } else { SIZE / 8 };
+                memory = cuda.alloc(bytes).expect("memory");
+                let Handle(words) = export(&cuda, memory).expect("a handle");
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                std::fs::write(path, bytes).expect("written");
+            }
+            b'f' => assert_eq!(cuda.free(memory), 0),
+            b'o' => {
+                let bytes = std::fs::read(path).expect("a handle");
+                let mut words = [0; 8];
+                for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *word = u64::from_le_bytes(bytes.try_into().expect("eight"));
+                }
+                let address = open(&cuda, "cuIpcOpenMemHandle_v2", Handle(words), 1);
+                let address = address.expect("open");
+                assert!(opened == 0 || opened == address, "the same each time");
+                opened = address;
+                assert_eq!(cuda.free(opened), 1, "another's");
+                let mut device = 7;
+                let place = (&raw mut device) as usize;
+                let arguments = [place, 9, opened as usize];
+                assert_eq!(cuda.call("cuPointerGetAttribute", &arguments), 0);
+                assert_eq!(device, 0);
+            }
+            b'c' => {
+                assert_eq!(close(&cuda, opened), 0);
+            }
+            b'g' => {
+                assert_eq!(close(&cuda, opened), 0);
+                assert_eq!(close(&cuda, opened), 1, "no more");
+                opened = 0;
+            }
+            b'r' => {
+                assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
+                cuda.start();
+                opened = 0;
+            }
+            _ => panic!("{letter}"),
+        }
+        opened
+    });
+}
+
+#[test]
+fn it_counts_for_its_owner_and_then_for_who_has_it_open() {
+    if let Some(role) = role() {
+        return told(&role);
+    }
+    let machine = Machine::new(&[]);
+    let path = std::env::temp_dir().join(format!("gpulimit-sim-ipc-{}", std::process::id()));
+    let role = path.display().to_string();
+    let [mut owner, mut opener] = [(); 2].map(|()| {
+        let mut child = machine.spawn(&role);
+        expect_line(&mut child, "ready");
+        child
+    });
+    let two = 2 * CONTEXT;
+    let held =
+        |of: [&std::process::Child; 2]| of.map(|child| holds(&machine, child.id()) - CONTEXT);
+    for (letter, size) in [("a", SIZE), ("s", 2 * MIB)] {
+        say(&mut owner, letter);
+        say(&mut opener, "oo");
+        assert_eq!(held([&owner, &opener]), [size, 0]);
+        say(&mut owner, "f");
+        assert_eq!(held([&owner, &opener]), [0, size]);
+        assert_eq!(machine.used(), two + size);
+        say(&mut opener, "c");
+        assert_eq!(held([&owner, &opener]), [0, size], "open once more");
+        say(&mut opener, "g");
+        assert_eq!(machine.used(), two);
+        say(&mut owner, letter);
+        say(&mut opener, "og");
+        assert_eq!(held([&owner, &opener]), [size, 0]);
+        say(&mut owner, "f");
+        assert_eq!(machine.used(), two);
+    }
+    assert_eq!(machine.number("peak"), two + SIZE, "never twice");
+    // A context that goes.
+    say(&mut owner, "a");
+    say(&mut opener, "or");
+    assert_eq!(held([&owner, &opener]), [SIZE, 0]);
+    say(&mut opener, "o");
+    say(&mut owner, "r");
+    assert_eq!(held([&owner, &opener]), [0, SIZE]);
+    say(&mut opener, "r");
+    assert_eq!(machine.used(), two);
+    // And a process.
+    say(&mut owner, "a");
+    say(&mut opener, "o");
+    kill(owner);
+    assert!(eventually(|| machine.used() == CONTEXT + SIZE));
+    assert_eq!(holds(&machine, opener.id()), CONTEXT + SIZE);
+    say(&mut opener, "g");
+    assert_eq!(machine.used(), CONTEXT);
+    kill(opener);
+    let _ = std::fs::remove_file(path);
+}

@@ -1,0 +1,399 @@
+//! `cuMemAlloc` memory that other processes open: the driver counts it for its owner as long as that has it, then for who has it open, and so do
+//! we; the limit holds in between, whoever sleeps or dies.
+
+use gpulimit::ledger::Category;
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+
+use crate::shared_memory::process;
+
+/// What is shared.
+const SIZE: u64 = 300 * MIB;
+/// Beside three contexts and what is shared: 100 MiB, and the reserves of three processes.
+const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
+
+/// Lets others open `name`; where they find the handle.
+#[track_caller]
+fn export(world: &World, program: &mut Session, name: &str) -> String {
+    let path = world.file("handle").display().to_string();
+    assert_eq!(program.say(&format!("ipc-get {path} {name}")), "0");
+    path
+}
+
+/// An owner of [`SIZE`] as `a`, a process that has it open, and a third one.
+fn shared(world: &World) -> [Session; 3] {
+    let [mut owner, mut opener, third] = std::array::from_fn(|_| world.on_gpu());
+    owner.expect(&[("alloc a 300M", "0")]);
+    let path = export(world, &mut owner, "a");
+    opener.expect(&[(&format!("ipc-open a {path}"), "0")]);
+    world.judge(CAP);
+    [owner, opener, third]
+}
+
+/// What the ledger has charged to a process beyond its context, and of that as linear memory.
+#[track_caller]
+fn charged(world: &World, program: &Session) -> (u64, u64) {
+    let usage = process(world, program).devices[0];
+    (
+        (usage.in_use() - CONTEXT) / BLOCK * BLOCK,
+        usage.of(Category::Linear),
+    )
+}
+
+/// A call that takes a block.
+fn measure(program: &mut Session) {
+    program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+}
+
+/// The third process gets what there is, and no more.
+#[track_caller]
+fn fill(world: &World, third: &mut Session) {
+    third.expect(&[
+        ("alloc big 112M", "2"),
+        ("alloc fits 96M", "0"),
+        ("alloc more 16M", "2"),
+    ]);
+    world.judge(CAP);
+}
+
+fn end(world: &World, programs: [Session; 3]) {
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn it_is_its_owners_as_long_as_he_has_it() {
+    let world = World::new(CAP);
+    let [mut owner, mut opener, mut third] = shared(&world);
+    let path = world.file("handle").display().to_string();
+    opener.expect(&[(&format!("ipc-open b {path}"), "0")]);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &owner), (SIZE, SIZE));
+    assert_eq!(charged(&world, &opener), (0, 0));
+    fill(&world, &mut third);
+    opener.expect(&[("ipc-close a", "0"), ("ipc-close b", "0")]);
+    assert_eq!(charged(&world, &owner), (SIZE, SIZE));
+    owner.expect(&[("free a", "0")]);
+    assert_eq!(charged(&world, &owner), (0, 0));
+    world.judge(CAP);
+    third.expect(&[("alloc more 300M", "0")]);
+    world.judge(CAP);
+    end(&world, [owner, opener, third]);
+}
+
+#[test]
+fn what_its_owner_frees_stays_charged_as_long_as_it_is_open() {
+    let world = World::new(CAP);
+    let [mut owner, mut opener, mut third] = shared(&world);
+    owner.expect(&[("free a", "0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
+    world.judge(CAP);
+    fill(&world, &mut third);
+    opener.expect(&[("ipc-close a", "0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + 96 * MIB);
+    world.judge(CAP);
+    assert_eq!(charged(&world, &owner), (0, 0));
+    third.expect(&[("alloc more 300M", "0")]);
+    world.judge(CAP);
+    end(&world, [owner, opener, third]);
+}
+
+#[test]
+fn who_has_it_open_takes_the_charge_over_and_gives_it_back_with_the_last_close() {
+    for open in ["ipc-open", "ipc-open-v1"] {
+        let world = World::new(CAP);
+        let [mut owner, mut opener, mut third] = std::array::from_fn(|_| world.on_gpu());
+        owner.expect(&[("alloc a 300M", "0")]);
+        let path = export(&world, &mut owner, "a");
+        opener.expect(&[
+            (&format!("{open} a {path}"), "0"),
+            (&format!("{open} b {path}"), "0"),
+        ]);
+        owner.expect(&[("free a", "0")]);
+        measure(&mut opener);
+        assert_eq!(charged(&world, &owner), (0, 0));
+        assert_eq!(charged(&world, &opener), (SIZE, SIZE), "{open}");
+        fill(&world, &mut third);
+        opener.expect(&[("ipc-close a", "0")]);
+        assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+        world.judge(CAP);
+        opener.expect(&[("ipc-close b", "0"), ("ipc-close b", "1")]);
+        assert_eq!(charged(&world, &opener), (0, 0));
+        world.judge(CAP);
+        end(&world, [owner, opener, third]);
+    }
+}
+
+/// The owner's address is free again each time.
+#[test]
+fn an_owner_that_allocates_and_frees_what_another_opens_stops_at_the_limit() {
+    for awake in [false, true] {
+        let world = World::new(CAP);
+        let [mut owner, mut opener, mut third] = std::array::from_fn(|_| world.on_gpu());
+        let mut open = 0;
+        while owner.say("alloc a 40M") == "0" {
+            let path = world.file("handle").display().to_string();
+            // From the middle of it.
+            owner.expect(&[(&format!("ipc-get {path} a 20M"), "0")]);
+            opener.expect(&[(&format!("ipc-open a{open} {path}"), "0")]);
+            owner.expect(&[("free a", "0")]);
+            if awake {
+                measure(&mut opener);
+            }
+            world.judge(CAP);
+            open += 1;
+        }
+        assert_eq!(open, 10, "412 MiB, less three reserves");
+        third.expect(&[("alloc a 12M", "2")]);
+        for number in 0..open {
+            opener.expect(&[(&format!("ipc-close a{number}"), "0")]);
+            world.judge(CAP);
+        }
+        assert_eq!(world.machine().used(), 3 * CONTEXT);
+        owner.expect(&[("alloc a 400M", "0")]);
+        world.judge(CAP);
+        end(&world, [owner, opener, third]);
+    }
+}
+
+#[test]
+fn small_memory_goes_with_its_block() {
+    let world = World::new(CAP);
+    let [mut owner, mut opener, third] = std::array::from_fn(|_| world.on_gpu());
+    owner.expect(&[("alloc a 500K", "0"), ("alloc b 500K", "0")]);
+    let path = export(&world, &mut owner, "a");
+    opener.expect(&[(&format!("ipc-open a {path}"), "0")]);
+    owner.expect(&[("free a", "0")]);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &owner), (BLOCK, BLOCK));
+    assert_eq!(charged(&world, &opener), (0, 0));
+    owner.expect(&[("free-number 1", "1"), ("free b", "0"), ("free b", "1")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + BLOCK);
+    world.judge(CAP);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &owner), (0, 0));
+    assert_eq!(charged(&world, &opener), (BLOCK, BLOCK));
+    world.judge(CAP);
+    opener.expect(&[("ipc-close a", "0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT);
+    assert_eq!(charged(&world, &opener), (0, 0));
+    world.judge(CAP);
+    end(&world, [owner, opener, third]);
+}
+
+#[test]
+fn small_memory_stops_at_the_limit() {
+    let cap = 2 * CONTEXT + 28 * MIB;
+    let world = World::new(cap);
+    let [mut owner, mut opener] = std::array::from_fn(|_| world.on_gpu());
+    let mut open = 0;
+    while owner.say("alloc a 500K") == "0" {
+        let path = export(&world, &mut owner, "a");
+        opener.expect(&[(&format!("ipc-open a{open} {path}"), "0")]);
+        owner.expect(&[("free a", "0")]);
+        let (truth, usage) = (world.machine().gpu(0), world.usage(0));
+        assert!(truth.peak <= cap, "{truth:?}");
+        assert!(usage.charged >= truth.used, "{usage:?} for {truth:?}");
+        open += 1;
+    }
+    assert!((9..=14).contains(&open), "{open}");
+    for number in 0..open {
+        opener.expect(&[(&format!("ipc-close a{number}"), "0")]);
+    }
+    assert_eq!(world.machine().used(), 2 * CONTEXT);
+    owner.expect(&[("alloc a 18M", "0"), ("free a", "0")]);
+    measure(&mut opener);
+    world.judge(cap);
+    owner.end();
+    opener.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn the_dead_leave_it_to_who_has_it_open() {
+    for way in ["kill", "exit"] {
+        let world = World::new(CAP);
+        let [owner, mut opener, mut third] = shared(&world);
+        match way {
+            "kill" => owner.kill(),
+            _ => owner.end_quietly(),
+        }
+        let used = 2 * CONTEXT + SIZE;
+        assert!(eventually(|| world.machine().used() == used));
+        // A context less: 518 MiB more for the third.
+        third.expect(&[
+            ("alloc big 640M", "2"),
+            ("alloc fits 608M", "0"),
+            ("alloc more 24M", "2"),
+        ]);
+        world.judge(CAP);
+        measure(&mut opener);
+        assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+        assert_eq!(process(&world, &third).devices[0].orphaned, 0);
+        world.judge(CAP);
+        opener.expect(&[("ipc-close a", "0")]);
+        third.expect(&[("alloc more 300M", "0")]);
+        world.judge(CAP);
+        opener.end_quietly();
+        third.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn the_dead_who_had_it_open_leave_it_to_the_next() {
+    let world = World::new(CAP);
+    let [mut owner, mut opener, mut third] = shared(&world);
+    owner.expect(&[("free a", "0")]);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+    opener.kill();
+    assert!(eventually(|| world.machine().used() == 2 * CONTEXT));
+    third.expect(&[("alloc a 800M", "0"), ("free a", "0")]);
+    world.judge(CAP);
+    // Two have it open.
+    opener = world.on_gpu();
+    owner.expect(&[("alloc a 300M", "0")]);
+    let path = export(&world, &mut owner, "a");
+    opener.expect(&[(&format!("ipc-open a {path}"), "0")]);
+    third.expect(&[(&format!("ipc-open a {path}"), "0")]);
+    owner.expect(&[("free a", "0")]);
+    measure(&mut opener);
+    measure(&mut third);
+    world.judge(CAP);
+    opener.kill();
+    let used = 2 * CONTEXT + SIZE;
+    assert!(eventually(|| world.machine().used() == used));
+    owner.expect(&[("alloc big 640M", "2"), ("alloc fits 608M", "0")]);
+    world.judge(CAP);
+    third.expect(&[("ipc-close a", "0")]);
+    world.judge(CAP);
+    owner.expect(&[("alloc more 300M", "0")]);
+    world.judge(CAP);
+    owner.end();
+    third.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn contexts_take_what_is_open_and_leave_what_others_have() {
+    let cap = CAP + CONTEXT;
+    let world = World::new(cap);
+    let [mut owner, mut opener, third] = shared(&world);
+    owner.expect(&[("reset 0", "0"), ("start", "0 0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
+    world.judge(cap);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+    opener.expect(&[("reset 0", "0"), ("start", "0 0")]);
+    assert_eq!(world.machine().used(), 3 * CONTEXT);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &opener), (0, 0));
+    world.judge(cap);
+    // Its owner keeps it.
+    owner.expect(&[("alloc a 300M", "0")]);
+    let path = export(&world, &mut owner, "a");
+    opener.expect(&[
+        ("context other 0 v2", "0"),
+        (&format!("ipc-open a {path}"), "0"),
+        ("destroy other", "0"),
+        ("ipc-close a", "1"),
+    ]);
+    assert_eq!(charged(&world, &owner), (SIZE, SIZE));
+    world.judge(cap);
+    owner.expect(&[("free a", "0")]);
+    assert_eq!(charged(&world, &owner), (0, 0));
+    world.judge(cap);
+    for program in [owner, opener, third] {
+        program.end();
+    }
+    world.judge_end(cap);
+}
+
+#[test]
+fn it_counts_on_the_gpu_that_it_lies_on() {
+    let cap = 2 * CONTEXT + SIZE + 12 * MIB;
+    let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let [mut owner, mut opener] = std::array::from_fn(|_| world.start());
+    owner.expect(&[
+        ("init", "0"),
+        ("retain 1", "0"),
+        ("current 1", "0"),
+        ("alloc a 300M", "0"),
+    ]);
+    let path = export(&world, &mut owner, "a");
+    opener.expect(&[("start", "0 0"), (&format!("ipc-open a {path}"), "0")]);
+    owner.expect(&[("free a", "0"), ("alloc b 600M", "2")]);
+    assert_eq!(world.machine().gpu(1).used, CONTEXT + SIZE);
+    world.judge(cap);
+    measure(&mut opener);
+    world.judge(cap);
+    opener.expect(&[("reset 0", "0")]);
+    assert_eq!(world.machine().gpu(1).used, CONTEXT);
+    world.judge(cap);
+    owner.expect(&[("alloc b 600M", "0")]);
+    world.judge(cap);
+    owner.end();
+    opener.end_quietly();
+    world.judge_end(cap);
+}
+
+#[test]
+fn failed_calls_change_nothing() {
+    let world = World::new(CAP);
+    let [mut owner, mut opener, third] = shared(&world);
+    let path = world.file("handle").display().to_string();
+    let open = format!("ipc-open b {path}");
+    // Not in the process that has it, and nobody else's to free.
+    owner.expect(&[(&open, "201")]);
+    opener.expect(&[("free a", "1")]);
+    let fail = "cuIpcGetMemHandle:999,cuIpcOpenMemHandle_v2:999,cuIpcCloseMemHandle:999";
+    world.machine().knob("fail", fail);
+    owner.expect(&[(&format!("ipc-get {path}-no a"), "999")]);
+    opener.expect(&[(&open, "999"), ("ipc-close a", "999")]);
+    world.machine().knob("fail", "cuMemFree_v2:999");
+    owner.expect(&[("free a", "999"), ("alloc s 500K", "0")]);
+    let small = export(&world, &mut owner, "s");
+    owner.expect(&[("free s", "999")]);
+    world.machine().knob("fail", "none");
+    world.judge(CAP);
+    owner.expect(&[(&format!("ipc-get {small} s"), "0"), ("free s", "0")]);
+    assert_eq!(charged(&world, &owner), (SIZE, SIZE));
+    owner.expect(&[("free a", "0")]);
+    measure(&mut opener);
+    assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+    world.machine().knob("fail", "cuIpcCloseMemHandle:999");
+    opener.expect(&[("ipc-close a", "999")]);
+    world.machine().knob("fail", "none");
+    assert_eq!(charged(&world, &opener), (SIZE, SIZE));
+    world.judge(CAP);
+    opener.expect(&[("ipc-close a", "0")]);
+    assert_eq!(charged(&world, &opener), (0, 0));
+    owner.expect(&[
+        ("async a 20M", "0"),
+        (&format!("ipc-get {path} a"), "1"),
+        ("managed m 20M", "0"),
+        (&format!("ipc-get {path} m"), "1"),
+    ]);
+    world.judge(CAP);
+    end(&world, [owner, opener, third]);
+}
+
+#[test]
+fn threads_that_export_and_free_at_once() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let path = world.file("handle").display().to_string();
+    let block = format!(
+        "repeat 30 {{\nalloc a 20M\nipc-get {path} a\nalloc s 300K\nipc-get {path} s\nfree a\nfree s\n}}"
+    );
+    let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
+    assert_eq!(answer, ["0:180"; 4].join(", "));
+    assert_eq!(world.machine().used(), CONTEXT);
+    // What the threads hid from each other.
+    measure(&mut program);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
