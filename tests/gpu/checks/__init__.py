@@ -11,6 +11,8 @@ from checks import (  # noqa: F401
     exactness,
     ways,
     sharing,
+    lent,
+    groups,
     several_gpus,
     live,
     killed,

@@ -1,0 +1,103 @@
+"""Memory that processes of a group open from each other stays charged while anybody has it."""
+
+from __future__ import annotations
+
+import time
+
+from harness import CAP, GIB, MIB, Outcome, Program, capped, check, compare_at_rest, judged, mib, python
+
+OUT_OF_MEMORY = 2
+SIZE = 512 * MIB
+
+
+def two(outcome: Outcome, name: str) -> list[Program]:
+    """Two programs of one group, with a context each."""
+    programs = [capped(python("lender.py"), name=name) for _ in range(2)]
+    for program in programs:
+        program.reply(30)
+        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+    return programs
+
+
+def good(outcome: Outcome, program: Program, do: str, **arguments: object) -> dict:
+    """An order that must succeed."""
+    answer = program.ask(do, **arguments)
+    outcome.expect(answer.get("status") == 0, f"{do} {arguments.get('name', '')}: {answer}")
+    return answer
+
+
+def until_full(outcome: Outcome, lend, least: int) -> int:
+    """Lends pieces until one is refused, and says how many there were."""
+    for number in range(16):
+        if not lend(f"m{number}"):
+            outcome.expect(number >= least, f"refused after {number} pieces of {mib(SIZE)}")
+            return number
+    outcome.expect(False, "never refused")
+    return 16
+
+
+@check("lent-ipc", timeout=60)
+def ipc(outcome: Outcome) -> None:
+    """What its owner frees while another process has it open by cudaIpc: never above the limit, charged to who has it, given back with the close."""
+    with judged(outcome, CAP) as judge:
+        owner, opener = two(outcome, "ipc")
+        good(outcome, owner, "take", name="first", size=SIZE)
+        handle = good(outcome, owner, "ipc_get", name="first")["handle"]
+        good(outcome, opener, "ipc_open", name="first", handle=handle)
+        compare_at_rest(outcome, judge, "opened")
+        good(outcome, owner, "give", name="first")
+        good(outcome, opener, "alloc", size=4 * MIB)
+        compare_at_rest(outcome, judge, "freed by its owner")
+
+        def lend(name: str) -> bool:
+            if owner.ask("take", name=name, size=SIZE).get("status") == OUT_OF_MEMORY:
+                return False
+            handle = good(outcome, owner, "ipc_get", name=name)["handle"]
+            good(outcome, opener, "ipc_open", name=name, handle=handle)
+            good(outcome, owner, "give", name=name)
+            return True
+
+        pieces = until_full(outcome, lend, 4)
+        for name in ["first", *(f"m{number}" for number in range(pieces))]:
+            good(outcome, opener, "ipc_close", name=name)
+        good(outcome, opener, "free")
+        compare_at_rest(outcome, judge, "closed")
+        good(outcome, owner, "alloc", size=2 * GIB)
+        for program in (owner, opener):
+            outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
+    outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
+
+
+@check("lent-descriptor", timeout=60)
+def descriptor(outcome: Outcome) -> None:
+    """The same of cuMemCreate memory by descriptors, also when its exporter is killed."""
+    with judged(outcome, CAP) as judge:
+        owner, importer = two(outcome, "descriptor")
+
+        def lend(name: str) -> bool:
+            if owner.ask("create", name=name, size=SIZE).get("status") == OUT_OF_MEMORY:
+                return False
+            exported = good(outcome, owner, "export", name=name)
+            good(outcome, importer, "import", name=name, pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+            good(outcome, owner, "close", name=name)
+            good(outcome, owner, "release", name=name)
+            return True
+
+        outcome.expect(lend("first"), "the first piece is refused")
+        good(outcome, importer, "alloc", size=4 * MIB)
+        compare_at_rest(outcome, judge, "released by its exporter")
+        pieces = until_full(outcome, lend, 4)
+        good(outcome, importer, "unmap", name="first")
+        good(outcome, importer, "free")
+        compare_at_rest(outcome, judge, "one unmapped")
+        good(outcome, owner, "create", name="last", size=SIZE)
+        exported = good(outcome, owner, "export", name="last")
+        good(outcome, importer, "import", name="last", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+        owner.kill()
+        # The driver moves it when it has done away with the process.
+        time.sleep(1)
+        judge.settled()
+        good(outcome, importer, "alloc", size=4 * MIB)
+        compare_at_rest(outcome, judge, "its exporter killed")
+        outcome.expect(importer.finish() == 0, f"ended badly: {importer.tail()}")
+    outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
