@@ -1,7 +1,9 @@
 //! One GPU as this process uses it: its share of the group, what it holds by category, and the charging of it.
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal};
@@ -29,7 +31,7 @@ use crate::{membership, message, nvml, refusal};
 const MEASURE_AGE_MS: u64 = 100;
 
 /// Looks at the driver's figure until nothing moves under it.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 12;
 
 /// One GPU of this process.
 pub struct Device {
@@ -43,6 +45,10 @@ pub struct Device {
     pub capacity: u64,
     member: &'static Member,
     share: MemberDevice,
+    /// Bytes that have lost their name since the beginning.
+    removed: AtomicU64,
+    /// The last measurement erred on the safe side: the next call that may measures again.
+    inexact: AtomicBool,
     used: [AtomicU64; Category::COUNT],
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
     packed: AtomicU64,
@@ -114,6 +120,8 @@ impl Device {
             member,
             share,
             used: Default::default(),
+            removed: AtomicU64::new(0),
+            inexact: AtomicBool::new(false),
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
             headroom: AtomicI64::new(0),
@@ -269,6 +277,7 @@ impl Device {
     /// `bytes` are no longer in use as `category`; they stay charged until [`Device::uncharge`].
     pub fn remove(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.saturating_sub(bytes));
+        self.removed.fetch_add(bytes, Ordering::AcqRel);
     }
 
     fn shift(&self, category: Category, change: impl Fn(u64) -> u64) {
@@ -581,6 +590,7 @@ impl Device {
     /// when memory of others may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
         if self.account.mark() != mark
+            || self.is_inexact()
             || self.may_inherit()
             || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
                 > MEASURE_AGE_MS
@@ -599,6 +609,11 @@ impl Device {
         status
     }
 
+    /// Whether the last measurement took more for the driver's part than it is, as other threads took and freed all the time.
+    pub fn is_inexact(&self) -> bool {
+        self.inexact.load(Ordering::Relaxed)
+    }
+
     /// The driver's figure for this process beside the named part; `None` when there is no such figure (no NVML, or a PID namespace that
     /// it does not know).
     ///
@@ -606,15 +621,18 @@ impl Device {
     /// into is too large, never too small; that call then measures again ([`Device::renew`]). Pools shrink inside synchronise calls, and graph
     /// memory grows inside launches: they are looked at on both sides of the figure.
     pub fn measure_total(&self) -> Option<Total> {
-        let named = || {
+        let look = || {
             self.account.pools.refresh_on(self);
             if self.contexts.load(Ordering::Acquire) > 0 {
                 self.graphs.refresh(self);
             }
-            self.named()
         };
+        let removed = || self.removed.load(Ordering::Acquire);
         for attempt in 1..=ATTEMPTS {
-            let before = named();
+            look();
+            // Before the sum, and again after the other one: what has gone since is counted, and what has gone before is in no sum.
+            let removed_before = removed();
+            let before = self.named();
             let figure = self.nvml.own_bytes(&self.id)?;
             if self.teardowns.load(Ordering::Acquire) > 0
                 || (figure == 0 && self.contexts.load(Ordering::Acquire) > 0)
@@ -622,14 +640,20 @@ impl Device {
                 return None;
             }
             self.account.measurements.fetch_add(1, Ordering::Relaxed);
-            let after = named();
-            if after == before {
+            look();
+            let after = self.named();
+            let gone = removed().wrapping_sub(removed_before);
+            if after == before && gone == 0 {
                 self.measured_at.store(monotonic_ms(), Ordering::Relaxed);
+                self.inexact.store(false, Ordering::Relaxed);
             } else if attempt < ATTEMPTS {
                 continue;
+            } else {
+                self.inexact.store(true, Ordering::Relaxed);
             }
-            // Where other threads take and free all the time, the smaller of what is named before and after errs on the safe side.
-            let named = before.min(after);
+            // Where other threads take and free all the time, the least that was named meanwhile errs on the safe side: the sums may be
+            // equal because one thread has taken what another one freed.
+            let named = before.saturating_sub(gone).min(after);
             return Some(Total { figure, named });
         }
         None

@@ -18,6 +18,8 @@ struct Share {
     most: u64,
     /// Bytes of blocks.
     bytes: u64,
+    /// Several calls were under way when that was last measured: one's block may have gone with another's.
+    doubt: bool,
 }
 
 impl Share {
@@ -44,6 +46,7 @@ impl Packed {
                 least: 0,
                 most: 0,
                 bytes: 0,
+                doubt: false,
             });
             self.0.len() - 1
         });
@@ -68,7 +71,7 @@ impl Packed {
         let share = self.share(context);
         share.least = share.least.saturating_sub(least);
         share.most = share.most.saturating_sub(most);
-        share.bytes > share.least_blocks()
+        share.doubt || share.bytes > share.least_blocks()
     }
 
     /// The call is over. Returns the bytes of blocks now.
@@ -87,6 +90,7 @@ impl Packed {
             let bytes = share.bounded(share.bytes.saturating_add_signed(change));
             change -= bytes.wrapping_sub(share.bytes) as i64;
             share.bytes = bytes;
+            share.doubt = share.under_way > 1;
         }
         let mut left = after;
         for share in &mut self.0 {

@@ -293,7 +293,10 @@ fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Statu
             let share = &device.driver;
             share.packed(|packed| packed.begin(entry.context, 0));
             let status = real();
-            if status == SUCCESS && share.packed(|packed| packed.gone(entry.context, least, most)) {
+            if status == SUCCESS
+                && (share.packed(|packed| packed.gone(entry.context, least, most))
+                    || device.is_inexact())
+            {
                 share.measure(device);
             }
             share.packed(|packed| packed.end(entry.context));

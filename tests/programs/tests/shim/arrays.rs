@@ -1,7 +1,7 @@
 //! Arrays and mipmapped arrays: what they take, however they are made and end.
 
 use gpulimit::ledger::Category;
-use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
@@ -215,17 +215,19 @@ fn threads_make_and_destroy_at_the_limit() {
     for knobs in [&knobs[..], &OLD] {
         // Room for about a third of what the threads would have.
         let cap = CONTEXT + 60 * MIB;
+        // Where the driver does not tell what arrays take, threads at the limit may go a block above it.
+        let most = if knobs == OLD { cap + BLOCK } else { cap };
         let world = World::with(cap, knobs);
         let mut program = world.on_gpu();
         let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\narray d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
         program.say(&format!("threads 6 {{\n{block}\n}}"));
         assert_eq!(world.machine().used(), CONTEXT);
-        world.judge(cap);
+        world.judge(most);
         // All of it can be had again.
         program.expect(&[("array whole 1000,1000,3,32,4,1", "0")]);
-        world.judge(cap);
+        world.judge(most);
         program.end();
-        world.judge_end(cap);
+        world.judge_end(most);
     }
 }
 
