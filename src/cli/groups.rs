@@ -11,6 +11,7 @@ use gpulimit::policy;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// The root that has a group of this name, or would get it: the machine's for those whom its rules put into a group.
 pub fn root_of(name: &str) -> Result<Root, Failure> {
@@ -84,10 +85,10 @@ impl Selection {
         let mut status = ExitCode::SUCCESS;
         let mut views = Vec::new();
         for group in &self.groups {
-            match View::open(group.clone(), self.title(group), driver) {
-                Ok(view) => views.push(view),
+            match self.view(group, driver) {
+                Ok(Some(view)) => views.push(view),
                 // Removed since it was listed.
-                Err(_) if !group.limits_path().exists() => {}
+                Ok(None) => {}
                 Err(error) => {
                     output::note(&error.to_string());
                     status = ExitCode::FAILURE;
@@ -95,6 +96,20 @@ impl Selection {
             }
         }
         (views, status)
+    }
+
+    /// Opens a group that was listed; `None` where it is gone. One that lacks a file may be on its way, or made anew at this moment.
+    fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
+        const LOOKS: u32 = 10;
+        for look in 1.. {
+            match View::open(group.clone(), self.title(group), driver) {
+                Ok(view) => return Ok(Some(view)),
+                Err(_) if !group.limits_path().exists() => return Ok(None),
+                Err(error) if look == LOOKS => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        Ok(None)
     }
 }
 
