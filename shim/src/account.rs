@@ -145,7 +145,7 @@ impl Account {
     }
 
     /// Gives back what this process holds unused, if another member of the group has asked for it. Called where programs free and wait: who
-    /// holds something unused comes there. One load a level where nobody has asked.
+    /// holds something unused comes there. Not where they free in stream order: that is to cost next to nothing, and who does it waits now and then. One load a level where nobody has asked.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()

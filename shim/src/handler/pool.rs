@@ -228,7 +228,6 @@ pub fn free(
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
-        call.process.answer();
     }
     status
 }
