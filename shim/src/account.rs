@@ -144,8 +144,8 @@ impl Account {
         }
     }
 
-    /// Gives back what this process holds unused, if another member of the group has asked for it. Called where programs free and wait: who
-    /// holds something unused comes there. Not where they free in stream order: that is to cost next to nothing, and who does it waits now and then. One load a level where nobody has asked.
+    /// Gives back what this process holds unused, if another member of the group has asked for it. Called in
+    /// every hook but those of pools. One load a level where nobody has asked.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()

@@ -61,8 +61,12 @@ pub struct Call {
 }
 
 /// Runs a hook. `broken` is the status for a handler that panicked: a fault of ours must not unwind into the program.
+///
+/// Calls are also where other members' requests for what is held unused are answered: all but those of pools, which are to cost next to
+/// nothing, and of which the waiting ones answer by themselves.
 #[inline(always)]
 pub fn enter(
+    class: Class,
     symbol: &'static str,
     broken: Status,
     real: impl Fn() -> Status,
@@ -77,7 +81,12 @@ pub fn enter(
     }
     let handled = guard::alone(|| {
         let process = Process::current();
-        catch_unwind(AssertUnwindSafe(|| handler(Call { process, symbol })))
+        catch_unwind(AssertUnwindSafe(|| {
+            if class != Class::pooled {
+                process.answer();
+            }
+            handler(Call { process, symbol })
+        }))
     });
     match handled {
         Some(Ok(status)) => status,
@@ -158,6 +167,7 @@ macro_rules! table {
                         // The common case of calls that programs make by the million: one look, no guard, no handler.
                         $( if $known($handle) { return real(); } )?
                         crate::hook::enter(
+                            Class::$class,
                             stringify!($name),
                             $broken,
                             real,

@@ -307,7 +307,6 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
             device.add(Category::Linear, taken.bytes());
         }
         device.renew(mark);
-        call.process.answer();
         return status;
     }
     if let Some(taken) = blocks.take_shared(dptr)
@@ -315,7 +314,6 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     {
         let status = free_shared(device, taken, real, dptr);
         device.renew(mark);
-        call.process.answer();
         return status;
     }
     if let Some(status) = managed::free(call, &real, dptr) {
@@ -330,7 +328,6 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
                     device.remove(Category::Linear, BLOCK);
                     device.keep_block();
                     device.renew(mark);
-                    call.process.answer();
                 }
             }
             // A pointer of a pool, perhaps: it shows there.
