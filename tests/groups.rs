@@ -1,5 +1,7 @@
 //! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the environment.
 
+#[path = "groups/nothing.rs"]
+mod nothing;
 #[path = "groups/place.rs"]
 mod place;
 
@@ -10,7 +12,8 @@ use gpulimit::group::{
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::{self, Assignment, PolicyError, RequestSelector};
 use gpulimit::units::Size;
-use place::{Nothing, Place};
+use nothing::Nothing;
+use place::Place;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;

@@ -3,11 +3,15 @@
 //! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts it out.
 #![allow(unsafe_code)]
 
+#[path = "groups/nothing.rs"]
+mod nothing;
+
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Access, Garbage, Group, GroupError, Insistence, Member, Members, Root};
-use gpulimit::ledger::{DeviceIndex, Identity, Ledger, MAX_SLOTS, NoWitness, Pressure, Witness};
+use gpulimit::ledger::{Identity, Ledger, MAX_SLOTS};
 use gpulimit::limits::{Key, LimitSet, Limits, Selector};
 use gpulimit::units::Size;
+use nothing::Nothing;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -172,18 +176,6 @@ fn say(line: &str) {
 
 fn wait_for_the_end() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-}
-
-struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
-    }
 }
 
 /// Not a test: what the other users do.

@@ -1,42 +1,22 @@
 //! The policy file and what becomes of it: `gpulimit check`, `gpulimit apply`, the record of what it made, the rules that it writes.
 
+#[path = "groups/place.rs"]
+mod place;
+
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Access, Member, Members, Root};
+use gpulimit::group::{Access, Member, Members};
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::rules::{FILE, Rules, Source, Target};
 use gpulimit::policy::{compile, file};
 use gpulimit::units::Size;
+use place::Place;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
-
-/// A root of its own, with a private directory, that goes away with the test.
-struct Place(PathBuf);
 
 impl Place {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-policy-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .expect("a temporary directory");
-        Self(path)
-    }
-
-    fn root_path(&self) -> PathBuf {
-        self.0.join("root")
-    }
-
-    fn root(&self) -> Root {
-        Root::at(self.root_path()).expect("a root")
-    }
-
     fn policy(&self) -> PathBuf {
         self.0.join("p.toml")
     }
@@ -85,12 +65,6 @@ impl Place {
         let owner = fs::metadata(self.root_path()).expect("a root").uid();
         let root = self.root_path();
         Rules::load(&Source { root, owner }).expect("rules")
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,47 +1,30 @@
 //! A root of groups for a test, and the controller in it.
 
+#[path = "../groups/nothing.rs"]
+mod nothing;
+#[path = "../groups/place.rs"]
+mod root;
+
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Insistence, Member, MemberDevice, Root};
-use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
 use gpulimit::limits::LimitSet;
 use gpulimit::units::Size;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use nothing::Nothing;
+pub use root::Place;
 
 pub const GPU: DeviceId =
     DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 pub const CAPACITY: u64 = 80 << 30;
 pub const GIB: u64 = 1 << 30;
 
-/// A root of its own, with a private directory, that goes away with the test.
-pub struct Place(pub PathBuf);
-
 impl Place {
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("gpulimit-cli-{}-{next}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .expect("a temporary directory");
-        Self(path)
-    }
-
-    pub fn root_path(&self) -> PathBuf {
-        self.0.join("root")
-    }
-
-    pub fn root(&self) -> Root {
-        Root::at(self.root_path()).expect("a root")
-    }
-
     /// The controller, in this root and with nothing else in the environment that matters to it.
     pub fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
@@ -142,25 +125,6 @@ fn member_of() {
     println!("joined");
     // Until who started it closes this, or ends.
     let _ = std::io::stdin().read_line(&mut String::new());
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Nothing to give back.
-pub struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
-    }
 }
 
 /// A library that does nothing but look like ours.

@@ -1,7 +1,6 @@
-//! Where the tests of groups and of the controller have their groups, and what their members do about a full one.
+//! Where the tests of groups, of the controller and of policies have their groups.
 
 use gpulimit::group::Root;
-use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -35,18 +34,5 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Does nothing about it.
-pub struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
     }
 }

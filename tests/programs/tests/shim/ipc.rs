@@ -4,12 +4,7 @@
 use gpulimit::ledger::Category;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
-use crate::shared_memory::process;
-
-/// What is shared.
-const SIZE: u64 = 300 * MIB;
-/// Beside three contexts and what is shared: 100 MiB, and the reserves of three processes.
-const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
+use crate::shared_memory::{CAP, SIZE, charged_as, end, fill, process};
 
 /// Lets others open `name`; where they find the handle.
 #[track_caller]
@@ -29,37 +24,14 @@ fn shared(world: &World) -> [Session; 3] {
     [owner, opener, third]
 }
 
-/// What the ledger has charged to a process beyond its context, and of that as linear memory.
 #[track_caller]
 fn charged(world: &World, program: &Session) -> (u64, u64) {
-    let usage = process(world, program).devices[0];
-    (
-        (usage.in_use() - CONTEXT) / BLOCK * BLOCK,
-        usage.of(Category::Linear),
-    )
+    charged_as(Category::Linear, world, program)
 }
 
 /// A call that takes a block.
 fn measure(program: &mut Session) {
     program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
-}
-
-/// The third process gets what there is, and no more.
-#[track_caller]
-fn fill(world: &World, third: &mut Session) {
-    third.expect(&[
-        ("alloc big 112M", "2"),
-        ("alloc fits 96M", "0"),
-        ("alloc more 16M", "2"),
-    ]);
-    world.judge(CAP);
-}
-
-fn end(world: &World, programs: [Session; 3]) {
-    for program in programs {
-        program.end();
-    }
-    world.judge_end(CAP);
 }
 
 #[test]

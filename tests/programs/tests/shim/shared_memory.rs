@@ -5,9 +5,9 @@ use gpulimit::ledger::{Category, NoWitness, ProcessUsage};
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
 /// What is shared.
-const SIZE: u64 = 300 * MIB;
+pub const SIZE: u64 = 300 * MIB;
 /// Beside three contexts and what is shared: 100 MiB, and the reserves of three processes.
-const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
+pub const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
 
 /// Exports a handle; where others find the descriptor.
 fn export(program: &mut Session, handle: &str) -> String {
@@ -39,19 +39,22 @@ pub fn process(world: &World, program: &Session) -> ProcessUsage {
     all.into_iter().find(of).expect("a member")
 }
 
-/// What the ledger has charged to a process beyond its context, and of that as mapped memory.
+/// What the ledger has charged to a process beyond its context, and of that in a category.
+#[track_caller]
+pub fn charged_as(category: Category, world: &World, program: &Session) -> (u64, u64) {
+    let usage = process(world, program).devices[0];
+    let beyond = (usage.in_use() - CONTEXT) / BLOCK * BLOCK;
+    (beyond, usage.of(category))
+}
+
 #[track_caller]
 fn charged(world: &World, program: &Session) -> (u64, u64) {
-    let usage = process(world, program).devices[0];
-    (
-        (usage.in_use() - CONTEXT) / BLOCK * BLOCK,
-        usage.of(Category::Vmm),
-    )
+    charged_as(Category::Vmm, world, program)
 }
 
 /// The third process gets what there is, and no more.
 #[track_caller]
-fn fill(world: &World, third: &mut Session) {
+pub fn fill(world: &World, third: &mut Session) {
     third.expect(&[
         ("alloc big 112M", "2"),
         ("alloc fits 96M", "0"),
@@ -60,7 +63,7 @@ fn fill(world: &World, third: &mut Session) {
     world.judge(CAP);
 }
 
-fn end(world: &World, programs: [Session; 3]) {
+pub fn end(world: &World, programs: [Session; 3]) {
     for program in programs {
         program.end();
     }
