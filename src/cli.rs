@@ -25,6 +25,7 @@ mod output;
 mod pids;
 mod probe;
 mod ps;
+mod replace;
 mod rm;
 mod run;
 mod set;

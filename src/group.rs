@@ -30,6 +30,7 @@ pub use kill::{kill, send};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
 pub use root::{Created, Garbage, Root, SYSTEM};
+pub use user::effective as effective_user;
 
 use crate::ledger::Ledger;
 use crate::limits::{LimitSet, Limits};

@@ -211,9 +211,7 @@ impl Ledger {
 
     /// What the group has seen of a device.
     pub fn device_entry(&self, device: DeviceIndex) -> Option<DeviceEntry> {
-        self.devices()
-            .into_iter()
-            .find(|entry| entry.index == device)
+        gpu_table::entry(&self.content().header, device)
     }
 
     /// The devices that the group has seen.

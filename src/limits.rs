@@ -8,7 +8,7 @@ mod map;
 
 pub use error::LimitsError;
 pub use keys::{
-    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near, names,
+    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near,
     parse_duration,
 };
 pub use layout::MAX_RULES;
@@ -77,17 +77,6 @@ impl LimitSet {
                 self.rules.push((selector, values));
             }
         }
-    }
-
-    /// Takes one key out of the rule with this selector; a rule that says nothing goes.
-    pub fn unset(&mut self, selector: Selector, key: Key) {
-        for (rule, values) in &mut self.rules {
-            if *rule == selector {
-                values.set(key, None);
-            }
-        }
-        self.rules
-            .retain(|(_, values)| *values != Values::default());
     }
 
     /// What counts for a device: its own rule before the one for all, key by key. `None` where neither says anything.

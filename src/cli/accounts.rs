@@ -8,12 +8,6 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The effective user.
-pub fn effective() -> u32 {
-    // SAFETY: asks the kernel a question that cannot fail.
-    unsafe { libc::geteuid() }
-}
-
 /// The database.
 pub struct Database;
 

@@ -3,12 +3,11 @@
 mod difference;
 mod record;
 
-use super::accounts;
 use super::failure::Failure;
 use super::nvml::Driver;
 use super::{check, gpu, output};
 use difference::{Step, Wanted};
-use gpulimit::group::{Access, Garbage, GroupError, Hold, Root, SYSTEM};
+use gpulimit::group::{Access, Garbage, GroupError, Hold, Root, SYSTEM, effective_user};
 use gpulimit::limits::{LimitSet, Selector};
 use gpulimit::policy::compile::{Plan, PlannedGroup};
 use gpulimit::policy::file::Mistake;
@@ -63,7 +62,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let check::Found { plan, absent, .. } = check::read(&file)?;
     let wanted = wanted(&file, &plan, absent)?;
     let root = root()?;
-    let is_system = root.path() == Path::new(SYSTEM) && accounts::effective() == 0;
+    let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
         output::note(&format!(
             "the rules hold only where {} is {SYSTEM} and root's: elsewhere the environment says which group a program is in",
@@ -98,7 +97,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
 
 fn default_file() -> Result<PathBuf, Failure> {
     const NAME: &str = "gpulimit/gpulimit.toml";
-    if accounts::effective() == 0 {
+    if effective_user() == 0 {
         return Ok(Path::new("/etc").join(NAME));
     }
     let absolute = |name: &str| {
@@ -115,7 +114,7 @@ fn default_file() -> Result<PathBuf, Failure> {
 
 /// The root that the environment names; else the machine's for root, and one's own for others.
 fn root() -> Result<Root, Failure> {
-    if super::env("GPULIMIT_ROOT").is_none() && accounts::effective() == 0 {
+    if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
     }
     Ok(Root::locate(&super::env)?)
@@ -175,7 +174,7 @@ fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wa
             name: group.name.clone(),
             limits,
             access: Access {
-                owner: Some(group.owner.unwrap_or_else(accounts::effective)),
+                owner: Some(group.owner.unwrap_or_else(effective_user)),
                 members: group.members,
             },
         });
@@ -196,7 +195,7 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     let about = fs::metadata(root.path())
         .map_err(|error| Failure::new(format_args!("cannot open {path}: {error}")))?;
     let mode = about.permissions().mode() & 0o7777;
-    if accounts::effective() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
+    if effective_user() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
         return Err(Failure::new(format_args!(
             "{path} is closed to users (mode {mode:04o}), who have to read the rules in it: run `chmod 0755 {path}`"
         )));
@@ -242,7 +241,7 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
         || fs::symlink_metadata(&path).is_ok_and(|about| {
             about.is_file()
                 && about.permissions().mode() & 0o7777 == 0o644
-                && about.uid() == accounts::effective()
+                && about.uid() == effective_user()
         });
     let count = plan.rules.0.last().map_or(0, |rule| rule.number);
     Ok((!same || !whole).then_some(RulesStep { count, text }))

@@ -1,7 +1,7 @@
 //! A group in figures, as `show`, `tree` and `get` print them.
 
 use super::changes::is_above;
-use super::groups::{self, View};
+use super::groups::{self, Selection, View};
 use super::nvml::Driver;
 use gpulimit::device::DeviceId;
 use gpulimit::group::Kind;
@@ -10,6 +10,7 @@ use gpulimit::limits::{Key, LimitSet, Options, Selector, Values};
 use gpulimit::units::{Size, gib};
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// The schema of all JSON.
 pub const SCHEMA: u32 = 1;
@@ -62,6 +63,14 @@ pub struct Gpu {
 }
 
 impl Figures {
+    /// Of all groups that can be opened; what cannot is said, and the status is a failure.
+    pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
+        let driver = Driver::load().ok();
+        let (views, status) = selection.views(driver.as_ref());
+        let figures = views.iter().map(|view| Self::of(view, driver.as_ref()));
+        (figures.collect(), status)
+    }
+
     /// Reads them.
     pub fn of(view: &View, driver: Option<&Driver>) -> Self {
         let mut ids: Vec<DeviceId> = view.devices.iter().map(|device| device.id).collect();

@@ -3,7 +3,6 @@
 use super::failure::Failure;
 use super::figures::{self, Figures, Gpu, SCHEMA};
 use super::groups::Selection;
-use super::nvml::Driver;
 use super::output;
 use super::table::{Column, Table, UNKNOWN, figure};
 use gpulimit::limits::Key;
@@ -38,12 +37,7 @@ Examples:
 /// Shows the groups.
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let driver = Driver::load().ok();
-    let (views, status) = selection.views(driver.as_ref());
-    let figures: Vec<Figures> = views
-        .iter()
-        .map(|view| Figures::of(view, driver.as_ref()))
-        .collect();
+    let (figures, status) = Figures::all(&selection);
     if args.json {
         let groups: Vec<Value> = figures.iter().map(Figures::json).collect();
         output::json(&json!({

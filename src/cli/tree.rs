@@ -3,7 +3,6 @@
 use super::failure::Failure;
 use super::figures::{self, Figures, SCHEMA};
 use super::groups::Selection;
-use super::nvml::Driver;
 use super::table::{Column, Table, figure};
 use super::{output, show};
 use gpulimit::group::{last_name, parent};
@@ -34,12 +33,7 @@ Examples:
 /// Shows the groups.
 pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let driver = Driver::load().ok();
-    let (views, status) = selection.views(driver.as_ref());
-    let figures: Vec<Figures> = views
-        .iter()
-        .map(|view| Figures::of(view, driver.as_ref()))
-        .collect();
+    let (figures, status) = Figures::all(&selection);
     let tops = Node::tops(&figures);
     if args.json {
         let groups: Vec<Value> = tops.iter().map(Node::json).collect();

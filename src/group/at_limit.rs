@@ -110,14 +110,7 @@ impl<'a> Request<'a, '_> {
             above = true;
             if station.ledger.note_above_high(index) {
                 station.ledger.ask_members();
-                station.ledger.record(&Happening {
-                    kind: EventKind::High,
-                    device: Some(index),
-                    process: Identity::of_self(),
-                    bytes: self.bytes,
-                    charged,
-                    max: bounds.high,
-                });
+                station.record(EventKind::High, index, self.bytes, charged, bounds.high);
             }
         }
         if above {
@@ -182,8 +175,7 @@ impl<'a> Request<'a, '_> {
         let Some(station) = self.station(refused.level) else {
             return Err(refused);
         };
-        let index = self.device.index[refused.level];
-        if station.ledger.charged(index) <= station.slot.charged(index) {
+        if !station.others_hold(self.device.index[refused.level]) {
             return Err(refused);
         }
         let began = Instant::now();
@@ -205,8 +197,7 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
-        let others = || station.ledger.charged(index) > station.slot.charged(index);
-        let mut line = Line::join(&station.slot, index, self.bytes, until);
+        let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
         loop {
             let turn = match &mut line {
@@ -228,7 +219,7 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => return Err(refused),
             }
-            if !others() {
+            if !station.others_hold(index) {
                 return Err(refused);
             }
             match &line {
@@ -292,14 +283,8 @@ impl<'a> Request<'a, '_> {
 
     fn record(&self, kind: EventKind, refused: &Refused) {
         if let Some(station) = self.station(refused.level) {
-            station.ledger.record(&Happening {
-                kind,
-                device: Some(self.device.index[refused.level]),
-                process: Identity::of_self(),
-                bytes: self.bytes,
-                charged: refused.charged,
-                max: refused.max,
-            });
+            let index = self.device.index[refused.level];
+            station.record(kind, index, self.bytes, refused.charged, refused.max);
         }
     }
 

@@ -249,12 +249,12 @@ impl Member {
         self.levels
             .iter()
             .any(|level| level.ledger.asked() != level.answered.load(Ordering::Relaxed))
-            && self.note_asked()
+            && self.take_asked()
     }
 
-    /// Whether the one who asks may have something of ours: not as long as our group uses no more than is to be left to it.
+    /// Somebody has: from now on that is answered.
     #[cold]
-    fn note_asked(&self) -> bool {
+    fn take_asked(&self) -> bool {
         for level in &self.levels {
             level
                 .answered
@@ -389,14 +389,8 @@ impl Member {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
             if *station.name == *refusal.group {
-                station.ledger.record(&Happening {
-                    kind: EventKind::Refusal,
-                    device: Some(index),
-                    process: Identity::of_self(),
-                    bytes,
-                    charged: refusal.charged,
-                    max: refusal.max,
-                });
+                let kind = EventKind::Refusal;
+                station.record(kind, index, bytes, refusal.charged, refusal.max);
             }
         }
     }
@@ -491,6 +485,30 @@ impl Station {
             protection,
             keeps_low: matches!(held, Held::Back | Held::Low),
         }
+    }
+
+    /// Writes down what happened to this process here: to a request for `bytes`, with so many charged, and this limit.
+    pub(super) fn record(
+        &self,
+        kind: EventKind,
+        index: DeviceIndex,
+        bytes: u64,
+        charged: u64,
+        max: u64,
+    ) {
+        self.ledger.record(&Happening {
+            kind,
+            device: Some(index),
+            process: Identity::of_self(),
+            bytes,
+            charged,
+            max,
+        });
+    }
+
+    /// Whether other members have anything charged.
+    pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
+        self.ledger.charged(index) > self.slot.charged(index)
     }
 
     #[inline]

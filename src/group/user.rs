@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The effective user id: the one that files made by us belong to.
-pub(super) fn effective() -> u32 {
+pub fn effective() -> u32 {
     // SAFETY: asks the kernel a question that cannot fail.
     unsafe { libc::geteuid() }
 }

@@ -8,7 +8,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::{GpuEntry, Header};
-use super::{DeviceEntry, DeviceIndex, MAX_DEVICES};
+use super::{DeviceEntry, DeviceIndex};
 use crate::device::{DeviceId, DeviceKind};
 
 /// Set in every word of an identity, so that none is 0.
@@ -84,16 +84,20 @@ pub(super) fn insert(header: &Header, id: &DeviceId, capacity: u64) -> Option<De
 }
 
 pub(super) fn entries(header: &Header) -> Vec<DeviceEntry> {
-    let entry = |index: usize| {
-        let entry = &header.gpus[index];
-        Some(DeviceEntry {
-            index: DeviceIndex::new(index)?,
-            id: identity(entry)?,
-            capacity: entry.capacity.load(Ordering::Relaxed),
-            context_bytes: entry.context.load(Ordering::Relaxed),
-        })
-    };
-    (0..MAX_DEVICES).filter_map(entry).collect()
+    DeviceIndex::all()
+        .filter_map(|index| entry(header, index))
+        .collect()
+}
+
+/// A device that is in the table.
+pub(super) fn entry(header: &Header, index: DeviceIndex) -> Option<DeviceEntry> {
+    let entry = &header.gpus[index.get()];
+    Some(DeviceEntry {
+        index,
+        id: identity(entry)?,
+        capacity: entry.capacity.load(Ordering::Relaxed),
+        context_bytes: entry.context.load(Ordering::Relaxed),
+    })
 }
 
 /// The identity of a device that is in the table.
@@ -104,6 +108,7 @@ pub(super) fn id(header: &Header, index: DeviceIndex) -> Option<DeviceId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::MAX_DEVICES;
 
     fn entry() -> [AtomicU64; 3] {
         [0; 3].map(AtomicU64::new)

@@ -189,11 +189,9 @@ pub(super) struct Waiting {
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Bytes.
-    pub bytes: AtomicU64,
     /// Milliseconds of the boot clock at which the owner last looked.
     pub seen: AtomicU64,
-    spare: [AtomicU64; 4],
+    spare: [AtomicU64; 5],
 }
 
 /// A slot without its words.

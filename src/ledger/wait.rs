@@ -41,7 +41,7 @@ pub struct Line<'a> {
 
 impl<'a> Line<'a> {
     /// Takes a place at the end. `None` while another thread of this process waits in the same group: a process has one place.
-    pub fn join(slot: &'a Slot, device: DeviceIndex, bytes: u64, until: Instant) -> Option<Self> {
+    pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let signals = signals(slot.ledger());
         let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
         let waiting = slot.waiting();
@@ -50,7 +50,6 @@ impl<'a> Line<'a> {
             .compare_exchange(0, ticket, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         waiting.device.store(device.get() as u64, Ordering::Relaxed);
-        waiting.bytes.store(bytes, Ordering::Relaxed);
         let line = Self {
             slot,
             device,

@@ -385,7 +385,7 @@ impl fmt::Display for KeyError {
 impl Error for KeyError {}
 
 /// Every key there is.
-pub fn names() -> impl Iterator<Item = &'static str> {
+fn names() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
 }

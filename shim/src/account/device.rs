@@ -159,10 +159,14 @@ impl Device {
     /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less what stays so: the
     /// driver's reserve, the pools' headroom and what contexts have set aside.
     pub fn free(&self) -> u64 {
-        let headroom = u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
         self.member
             .free(&self.share)
-            .saturating_add(self.idle().saturating_sub(RESERVE + headroom))
+            .saturating_add(self.idle().saturating_sub(self.stays_idle()))
+    }
+
+    /// Of the idle bytes, those that nothing else can have: the driver's reserve, the pools' headroom and what contexts have set aside.
+    fn stays_idle(&self) -> u64 {
+        RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
@@ -346,11 +350,9 @@ impl Device {
         self.publish(
             || self.idle(),
             |bytes| {
-                let kept =
-                    RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0);
                 // Of pools and graphs, which may hold more than is in use, only the driver knows how much that is.
                 let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
-                let reclaimable = bytes.saturating_sub(kept) + reserves;
+                let reclaimable = bytes.saturating_sub(self.stays_idle()) + reserves;
                 self.member.publish_idle(&self.share, bytes, reclaimable);
             },
         );
@@ -524,16 +526,9 @@ impl Device {
     /// Waits until the group has room for `bytes`, if it is one where requests wait; else refuses them. The room is not kept: others may be
     /// faster. `asked` is what the program wants.
     pub fn await_room(&self, symbol: &'static str, bytes: u64, asked: u64) -> Result<(), Refused> {
-        self.add_idle(bytes);
-        let charged = self.charge_with(bytes, true, Insistence::Full);
-        self.remove_idle(bytes);
-        match charged {
-            Ok(()) => {
-                self.uncharge(bytes);
-                Ok(())
-            }
-            Err(refusal) => Err(self.refused(symbol, asked, &refusal)),
-        }
+        self.charge_ahead_of(symbol, bytes, asked)?;
+        self.uncharge_idle(bytes);
+        Ok(())
     }
 
     /// A block is charged and not needed: keeps it as the spare, or gives it back.

@@ -97,8 +97,9 @@ impl Witness for Heir {
 
     fn adopt(&self, _: &Identity, id: &DeviceId, bytes: u64) -> bool {
         let Heir(member) = self;
-        let known = member.ledger().devices();
-        let Some(entry) = known.iter().find(|entry| entry.id == *id) else {
+        let ledger = member.ledger();
+        let known = ledger.find_device(id);
+        let Some(entry) = known.and_then(|device| ledger.device_entry(device)) else {
             return true;
         };
         let Ok(device) = member.device(*id, entry.capacity) else {

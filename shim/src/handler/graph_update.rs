@@ -87,6 +87,16 @@ fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Sta
     status
 }
 
+/// Shows the kernels of a graph.
+fn kernels_of(graph: Graph) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
+    move |show| each_kernel(graph, show)
+}
+
+/// Shows one kernel, where there is one.
+fn just(kernel: Option<Opaque>) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
+    move |show| kernel.into_iter().for_each(show)
+}
+
 /// `cuGraphExecUpdate`: as `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
 pub fn update(
     call: Call,
@@ -96,8 +106,9 @@ pub fn update(
     error_node: Opaque,
     result: Opaque,
 ) -> Status {
-    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(graph, show);
-    change(call, exec, list, || real(exec, graph, error_node, result))
+    change(call, exec, kernels_of(graph), || {
+        real(exec, graph, error_node, result)
+    })
 }
 
 /// `cuGraphExecUpdate_v2`: as `cuGraphExecUpdate`.
@@ -108,8 +119,7 @@ pub fn update_v2(
     graph: Graph,
     info: Opaque,
 ) -> Status {
-    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(graph, show);
-    change(call, exec, list, || real(exec, graph, info))
+    change(call, exec, kernels_of(graph), || real(exec, graph, info))
 }
 
 /// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is charged before the call, and before each launch that
@@ -122,8 +132,7 @@ pub fn set_kernel(
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    let list = |show: &mut dyn FnMut(Opaque)| kernel.into_iter().for_each(show);
-    change(call, exec, list, || real(exec, node, params))
+    change(call, exec, just(kernel), || real(exec, node, params))
 }
 
 /// `cuGraphExecKernelNodeSetParams`: as `_v2`.
@@ -135,8 +144,7 @@ pub fn set_kernel_v1(
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    let list = |show: &mut dyn FnMut(Opaque)| kernel.into_iter().for_each(show);
-    change(call, exec, list, || real(exec, node, params))
+    change(call, exec, just(kernel), || real(exec, node, params))
 }
 
 /// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
@@ -147,8 +155,7 @@ pub fn set_child(
     node: Node,
     child: Graph,
 ) -> Status {
-    let list = |show: &mut dyn FnMut(Opaque)| each_kernel(child, show);
-    change(call, exec, list, || real(exec, node, child))
+    change(call, exec, kernels_of(child), || real(exec, node, child))
 }
 
 /// `cuGraphExecNodeSetParams`: as the functions of the kinds of nodes.

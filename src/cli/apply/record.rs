@@ -1,11 +1,11 @@
 //! Which groups were made by `apply`: the others are not its to remove.
 
 use crate::cli::failure::Failure;
+use crate::cli::replace;
 use gpulimit::group::{Root, check_name};
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// In the root; no group can have this name.
@@ -52,26 +52,8 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    let write = || {
-        // Of one who was killed.
-        match fs::remove_file(&draft) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&draft)?;
-        file.write_all(text.as_bytes())?;
-        file.set_permissions(fs::Permissions::from_mode(0o644))?;
-        fs::rename(&draft, path)
-    };
-    write().map_err(|error: io::Error| {
-        let _ = fs::remove_file(&draft);
-        Failure::new(format_args!("cannot write {}: {error}", path.display()))
-    })
+    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644)
+        .map_err(|error| Failure::new(format_args!("cannot write {}: {error}", path.display())))
 }
 
 /// Removes a file that may be gone.

@@ -1,9 +1,10 @@
 //! Files that every program of the machine depends on: replaced as a whole, or put back.
 
-use super::super::failure::Failure;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use crate::cli::failure::Failure;
+use crate::cli::replace;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// What the system refused.
@@ -33,32 +34,12 @@ pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let written = write(&draft, bytes, mode).and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        // A draft that cannot be removed either is in the way of nobody.
-        let _ = fs::remove_file(&draft);
-    }
-    written.map_err(|error| failed("write", path, &error))?;
+    replace::replace(path, &draft, bytes, mode).map_err(|error| failed("write", path, &error))?;
     // The name, too, is to survive a loss of power. The change is done where a file system cannot promise that.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
-}
-
-fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(bytes)?;
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()
 }
 
 /// A file with a new content, and the one that it had.
