@@ -25,7 +25,7 @@ mount --bind "$PLACE/etc" /etc
 mount --bind "$PLACE/lib" /usr/local/lib
 mount --bind "$PLACE/run" /run
 rm -f /etc/ld.so.preload
-alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" "$@"; }
+alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
 "#;
 
 /// Runs a script where the system is the test's own; `None` where that cannot be.
@@ -81,6 +81,8 @@ env -u GPULIMIT_GROUP "$GPULIMIT" run --max 1G -- sh -c 'echo "$LD_PRELOAD"'
 env -i sh -c 'echo quiet; ls / > /dev/null'
 "$GPULIMIT" doctor | grep -o 'ok  *system-wide  *[^ ,]*'
 sleep 600 & user=$!
+# A child of this shell, which came before the library, until it has become `sleep`.
+until grep -q libgpulimit /proc/$user/maps; do sleep 0.01; done
 "$GPULIMIT" uninstall | grep -c stays
 kill $user; wait $user || true
 "$GPULIMIT" uninstall | tail -1
