@@ -1,80 +1,189 @@
 //! What is measured.
 
-/// One thing that programs do.
+/// One thing that programs do over and over.
 pub struct Case {
     /// As on the command line.
     pub name: &'static str,
     /// For people.
     pub what: &'static str,
-    /// Whether it may depend on the number of live allocations.
-    pub counts_live: bool,
-    /// The most that the library may add: ns.
-    pub aim: Option<f64>,
+}
+
+/// What changes along a series of measurements.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Axis {
+    /// 4 KiB allocations that the process holds meanwhile.
+    Live,
+    /// Threads that do the same at a time.
+    Threads,
+    /// Processes in the group that do nothing.
+    Members,
+    /// Processes in the group that do the same at a time.
+    Rivals,
+    /// Groups above each other, the process in the lowest.
+    Depth,
+}
+
+impl Axis {
+    pub const ALL: [Axis; 5] = [
+        Axis::Live,
+        Axis::Threads,
+        Axis::Members,
+        Axis::Rivals,
+        Axis::Depth,
+    ];
+
+    /// As on the command line and in a table's head.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Live => "live",
+            Axis::Threads => "threads",
+            Axis::Members => "members",
+            Axis::Rivals => "rivals",
+            Axis::Depth => "depth",
+        }
+    }
+
+    /// Where a measurement stands that is not of this axis.
+    fn usual(self) -> u32 {
+        match self {
+            Axis::Rivals => 0,
+            _ => 1,
+        }
+    }
+}
+
+/// A place on an axis; all others stand as usual.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Point {
+    pub axis: Option<Axis>,
+    value: u32,
+}
+
+impl Point {
+    /// Where `axis` has `value`.
+    pub fn on(axis: Axis, value: u32) -> Self {
+        Self {
+            axis: Some(axis),
+            value,
+        }
+    }
+
+    /// What the axis `axis` has here.
+    pub fn at(self, axis: Axis) -> u32 {
+        if self.axis == Some(axis) {
+            self.value
+        } else {
+            axis.usual()
+        }
+    }
+
+    /// What this one's own axis has; `None` for a case without.
+    pub fn value(self) -> Option<u32> {
+        self.axis.map(|_| self.value)
+    }
+
+    /// Whether it stands where others begin.
+    pub fn is_usual(self) -> bool {
+        self.axis.is_none_or(|axis| self.value == axis.usual())
+    }
+}
+
+/// A case along an axis.
+pub struct Series {
+    pub case: &'static Case,
+    pub axis: Option<Axis>,
+    values: &'static [u32],
+    /// The most that the library may add, and up to which value: ns.
+    pub aim: Option<(f64, u32)>,
+}
+
+impl Series {
+    pub fn points(&self) -> impl Iterator<Item = Point> + '_ {
+        let axis = self.axis;
+        self.values.iter().map(move |&value| Point { axis, value })
+    }
+
+    /// The most that may be added at `point`: ns.
+    pub fn aim_at(&self, point: Point) -> Option<f64> {
+        self.aim
+            .filter(|&(_, up_to)| point.value <= up_to)
+            .map(|(aim, _)| aim)
+    }
 }
 
 /// The start and end of a whole program, in place of a loop in a worker.
 pub const START: &str = "start";
 
-/// All of them, in the order of the table.
-pub const CASES: &[Case] = &[
-    Case {
-        name: "in-block",
-        what: "cuMemAlloc + cuMemFree, 4 KiB in a held block",
-        counts_live: true,
-        aim: Some(60.0),
-    },
-    Case {
-        name: "new-small",
-        what: "cuMemAlloc + cuMemFree, 4 KiB in a new block",
-        counts_live: true,
-        aim: None,
-    },
-    Case {
-        name: "new-block",
-        what: "cuMemAlloc + cuMemFree, 2 MiB",
-        counts_live: true,
-        aim: None,
-    },
-    Case {
-        name: "async",
-        what: "cuMemAllocAsync + cuMemFreeAsync, warm pool",
-        counts_live: true,
-        aim: Some(40.0),
-    },
-    Case {
-        name: "info",
-        what: "cuMemGetInfo",
-        counts_live: false,
-        aim: None,
-    },
-    Case {
-        name: "launch",
-        what: "cuLaunchKernel of a known kernel",
-        counts_live: false,
-        aim: None,
-    },
-    Case {
-        name: "update",
-        what: "cuGraphExecUpdate, 100 known kernels",
-        counts_live: false,
-        aim: None,
-    },
-    Case {
-        name: "set-kernel",
-        what: "cuGraphExecKernelNodeSetParams of a known kernel",
-        counts_live: false,
-        aim: None,
-    },
-    Case {
-        name: "dlsym",
-        what: "dlsym of a foreign symbol",
-        counts_live: false,
-        aim: None,
-    },
-    Case {
-        name: START,
-        what: "start and end of /bin/true",
-        counts_live: false,
-        aim: Some(300_000.0),
-    },
+const fn case(name: &'static str, what: &'static str) -> Case {
+    Case { name, what }
+}
+
+static IN_BLOCK: Case = case("in-block", "cuMemAlloc + cuMemFree, 4 KiB in a held block");
+static NEW_SMALL: Case = case("new-small", "cuMemAlloc + cuMemFree, 4 KiB in a new block");
+static NEW_BLOCK: Case = case("new-block", "cuMemAlloc + cuMemFree, 4 MiB");
+static ASYNC: Case = case("async", "cuMemAllocAsync + cuMemFreeAsync, warm pool");
+static INFO: Case = case("info", "cuMemGetInfo");
+static LAUNCH: Case = case("launch", "cuLaunchKernel of a known kernel");
+static UPDATE: Case = case("update", "cuGraphExecUpdate, 100 known kernels");
+static SET_KERNEL: Case = case(
+    "set-kernel",
+    "cuGraphExecKernelNodeSetParams of a known kernel",
+);
+static REPLAY: Case = case("replay", "cuGraphLaunch, 100 known kernels");
+static DLSYM: Case = case("dlsym", "dlsym of a foreign symbol");
+static BEGIN: Case = case(START, "start and end of /bin/true");
+
+const LIVE: &[u32] = &[1, 1_000, 100_000, 1_000_000];
+const THREADS: &[u32] = &[1, 2, 4, 8, 16, 64];
+
+const fn along(
+    case: &'static Case,
+    axis: Axis,
+    values: &'static [u32],
+    aim: Option<(f64, u32)>,
+) -> Series {
+    Series {
+        case,
+        axis: Some(axis),
+        values,
+        aim,
+    }
+}
+
+const fn single(case: &'static Case, aim: Option<f64>) -> Series {
+    Series {
+        case,
+        axis: None,
+        values: &[0],
+        aim: match aim {
+            Some(aim) => Some((aim, 0)),
+            None => None,
+        },
+    }
+}
+
+/// All of them, in the order of the tables.
+pub static SERIES: &[Series] = &[
+    along(&IN_BLOCK, Axis::Live, LIVE, Some((60.0, 1_000_000))),
+    along(&NEW_SMALL, Axis::Live, LIVE, None),
+    along(&NEW_BLOCK, Axis::Live, LIVE, None),
+    along(&ASYNC, Axis::Live, &[1, 100_000], Some((40.0, 100_000))),
+    single(&LAUNCH, Some(2.0)),
+    single(&REPLAY, None),
+    single(&INFO, None),
+    single(&UPDATE, None),
+    single(&SET_KERNEL, None),
+    single(&DLSYM, None),
+    single(&BEGIN, Some(300_000.0)),
+    along(&IN_BLOCK, Axis::Threads, THREADS, None),
+    along(&ASYNC, Axis::Threads, THREADS, None),
+    along(
+        &NEW_BLOCK,
+        Axis::Members,
+        &[1, 8, 64, 256, 1_024],
+        Some((300.0, 8)),
+    ),
+    along(&INFO, Axis::Members, &[1, 8, 64, 256, 1_024], None),
+    along(&NEW_BLOCK, Axis::Rivals, &[0, 1, 3, 7], None),
+    along(&NEW_BLOCK, Axis::Depth, &[1, 2, 4, 8], None),
 ];

@@ -1,30 +1,37 @@
 //! What the preloaded library adds to calls of the driver and to the start of a program. Run: `scripts/bench`.
 //!
 //! This process measures nothing itself: it runs `worker`s, programs of one loop each, on the bare driver and with the library
-//! preloaded, in turns, and compares. README.md beside this folder says how to read the table.
+//! preloaded, in turns, and compares. README.md beside this folder says how to read the tables.
 
 mod case;
+mod crowd;
+mod memory;
+mod page;
+mod plot;
+mod row;
 mod run;
-mod table;
 mod worker;
 
-use case::{CASES, Case};
+use case::{Axis, Point, SERIES, Series};
+use memory::Footprint;
+use row::Row;
 use run::{Setup, Way};
 use std::error::Error;
 use std::path::PathBuf;
-use table::Row;
 
-const USAGE: &str = "scripts/bench [--rounds N] [--case NAME] [--live N] [--no-callgrind] [--json]";
+const USAGE: &str = "scripts/bench [--rounds N] [--case NAME] [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write]";
 const ROUNDS: u32 = 15;
-const LIVE: [u32; 2] = [1, 100_000];
 
 struct Options {
     library: PathBuf,
     rounds: u32,
-    only: Option<String>,
-    live: Option<u32>,
+    case: Option<String>,
+    axis: Option<Axis>,
+    at: Option<u32>,
     callgrind: bool,
     json: bool,
+    /// Where benchmarks.md and benchmarks.svg are written, and the date that they bear.
+    write: Option<(PathBuf, String)>,
 }
 
 impl Options {
@@ -32,10 +39,12 @@ impl Options {
         let mut options = Options {
             library: PathBuf::new(),
             rounds: ROUNDS,
-            only: None,
-            live: None,
+            case: None,
+            axis: None,
+            at: None,
             callgrind: true,
             json: false,
+            write: None,
         };
         while let Some(argument) = arguments.next() {
             let mut value = || {
@@ -45,27 +54,48 @@ impl Options {
             match argument.as_str() {
                 "--library" => options.library = value()?.into(),
                 "--rounds" => options.rounds = value()?.parse()?,
-                "--case" => options.only = Some(value()?),
-                "--live" => options.live = Some(value()?.parse()?),
+                "--case" => options.case = Some(known_case(value()?)?),
+                "--axis" => options.axis = Some(known_axis(&value()?)?),
+                "--at" => options.at = Some(value()?.parse()?),
                 "--no-callgrind" => options.callgrind = false,
                 "--json" => options.json = true,
-                // Cargo's own.
-                "--bench" => {}
+                "--write-to" => options.write = Some((value()?.into(), value()?)),
                 _ => return Err(format!("unknown option {argument}; {USAGE}").into()),
             }
         }
         if !options.library.is_file() {
             return Err(format!("no library at {:?}; run it as {USAGE}", options.library).into());
         }
+        if options.write.is_some() && !options.is_whole() {
+            return Err(format!("--write is for a whole run; {USAGE}").into());
+        }
         Ok(options)
     }
 
-    fn wants(&self, case: &Case, live: u32) -> bool {
-        self.only.as_deref().is_none_or(|only| only == case.name)
-            && self
-                .live
-                .is_none_or(|only| only == live || !case.counts_live)
+    /// Whether everything was asked for.
+    fn is_whole(&self) -> bool {
+        self.case.is_none() && self.axis.is_none() && self.at.is_none()
     }
+
+    fn wants(&self, series: &Series, point: Point) -> bool {
+        self.case
+            .as_deref()
+            .is_none_or(|only| only == series.case.name)
+            && self.axis.is_none_or(|only| series.axis == Some(only))
+            && self.at.is_none_or(|only| point.value() == Some(only))
+    }
+}
+
+fn known_case(name: String) -> Result<String, String> {
+    if SERIES.iter().any(|series| series.case.name == name) {
+        return Ok(name);
+    }
+    Err(format!("no case {name}; benches/README.md lists them"))
+}
+
+fn known_axis(name: &str) -> Result<Axis, String> {
+    let found = Axis::ALL.into_iter().find(|axis| axis.name() == name);
+    found.ok_or_else(|| format!("no axis {name}; {USAGE}"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -73,39 +103,53 @@ fn main() -> Result<(), Box<dyn Error>> {
     if arguments.next_if(|first| first == "worker").is_some() {
         return worker::main(arguments);
     }
+    if arguments.next_if(|first| first == "crowd").is_some() {
+        return crowd::main(arguments);
+    }
     let options = Options::parse(arguments)?;
     let setup = Setup::new(options.library.clone(), options.callgrind)?;
     let mut rows = Vec::new();
-    for case in CASES {
-        for live in LIVE {
-            if options.wants(case, live) && (case.counts_live || live == LIVE[0]) {
-                rows.push(measure(&setup, case, live, options.rounds)?);
+    for series in SERIES {
+        for point in series.points() {
+            if options.wants(series, point) {
+                rows.push(measure(&setup, series, point, options.rounds)?);
             }
         }
     }
-    if options.json {
-        table::print_json(&rows);
+    let footprints = if options.is_whole() {
+        Footprint::all(&setup)?
     } else {
-        table::print(&rows);
+        Vec::new()
+    };
+    if options.json {
+        row::print_json(&rows);
+        memory::print_json(&footprints);
+    } else {
+        print!("{}", row::tables(&rows));
+        print!("{}", memory::table(&footprints));
+    }
+    if let Some((folder, date)) = options.write {
+        page::write(&folder, &date, &rows, &footprints)?;
     }
     Ok(())
 }
 
 fn measure(
     setup: &Setup,
-    case: &'static Case,
-    live: u32,
+    series: &'static Series,
+    point: Point,
     rounds: u32,
 ) -> Result<Row, Box<dyn Error>> {
-    let mut row = Row::new(case, live);
+    let mut row = Row::new(series, point);
+    let place = setup.place(point)?;
     // In turns: what else the machine does at a time is then borne by all of them alike.
     for _ in 0..rounds {
-        for way in Way::ALL {
-            row.add_time(way, setup.time(case, live, way)?);
+        for way in Way::for_point(point) {
+            row.add_time(*way, place.time(series.case, *way)?);
         }
     }
-    for way in Way::ALL {
-        row.instructions[way as usize] = setup.instructions(case, live, way)?;
+    for way in Way::for_point(point) {
+        row.instructions[*way as usize] = place.instructions(series.case, *way)?;
     }
     Ok(row)
 }

@@ -1,15 +1,20 @@
 //! Running a case in another process, in three ways: on the bare driver, with the library preloaded, and with a limit on top.
 
-use crate::case::{Case, START};
+use crate::case::{Axis, Case, Point, START};
+use gpulimit::group::Root;
+use gpulimit::limits::LimitSet;
+use gpulimit::units::Size;
+use std::cell::Cell;
 use std::error::Error;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 /// How the program is run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Without us.
     Bare,
@@ -20,13 +25,32 @@ pub enum Way {
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Bare, Way::Preloaded, Way::Limited];
+    /// The ways that make a difference at `point`: without a limit none of the axes does.
+    pub fn for_point(point: Point) -> &'static [Way] {
+        if point.is_usual() {
+            &[Way::Bare, Way::Preloaded, Way::Limited]
+        } else {
+            &[Way::Bare, Way::Limited]
+        }
+    }
+}
+
+/// What one run of a worker took: ns.
+#[derive(Clone, Copy)]
+pub struct Time {
+    /// The processor's, for one iteration.
+    pub processor: f64,
+    /// What passed between one iteration and the next, of whichever thread.
+    pub interval: f64,
 }
 
 /// Starts of a program that make one time.
 const STARTS: u32 = 20;
 /// Iterations that callgrind counts.
 const COUNTED: u32 = 500;
+const LIMIT: u64 = 64 << 30;
+/// Names of groups below the first.
+const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 
 /// Where everything is that a run needs.
 pub struct Setup {
@@ -34,6 +58,8 @@ pub struct Setup {
     worker: PathBuf,
     root: PathBuf,
     callgrind: bool,
+    /// Trees of groups that were made.
+    trees: Cell<u32>,
 }
 
 impl Setup {
@@ -55,20 +81,82 @@ impl Setup {
             worker: std::env::current_exe()?,
             root,
             callgrind: callgrind && has_valgrind(),
+            trees: Cell::new(0),
         })
     }
 
-    /// Nanoseconds of one iteration: the best of a process's batches, or of a number of starts.
-    pub fn time(&self, case: &Case, live: u32, way: Way) -> Result<f64, Box<dyn Error>> {
+    /// The group, and who else is in it, for measurements at `point`.
+    pub fn place(&self, point: Point) -> Result<Place<'_>, Box<dyn Error>> {
+        let shares = [Axis::Members, Axis::Rivals, Axis::Depth];
+        if !point.axis.is_some_and(|axis| shares.contains(&axis)) {
+            return Ok(Place {
+                setup: self,
+                point,
+                group: None,
+                crowd: None,
+            });
+        }
+        let root = Root::at(&self.root)?;
+        // A tree of its own, so that nobody's slots are left from an earlier measurement.
+        let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
+        let mut group = String::new();
+        for name in [&*top]
+            .into_iter()
+            .chain(BELOW)
+            .take(point.at(Axis::Depth) as usize)
+        {
+            let above = if group.is_empty() { "" } else { "/" };
+            group = format!("{group}{above}{name}");
+            root.create(&group, &LimitSet::all(Size::Bytes(LIMIT)))?;
+        }
+        let mut place = Place {
+            setup: self,
+            point,
+            group: Some(group),
+            crowd: None,
+        };
+        if point.at(Axis::Members) > 1 {
+            place.crowd = Some(place.crowd(point.at(Axis::Members) - 1)?);
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// A group with whoever else is in it; they end with this.
+pub struct Place<'a> {
+    setup: &'a Setup,
+    point: Point,
+    /// `None`: each program that is limited is a job of its own.
+    group: Option<String>,
+    crowd: Option<Companion>,
+}
+
+impl Place<'_> {
+    /// One iteration: the best of a process's batches, or of a number of starts.
+    pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
         if case.name == START {
             return self.start(way);
         }
-        let mut worker = self.prepared(Command::new(&self.worker), way);
-        worker.args(["worker", "time", case.name, &live.to_string()]);
-        Ok(text(&mut worker)?.0.trim().parse()?)
+        let rivals = (0..self.point.at(Axis::Rivals))
+            .map(|_| Companion::start(self.worker(way, "rival", case)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (said, _) = text(&mut self.worker(way, "time", case))?;
+        drop(rivals);
+        let mut figures = said.split_whitespace().map(str::parse);
+        let mut next = || figures.next().ok_or("a worker said nothing");
+        Ok(Time {
+            processor: next()??,
+            interval: next()??,
+        })
     }
 
-    fn start(&self, way: Way) -> Result<f64, Box<dyn Error>> {
+    fn start(&self, way: Way) -> Result<Time, Box<dyn Error>> {
         let mut best = f64::INFINITY;
         for _ in 0..STARTS {
             let mut program = self.prepared(Command::new("/bin/true"), way);
@@ -79,17 +167,17 @@ impl Setup {
                 return Err(format!("/bin/true: {status}").into());
             }
         }
-        Ok(best)
+        Ok(Time {
+            processor: best,
+            interval: best,
+        })
     }
 
-    /// Instructions of one iteration, or of a whole start; `None` when they are not counted.
-    pub fn instructions(
-        &self,
-        case: &Case,
-        live: u32,
-        way: Way,
-    ) -> Result<Option<f64>, Box<dyn Error>> {
-        if !self.callgrind {
+    /// Instructions of one iteration, or of a whole start; `None` when they are not counted. What several threads or processes execute
+    /// beside each other is not the same each time.
+    pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
+        let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
+        if !self.setup.callgrind || several {
             return Ok(None);
         }
         let mut valgrind = self.prepared(Command::new("valgrind"), way);
@@ -100,10 +188,9 @@ impl Setup {
         } else {
             // Only inside of this function of the worker.
             valgrind.arg("--toggle-collect=measured");
-            valgrind
-                .arg(&self.worker)
-                .args(["worker", "count", case.name]);
-            valgrind.args([live.to_string(), COUNTED.to_string()]);
+            valgrind.arg(&self.setup.worker);
+            valgrind.args(self.arguments("count", case));
+            valgrind.arg(COUNTED.to_string());
             COUNTED
         };
         let (_, report) = text(&mut valgrind)?;
@@ -115,6 +202,35 @@ impl Setup {
         Ok(Some(collected / f64::from(times)))
     }
 
+    /// Bytes that a process of `case` has resident when everything of it is there.
+    pub fn resident(&self, case: &Case, way: Way) -> Result<u64, Box<dyn Error>> {
+        let (said, _) = text(&mut self.worker(way, "memory", case))?;
+        Ok(said.trim().parse()?)
+    }
+
+    fn worker(&self, way: Way, how: &str, case: &Case) -> Command {
+        let mut worker = self.prepared(Command::new(&self.setup.worker), way);
+        worker.args(self.arguments(how, case));
+        worker
+    }
+
+    fn arguments(&self, how: &str, case: &Case) -> [String; 5] {
+        let count = |axis| self.point.at(axis).to_string();
+        let words = ["worker", how, case.name].map(String::from);
+        let [worker, how, case] = words;
+        [worker, how, case, count(Axis::Live), count(Axis::Threads)]
+    }
+
+    fn crowd(&self, count: u32) -> Result<Companion, Box<dyn Error>> {
+        let mut crowd = self.prepared(Command::new(&self.setup.worker), Way::Bare);
+        crowd.arg("crowd").arg(&self.setup.root);
+        crowd.args([
+            self.group.as_deref().unwrap_or_default(),
+            &count.to_string(),
+        ]);
+        Companion::start(crowd)
+    }
+
     /// `command` with the environment of `way`. The tool `valgrind` hands it on to the program that it runs.
     fn prepared(&self, mut command: Command, way: Way) -> Command {
         let foreign =
@@ -123,21 +239,45 @@ impl Setup {
             command.env_remove(name);
         }
         command
-            .env("GPULIMIT_ROOT", &self.root)
+            .env("GPULIMIT_ROOT", &self.setup.root)
             .env_remove("LD_PRELOAD");
-        if !matches!(way, Way::Bare) {
-            command.env("LD_PRELOAD", &self.library);
+        if way != Way::Bare {
+            command.env("LD_PRELOAD", &self.setup.library);
         }
-        if matches!(way, Way::Limited) {
-            command.env("GPULIMIT_MAX", "64G");
+        if way == Way::Limited {
+            match &self.group {
+                Some(group) => command.env("GPULIMIT_GROUP", group),
+                None => command.env("GPULIMIT_MAX", LIMIT.to_string()),
+            };
         }
         command
     }
 }
 
-impl Drop for Setup {
+/// A process beside the measured one: it is there when it has said so, and until this is dropped.
+struct Companion(Child);
+
+impl Companion {
+    fn start(mut command: Command) -> Result<Self, Box<dyn Error>> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let said = child.stdout.take().ok_or("no output")?;
+        let companion = Self(child);
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line)?;
+        if line.trim() != "ready" {
+            return Err(format!("{command:?} is not there: {line:?}").into());
+        }
+        Ok(companion)
+    }
+}
+
+impl Drop for Companion {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -5,7 +5,9 @@ use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
 use std::ptr::null_mut;
-use std::time::Instant;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const KIB_4: usize = 4096;
 const BLOCK: usize = 2 << 20;
@@ -21,29 +23,119 @@ const KERNEL: &CStr =
 
 type Handle = *mut c_void;
 
-/// `worker time CASE LIVE` prints the nanoseconds of an iteration; `worker count CASE LIVE TIMES` runs [`measured`] once with so many.
+/// `worker HOW CASE LIVE THREADS [TIMES]`, where HOW is
+/// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one and the next;
+/// - `rival`: says `ready` and goes on until it is killed;
+/// - `count`: runs [`measured`] once with so many TIMES;
+/// - `memory`: prints the resident bytes of this process.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
             .next()
-            .ok_or("worker time|count CASE LIVE [TIMES]")
+            .ok_or("worker time|rival|count|memory CASE LIVE THREADS [TIMES]")
     };
-    let (how, case, live) = (next()?, next()?, next()?.parse()?);
-    let mut body = prepare(&Driver::load(), &case, live)?;
-    (0..WARM_UP).for_each(|_| body());
-    if how == "count" {
-        let times = next()?.parse()?;
-        measured(times, &mut body);
+    let (how, case, live, threads) = (next()?, next()?, next()?.parse()?, next()?.parse()?);
+    let driver = Driver::load();
+    if how == "time" {
+        let (processor, interval) = time(&driver, &case, live, threads);
+        println!("{processor} {interval}");
         return Ok(());
     }
+    let mut body = ready(&driver, &case, live);
+    match &*how {
+        "rival" => {
+            println!("ready");
+            loop {
+                body();
+            }
+        }
+        "count" => measured(next()?.parse()?, &mut body),
+        "memory" => println!("{}", resident()?),
+        _ => return Err(format!("no way to run called {how}").into()),
+    }
+    Ok(())
+}
+
+/// The best of a number of batches.
+fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
+    if threads > 1 {
+        return time_of_several(driver, case, live, threads);
+    }
+    let mut body = ready(driver, case, live);
     let mut best = f64::INFINITY;
     for _ in 0..BATCHES {
         let started = Instant::now();
         measured(BATCH, &mut body);
         best = best.min(started.elapsed().as_nanos() as f64 / f64::from(BATCH));
     }
-    println!("{best}");
-    Ok(())
+    (best, best)
+}
+
+/// Of several threads that begin a batch together.
+fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
+    /// Longer ones, because all have to run to be in each other's way.
+    const BATCH: u32 = 20_000;
+    const BATCHES: usize = 5;
+    let turns = Barrier::new(threads as usize);
+    let thread = || {
+        driver.enter();
+        let mut body = ready(driver, case, live);
+        [(); BATCHES].map(|()| {
+            turns.wait();
+            let (started, spent) = (Instant::now(), processor_time());
+            measured(BATCH, &mut body);
+            (started, Instant::now(), processor_time() - spent)
+        })
+    };
+    let batches: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(thread)).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|batches| batches.expect("a thread")).collect()
+    });
+    let iterations = f64::from(threads * BATCH);
+    let (mut processor, mut interval) = (f64::INFINITY, f64::INFINITY);
+    for batch in 0..BATCHES {
+        let all = || batches.iter().map(|batches| batches[batch]);
+        let spent: f64 = all().map(|(.., spent)| spent).sum();
+        let first = all().map(|(started, ..)| started).min();
+        let last = all().map(|(_, ended, _)| ended).max();
+        let passed = last
+            .zip(first)
+            .map_or(Duration::ZERO, |(last, first)| last - first);
+        processor = processor.min(spent / iterations);
+        interval = interval.min(passed.as_nanos() as f64 / iterations);
+    }
+    (processor, interval)
+}
+
+/// What is done over and over, done often enough to be as it will stay.
+fn ready(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
+    let mut body = prepare(driver, case, live);
+    (0..WARM_UP).for_each(|_| body());
+    body
+}
+
+/// Of this thread: ns.
+fn processor_time() -> f64 {
+    let mut spent = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `timespec`.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut spent) };
+    spent.tv_sec as f64 * 1e9 + spent.tv_nsec as f64
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> Result<u64, Box<dyn Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kib
+        .ok_or("no VmRSS in /proc/self/status")?
+        .trim()
+        .parse::<u64>()?
+        * 1024)
 }
 
 /// The loop that is timed and counted. Callgrind knows it by this name.
@@ -56,7 +148,7 @@ fn measured(times: u32, body: &mut dyn FnMut()) {
 }
 
 /// What is done over and over, with everything that it needs, `live` allocations among it.
-fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>, Box<dyn Error>> {
+fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let Driver {
         cuMemAlloc_v2: alloc,
         cuMemFree_v2: free,
@@ -72,7 +164,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>,
         // SAFETY: just allocated.
         must("cuMemFree", unsafe { free(address) });
     };
-    Ok(match case {
+    match case {
         "in-block" => {
             hold(live);
             Box::new(move || pair(KIB_4))
@@ -83,8 +175,9 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>,
             Box::new(move || pair(KIB_4))
         }
         "new-block" => {
+            // Of more than a block: one of a single block would be paid by the spare.
             hold(live);
-            Box::new(move || pair(BLOCK))
+            Box::new(move || pair(2 * BLOCK))
         }
         "async" => {
             hold(live);
@@ -142,8 +235,49 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Result<Box<dyn FnMut()>,
                 assert!(!found.is_null());
             })
         }
-        _ => return Err(format!("no case {case}").into()),
-    })
+        "replay" => {
+            let (_, exec) = graph(driver);
+            let (launch, stream) = (driver.cuGraphLaunch, stream(driver));
+            Box::new(move || {
+                // SAFETY: an executable graph and a stream.
+                must("cuGraphLaunch", unsafe { launch(exec, stream) });
+            })
+        }
+        "hold-small" => {
+            hold(live);
+            Box::new(|| ())
+        }
+        "hold-blocks" => {
+            for _ in 0..live {
+                allocate(alloc, BLOCK);
+            }
+            Box::new(|| ())
+        }
+        "hold-async" => {
+            let (alloc, stream) = (driver.cuMemAllocAsync, stream(driver));
+            for _ in 0..live {
+                let mut address = 0;
+                // SAFETY: a valid place.
+                must("cuMemAllocAsync", unsafe {
+                    alloc(&mut address, KIB_4, stream)
+                });
+            }
+            Box::new(|| ())
+        }
+        "hold-vmm" => {
+            // CUmemAllocationProp: type pinned, on device 0.
+            let properties = [1u32, 0, 1, 0, 0, 0, 0, 0];
+            for _ in 0..live {
+                let mut handle = 0;
+                // SAFETY: a valid place, and a structure of 32 bytes.
+                must("cuMemCreate", unsafe {
+                    (driver.cuMemCreate)(&mut handle, BLOCK, properties.as_ptr(), 0)
+                });
+            }
+            Box::new(|| ())
+        }
+        _ => panic!("no case {case}"),
+    }
 }
 
 fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize) -> u64 {
@@ -267,14 +401,20 @@ macro_rules! driver {
                         }, )*
                     }
                 };
+                // SAFETY: takes no memory of ours.
+                must("cuInit", unsafe { (driver.cuInit)(0) });
+                driver.enter();
+                driver
+            }
+
+            /// Makes the primary context of GPU 0 this thread's.
+            fn enter(&self) {
                 let mut context = null_mut();
                 // SAFETY: a valid place, then what the call put there.
                 unsafe {
-                    must("cuInit", (driver.cuInit)(0));
-                    must("cuDevicePrimaryCtxRetain", (driver.cuDevicePrimaryCtxRetain)(&mut context, 0));
-                    must("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(context));
+                    must("cuDevicePrimaryCtxRetain", (self.cuDevicePrimaryCtxRetain)(&mut context, 0));
+                    must("cuCtxSetCurrent", (self.cuCtxSetCurrent)(context));
                 }
-                driver
             }
         }
     };
@@ -286,6 +426,7 @@ driver! {
     cuCtxSetCurrent(Handle);
     cuMemAlloc_v2(*mut u64, usize);
     cuMemFree_v2(u64);
+    cuMemCreate(*mut u64, usize, *const u32, u64);
     cuMemAllocAsync(*mut u64, usize, Handle);
     cuMemFreeAsync(u64, Handle);
     cuDeviceGetDefaultMemPool(*mut Handle, c_int);
@@ -297,6 +438,7 @@ driver! {
     cuStreamBeginCapture_v2(Handle, c_int);
     cuStreamEndCapture(Handle, *mut Handle);
     cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+    cuGraphLaunch(Handle, Handle);
     cuGraphGetNodes(Handle, *mut Handle, *mut usize);
     cuGraphKernelNodeGetParams_v2(Handle, *mut u64);
     cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const u64);

@@ -221,22 +221,24 @@ pub fn whole_list<T: Listed, R>(
 pub struct ProcessList;
 
 impl Witness for ProcessList {
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         // Pids of another namespace mean nothing here.
         if identity.pid_ns != Identity::of_self().pid_ns {
             return None;
         }
-        let (mut listed, mut self_listed) = (false, false);
+        let (mut held, mut self_listed) = (None, false);
         let own = std::process::id();
-        each_process(find(device)?, |pid, _| {
-            listed |= pid == identity.pid;
+        each_process(find(device)?, |pid, used| {
+            if pid == identity.pid {
+                held = Some(held.unwrap_or(0u64).saturating_add(used));
+            }
             self_listed |= pid == own;
         })?;
-        // Where the list does not even know ourselves it may be blind to this namespace.
-        if listed || self_listed {
-            Some(listed)
-        } else {
-            None
+        match held {
+            // One that is listed with nothing may be about to take or to lose something.
+            Some(held) => Some(held > covered || covered == 0),
+            // Where the list does not even know ourselves it may be blind to this namespace.
+            None => self_listed.then_some(false),
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{Identity, Witness};
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 use std::ffi::OsStr;
 use std::fs;
@@ -91,9 +93,9 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// A process that is listed holds memory. That one is not listed says something only where NVML's pids are
+    /// A process that is listed holds memory, where no other program of it accounts for that. That one is not listed says something only where NVML's pids are
     /// those of the ledger: without pid namespaces in between.
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;
         let ours = pid_namespace()?;
@@ -101,7 +103,13 @@ impl Witness for Driver {
             return None;
         }
         let listed = device.running_compute_processes().ok()?;
-        let holds = listed.iter().any(|process| process.pid == identity.pid);
+        let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => bytes,
+            UsedGpuMemory::Unavailable => u64::MAX,
+        };
+        let own = listed.iter().filter(|process| process.pid == identity.pid);
+        let held = own.map(bytes).reduce(u64::saturating_add);
+        let holds = held.is_some_and(|held| held > covered || covered == 0);
         (holds || ours == FIRST_PID_NAMESPACE).then_some(holds)
     }
 }

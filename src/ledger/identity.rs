@@ -65,6 +65,12 @@ impl Identity {
             || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
     }
 
+    /// Whether both are programs of one process, before and after `exec`.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
+        key(self) == key(other) && self.start_time != 0
+    }
+
     /// The inode of this process's pid namespace; 0 unknown.
     pub(super) fn own_pid_ns() -> u64 {
         fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())

@@ -12,9 +12,9 @@ use std::fs::File;
 
 /// Knows what the driver still holds for the dead.
 pub trait Witness {
-    /// Whether the driver still lists memory of this dead process on the device; `None` when that cannot be told, and a
-    /// grace time decides.
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool>;
+    /// Whether the driver still lists more than `covered` bytes of this dead process on the device; `None` when that cannot be told, and a
+    /// grace time decides. Something is covered where the process goes on as another program (`exec`).
+    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
     /// The driver has freed a dead process that left up to `bytes` which living members may have got from it. Charges what they have and
     /// nobody has charged yet, and answers true; false where that cannot be told.
@@ -28,7 +28,7 @@ pub trait Witness {
 pub struct NoWitness;
 
 impl Witness for NoWitness {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
         None
     }
 }
@@ -148,17 +148,33 @@ pub(super) fn has_drained(
         if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
             continue;
         }
-        let holds = identity
-            .zip(gpu_table::id(&content.header, device))
-            .and_then(|(process, device)| witness.holds_memory(&process, &device));
-        match holds {
+        let Some((process, id)) = identity.zip(gpu_table::id(&content.header, device)) else {
+            known = false;
+            continue;
+        };
+        let covered = charged_after(ledger, slot, &process, device);
+        match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
-            Some(false) => {}
+            // What another program has charged may not be there yet, and what is there be this one's.
+            Some(false) => known &= covered == 0,
             None => known = false,
         }
     }
     let freed = known || dead_ms >= GRACE_MS;
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
+}
+
+/// Bytes charged to the programs that the process of a dead slot has become since: whoever calls `exec` keeps his pid, and the driver
+/// lists what he holds under it. Of two programs that are both gone only the later covers the earlier.
+fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
+    let owner = |slot: usize| &ledger.content().slots[slot].owner;
+    let age = |slot: usize| (owner(slot).birth.load(Ordering::Relaxed), slot);
+    (0..ledger.high_water())
+        .filter(|&later| age(later) > age(slot))
+        .filter(|&later| Identity::read(owner(later)).is_some_and(|other| other.is_same(process)))
+        .map(|later| ledger.word(later, device).load(Ordering::Acquire))
+        .map(|word| charge::granted(word) * charge::UNIT)
+        .sum()
 }
 
 /// Whether the charge for what the dead process shared with others has gone where the memory is. Not asked when nobody lives.

@@ -91,8 +91,8 @@ pub fn freed(member: &Member, device: &MemberDevice, bytes: u64) {
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
-        ProcessList.holds_memory(process, device)
+    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
+        ProcessList.holds_memory(process, device, covered)
     }
 
     fn adopt(&self, _: &Identity, id: &DeviceId, bytes: u64) -> bool {

@@ -293,9 +293,11 @@ fn change(limits: &mut LimitSet, settings: &[&str]) {
 struct Coroner<'a>(&'a Machine);
 
 impl Witness for Coroner<'_> {
-    fn holds_memory(&self, process: &Identity, _: &DeviceId) -> Option<bool> {
-        let listed = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.pid == process.pid);
-        Some(self.0.gpus().iter().any(listed))
+    fn holds_memory(&self, process: &Identity, _: &DeviceId, covered: u64) -> Option<bool> {
+        let gpus = self.0.gpus();
+        let holders = gpus.iter().flat_map(|gpu| &gpu.holders);
+        let own = holders.filter(|holder| holder.pid == process.pid);
+        Some(own.map(|holder| holder.bytes).sum::<u64>() > covered)
     }
 }
 
