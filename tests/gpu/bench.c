@@ -96,12 +96,17 @@ int main(int argc, char **argv) {
     int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **) =
         symbol("cuLaunchKernel");
     int (*synchronise)(void) = symbol("cuCtxSynchronize");
+    int (*capture)(handle, int) = symbol("cuStreamBeginCapture_v2");
+    int (*captured)(handle, handle *) = symbol("cuStreamEndCapture");
+    int (*instantiate)(handle *, handle, unsigned long long) = symbol("cuGraphInstantiateWithFlags");
+    int (*replay)(handle, handle) = symbol("cuGraphLaunch");
     address block, hold;
-    handle stream, pool, module, kernel;
+    handle stream, pool, module, kernel, graph, exec;
     size_t left, total;
 
     must(stream_create(&stream, 1), "cuStreamCreate");
-    MEASURE("new_block_pair", 40, (must(alloc(&block, 2 << 20), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    /* More than a block: one of a single block would be paid by the spare. */
+    MEASURE("new_block_pair", 40, (must(alloc(&block, 4 << 20), "cuMemAlloc"), must(give(block), "cuMemFree")));
 
     must(alloc(&hold, 4096), "cuMemAlloc");
     MEASURE("in_block_pair_1", 2000, (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
@@ -129,6 +134,16 @@ int main(int argc, char **argv) {
     MEASURE("launch", 200, {
         must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
         if (i == 199) must(synchronise(), "cuCtxSynchronize");
+    });
+
+    /* 2 is CU_STREAM_CAPTURE_MODE_RELAXED. */
+    must(capture(stream, 2), "cuStreamBeginCapture");
+    for (int i = 0; i < 100; i++) must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    must(captured(stream, &graph), "cuStreamEndCapture");
+    must(instantiate(&exec, graph, 0), "cuGraphInstantiate");
+    MEASURE("graph_replay_100", 50, {
+        must(replay(exec, stream), "cuGraphLaunch");
+        if (i == 49) must(synchronise(), "cuCtxSynchronize");
     });
     printf("}\n");
     return 0;

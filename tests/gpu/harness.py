@@ -205,6 +205,11 @@ class Program:
                 pipe.close()
         return status
 
+    @property
+    def pid(self) -> int:
+        """Of the command itself."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it, with all that it started, and wait for its death."""
         for child in children(self._process.pid):

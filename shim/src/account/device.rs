@@ -15,7 +15,7 @@ use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
 use super::shared::{self, Heir};
-use super::spare::Spare;
+use super::spare::{Spare, Spares};
 use super::{Account, BLOCK};
 use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Out,
@@ -56,7 +56,7 @@ pub struct Device {
     /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches of graphs, and those that
     /// contexts have set aside.
     headroom: AtomicI64,
-    pub spare: Spare,
+    pub spares: Spares,
     pub driver: DriverShare,
     pub kernels: KernelMemory,
     pub graphs: GraphMemory,
@@ -125,7 +125,7 @@ impl Device {
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
             headroom: AtomicI64::new(0),
-            spare: Spare::default(),
+            spares: Spares::default(),
             driver: DriverShare::default(),
             kernels,
             graphs: GraphMemory::default(),
@@ -517,10 +517,10 @@ impl Device {
     /// Gives back what costs nothing; true when something came back.
     fn reclaim(&self, trim: bool) -> bool {
         let orphans = self.settle_orphans();
-        let spare = self.release_spare();
+        let spares = self.release_spares();
         let pools = self.account.pools.reclaim(self, trim);
         let graphs = self.graphs.reclaim(self, trim);
-        orphans || spare || pools || graphs
+        orphans || spares || pools || graphs
     }
 
     /// Waits until the group has room for `bytes`, if it is one where requests wait; else refuses them. The room is not kept: others may be
@@ -531,23 +531,23 @@ impl Device {
         Ok(())
     }
 
-    /// A block is charged and not needed: keeps it as the spare, or gives it back.
+    /// A block is charged and not needed: keeps it as a spare, or gives it back.
     pub fn keep_block(&self) {
-        if self.spare.keep() {
+        if self.spares.own().keep() {
             self.add_idle(BLOCK);
         } else {
             self.uncharge(BLOCK);
         }
     }
 
-    /// Gives the spare block back. True when there was one.
-    pub fn release_spare(&self) -> bool {
-        if !self.spare.take() {
-            return false;
+    /// Gives the spare blocks back. True when there was one.
+    pub fn release_spares(&self) -> bool {
+        let taken = self.spares.all().filter(|spare| spare.take());
+        let released = taken.map(Spare::consume).count() as u64;
+        if released > 0 {
+            self.uncharge_idle(released * BLOCK);
         }
-        self.spare.consume();
-        self.uncharge_idle(BLOCK);
-        true
+        released > 0
     }
 
     /// The pool that `cuMemAllocAsync` takes from on this device.

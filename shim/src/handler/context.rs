@@ -197,7 +197,7 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
             count.checked_sub(1)
         });
     if left.unwrap_or(1) == 1 {
-        device.release_spare();
+        device.release_spares();
     }
     device.driver.forget_assumed(device);
     device.driver.measure(device);

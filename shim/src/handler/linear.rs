@@ -5,6 +5,7 @@ use gpulimit_core::ledger::Category;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::device::Device;
+use crate::account::spare::Spare;
 use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
 use crate::hook::Call;
@@ -142,7 +143,7 @@ fn small_paid(
     call: Call,
     device: &'static Device,
     estimate: u64,
-    paid: Paid,
+    paid: Paid<'_>,
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
@@ -182,9 +183,9 @@ fn small_paid(
 }
 
 /// What a small request's possible new block is paid with.
-enum Paid {
-    /// The spare block.
-    Spare,
+enum Paid<'a> {
+    /// A spare block.
+    Spare(&'a Spare),
     /// A block charged for it.
     Charged,
     /// A block of the driver's reserve, which it must not keep: the group is full.
@@ -192,17 +193,21 @@ enum Paid {
 }
 
 #[inline]
-fn pay_for_block(device: &Device, symbol: &'static str) -> Result<Paid, Refused> {
-    if device.spare.take() {
-        return Ok(Paid::Spare);
+fn pay_for_block<'a>(device: &'a Device, symbol: &'static str) -> Result<Paid<'a>, Refused> {
+    let spare = device.spares.own();
+    if spare.take() {
+        return Ok(Paid::Spare(spare));
     }
     charge_for_block(device, symbol)
 }
 
 #[cold]
-fn charge_for_block(device: &Device, symbol: &'static str) -> Result<Paid, Refused> {
+fn charge_for_block<'a>(device: &'a Device, symbol: &'static str) -> Result<Paid<'a>, Refused> {
     if device.charge_quietly(BLOCK) {
         return Ok(Paid::Charged);
+    }
+    if let Some(spare) = device.spares.all().find(|spare| spare.take()) {
+        return Ok(Paid::Spare(spare));
     }
     // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
     if device.driver.borrow(BLOCK) {
@@ -211,12 +216,12 @@ fn charge_for_block(device: &Device, symbol: &'static str) -> Result<Paid, Refus
     device.charge(symbol, BLOCK).map(|()| Paid::Charged)
 }
 
-impl Paid {
+impl Paid<'_> {
     /// It was not needed.
     #[inline]
     fn give_back(&self, device: &Device) {
         match self {
-            Paid::Spare => device.spare.put_back(),
+            Paid::Spare(spare) => spare.put_back(),
             Paid::Charged => device.keep_block(),
             Paid::Lent => device.driver.give_back(BLOCK),
         }
@@ -225,8 +230,8 @@ impl Paid {
     /// It has become a block of the program's.
     fn spend(&self, device: &Device) {
         match self {
-            Paid::Spare => {
-                device.spare.consume();
+            Paid::Spare(spare) => {
+                spare.consume();
                 device.remove_idle(BLOCK);
             }
             Paid::Charged => {}

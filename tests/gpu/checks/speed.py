@@ -14,6 +14,7 @@ AIMS = {
     "in_block_pair_50000": 1.05,
     "async_pair": 1.20,
     "launch": 1.00,
+    "graph_replay_100": 1.00,
     "mem_get_info": None,
 }
 NOISE = 0.02
