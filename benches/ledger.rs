@@ -1,4 +1,4 @@
-//! What a charge and its giving back cost against so many live slots. Run: `cargo bench --bench ledger`.
+//! What a charge and its giving back cost against so many live slots. Run: `cargo run --release -p gpulimit-benches --bin ledger`.
 
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{
