@@ -5,6 +5,7 @@
 
 pub mod arrays;
 pub mod blocks;
+pub mod contexts;
 pub mod device;
 pub mod driver_share;
 pub mod graphs;
@@ -169,9 +170,7 @@ impl Account {
 
     /// Contexts that this process has.
     pub fn context_count(&'static self) -> usize {
-        self.devices()
-            .map(|device| device.contexts.load(Ordering::Acquire) as usize)
-            .sum()
+        self.devices().map(|device| device.contexts.count()).sum()
     }
 
     /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.

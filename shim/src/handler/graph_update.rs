@@ -10,7 +10,7 @@ use crate::abi::{
     Node, NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::graphs::nodes::each_kernel;
-use crate::handler::code::Lazy;
+use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;

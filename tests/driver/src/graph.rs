@@ -76,8 +76,7 @@ pub enum Kind {
 /// A node. Never freed, as a stream.
 pub struct Node {
     magic: u64,
-    /// What it does.
-    pub kind: Kind,
+    kind: Mutex<Kind>,
     after: Vec<&'static Node>,
 }
 
@@ -103,9 +102,27 @@ impl Node {
         }
     }
 
+    /// What it does.
+    pub fn kind(&self) -> Kind {
+        *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts another kernel into a node that has one.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it has none.
+    pub fn set_kernel(&self, function: usize, need: Need) -> Outcome<()> {
+        let mut kind = self.kind.lock().unwrap_or_else(PoisonError::into_inner);
+        match *kind {
+            Kind::Kernel { .. } => *kind = Kind::Kernel { function, need },
+            _ => return Err(Status::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
     /// Its number in `CUgraphNodeType`.
     pub fn number(&self) -> i32 {
-        match self.kind {
+        match self.kind() {
             Kind::Kernel { .. } => 0,
             Kind::Other(number) => number,
             Kind::Child(_) => 4,
@@ -135,7 +152,7 @@ struct Parts {
 impl Parts {
     /// Whether the graph has more nodes that allocate the address than nodes among these that free it.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
-        let balance = |node: &&Node| match node.kind {
+        let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
             Kind::Free(at) if at == address && among(node) => -1,
             _ => 0i64,
@@ -151,19 +168,19 @@ impl Parts {
     /// Whether one of its nodes allocates the address.
     fn allocates(&self, address: u64) -> bool {
         let at =
-            |node: &Node| matches!(node.kind, Kind::Alloc { address: at, .. } if at == address);
+            |node: &Node| matches!(node.kind(), Kind::Alloc { address: at, .. } if at == address);
         self.nodes.iter().any(|node| at(node))
     }
 
     fn frees(&self, address: u64) -> bool {
-        let at = |node: &Node| matches!(node.kind, Kind::Free(at) if at == address);
+        let at = |node: &Node| matches!(node.kind(), Kind::Free(at) if at == address);
         self.nodes.iter().any(|node| at(node))
     }
 
     /// Addresses on a GPU that a node with these dependencies must not get.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
-        let allocated = self.nodes.iter().filter_map(|node| match node.kind {
+        let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
             Kind::Alloc {
                 address,
                 bytes,
@@ -183,7 +200,7 @@ impl Parts {
     fn add(&mut self, kind: Kind, after: Vec<&'static Node>) -> &'static Node {
         let node: &'static Node = Box::leak(Box::new(Node {
             magic: NODE_MAGIC,
-            kind,
+            kind: Mutex::new(kind),
             after,
         }));
         self.nodes.push(node);
@@ -341,7 +358,7 @@ impl Plan {
         self.layouts.extend(layouts);
         for node in graph.nodes()? {
             self.shape.push(node.number());
-            match node.kind {
+            match node.kind() {
                 Kind::Kernel { need, .. } => self.kernels.push((node.handle(), need)),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
@@ -504,7 +521,7 @@ impl Exec {
     /// # Errors
     /// As [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
     pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
-        let Kind::Child(child) = node.kind else {
+        let Kind::Child(child) = node.kind() else {
             return Err(Status::INVALID_VALUE);
         };
         let (plan, before) = (Plan::of(graph)?, Plan::of(child)?);
