@@ -38,6 +38,7 @@ use crate::table::cuda;
 use arrays::Arrays;
 use blocks::Blocks;
 use device::Device;
+use graphs::bodies::Bodies;
 use graphs::execs::Execs;
 use green::Greens;
 use launched::Launched;
@@ -66,6 +67,7 @@ pub struct Account {
     pub openings: Openings,
     pub vmm: Vmm,
     pub pools: Pools,
+    pub bodies: Bodies,
     pub execs: Execs,
     pub launched: Launched,
     pub libraries: Libraries,
@@ -87,6 +89,7 @@ impl Account {
             openings: Openings::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
+            bodies: Bodies::default(),
             execs: Execs::default(),
             launched: Launched::default(),
             libraries: Libraries::default(),

@@ -2,8 +2,8 @@
 //! (measured, H100, 580.159.04).
 
 use crate::abi::{
-    Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_KERNEL, Node, NodeParams, Opaque,
-    Out, Status,
+    ConditionalNodeParams, Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
+    NODE_TYPE_KERNEL, Node, NodeParams, Opaque, Out, SUCCESS, Status,
 };
 use crate::handler::lazy;
 use crate::hook::Call;
@@ -29,6 +29,26 @@ fn first(params: In<KernelNodeParamsV1>) -> Option<KernelNodeParams> {
 fn kernel(params: In<NodeParams>) -> Option<KernelNodeParams> {
     let params = params.read()?;
     (params.kind == NODE_TYPE_KERNEL).then_some(params.kernel)
+}
+
+/// Runs `real`, which adds a node of any kind. What a conditional one may run is remembered: nobody else tells (measured; only drivers of CUDA 13.5 have
+/// `cuGraphNodeGetParams`), and graphs with such nodes can be neither copied nor put into others.
+fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: impl Fn() -> Status) -> Status {
+    let status = keep(call, kernel(params), real);
+    let is_conditional = || {
+        params
+            .read()
+            .is_some_and(|params| params.kind == NODE_TYPE_CONDITIONAL)
+    };
+    if status == SUCCESS
+        && is_conditional()
+        && let (Some(node), Some(params)) =
+            (node.read(), params.cast::<ConditionalNodeParams>().read())
+    {
+        let graphs = (0..params.size as usize).filter_map(|at| params.graphs.at(at).read());
+        call.process.bodies.insert(node, graphs.collect());
+    }
+    status
 }
 
 /// `cuGraphAddKernelNode`: as `cuGraphAddKernelNode_v2`.
@@ -61,7 +81,7 @@ pub fn add_kernel(
     })
 }
 
-/// `cuGraphAddNode`: as `cuGraphAddKernelNode_v2`.
+/// `cuGraphAddNode`: as `cuGraphAddKernelNode_v2`; remembers what a conditional node may run, for the call that makes its graph executable.
 pub fn add(
     call: Call,
     real: impl Fn(Out<Node>, Graph, Opaque, usize, In<NodeParams>) -> Status,
@@ -71,12 +91,12 @@ pub fn add(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    keep(call, kernel(params), || {
+    any(call, node, params, || {
         real(node, graph, dependencies, count, params)
     })
 }
 
-/// `cuGraphAddNode_v2`, `cuGraphAddNode_v3`: as `cuGraphAddKernelNode_v2`.
+/// `cuGraphAddNode_v2`, `cuGraphAddNode_v3`: as `cuGraphAddNode`.
 #[allow(clippy::too_many_arguments)]
 pub fn add_with_edges(
     call: Call,
@@ -88,7 +108,7 @@ pub fn add_with_edges(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    keep(call, kernel(params), || {
+    any(call, node, params, || {
         real(node, graph, dependencies, edges, count, params)
     })
 }

@@ -60,6 +60,8 @@ pub enum Kind {
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
+    /// May run one of these.
+    Conditional(&'static [&'static Graph]),
     /// Allocates so many bytes on a GPU.
     Alloc {
         /// The address.
@@ -127,6 +129,7 @@ impl Node {
             Kind::Other(number) => number,
             Kind::Child(_) => 4,
             Kind::Alloc { .. } => 10,
+            Kind::Conditional(_) => 13,
             Kind::Free(_) => 11,
         }
     }
@@ -214,15 +217,22 @@ pub struct Graph {
     parts: Mutex<Option<Parts>>,
     /// An executable graph with its memory nodes exists.
     instantiated: AtomicBool,
+    /// It is a conditional node's.
+    owned: bool,
 }
 
 impl Graph {
     /// A graph without nodes.
     pub fn make() -> &'static Graph {
+        Graph::made(false)
+    }
+
+    fn made(owned: bool) -> &'static Graph {
         Box::leak(Box::new(Graph {
             magic: AtomicU64::new(GRAPH_MAGIC),
             parts: Mutex::new(Some(Parts::default())),
             instantiated: AtomicBool::new(false),
+            owned,
         }))
     }
 
@@ -314,6 +324,22 @@ impl Graph {
         })
     }
 
+    /// Adds a conditional node with so many graphs; these.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the graph is destroyed.
+    pub fn add_conditional(
+        &self,
+        count: usize,
+        after: Vec<&'static Node>,
+    ) -> Outcome<(&'static Node, &'static [&'static Graph])> {
+        let bodies: &[&Graph] = (0..count)
+            .map(|_| Graph::made(true))
+            .collect::<Vec<_>>()
+            .leak();
+        Ok((self.add(Kind::Conditional(bodies), after)?, bodies))
+    }
+
     /// Whether it has nodes that allocate or free, in its child graphs too.
     ///
     /// # Errors
@@ -322,8 +348,27 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
+    /// Whether it may be in others: one with conditional nodes may not (measured), nor the graph of one.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is destroyed.
+    pub fn may_be_child(&self) -> Outcome<bool> {
+        let is_conditional = |node: &&Node| matches!(node.kind(), Kind::Conditional(_));
+        Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
+    }
+
+    /// Whether it is a conditional node's, and goes with it.
+    pub fn is_owned(&self) -> bool {
+        self.owned
+    }
+
     /// Destroys the graph. What was made of it stays.
     pub fn destroy(&self) {
+        for node in self.nodes().unwrap_or_default() {
+            if let Kind::Conditional(bodies) = node.kind() {
+                bodies.iter().for_each(|body| body.destroy());
+            }
+        }
         self.magic.store(0, Release);
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = parts.take();
@@ -362,6 +407,9 @@ impl Plan {
                 Kind::Kernel { need, .. } => self.kernels.push((node.handle(), need)),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
+                Kind::Conditional(bodies) => {
+                    bodies.iter().try_for_each(|body| self.include(body))?;
+                }
                 Kind::Free(address) => self.freed.push(address),
                 Kind::Alloc {
                     address,

@@ -18,6 +18,11 @@ const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
+const CONDITIONAL: i32 = 13;
+/// `CUgraphConditionalNodeType`.
+const IF: u32 = 0;
+const WHILE: u32 = 1;
+const SWITCH: u32 = 2;
 /// `CUgraphChildGraphNodeOwnership`: the child graph becomes the node's.
 const MOVE: i32 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
@@ -58,10 +63,49 @@ fn child(
     moved: bool,
 ) -> Outcome<&'static Node> {
     let child = Graph::from_handle(child)?;
-    if !moved && child.has_memory()? {
+    if !child.may_be_child()? || (!moved && child.has_memory()?) {
         return Err(Status::NOT_SUPPORTED);
     }
     graph.add(Kind::Child(child), after)
+}
+
+/// Nothing is ever decided: any handle will do.
+pub fn conditional_handle(
+    out: Out<u64>,
+    graph: usize,
+    context: usize,
+    _default: u32,
+    _flags: u32,
+) -> Outcome<()> {
+    given(context)?;
+    out.put(Graph::from_handle(graph)?.handle() as u64)
+}
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, how many graphs, where they are, the context. Measured: without a context 201.
+fn conditional(
+    graph: &Graph,
+    after: Vec<&'static Node>,
+    params: Out<u8>,
+) -> Outcome<&'static Node> {
+    let [kind, count] = params.at(8).cast::<[u32; 2]>().read()?;
+    let right = match kind {
+        IF => (1..=2).contains(&count),
+        WHILE => count == 1,
+        SWITCH => count > 0,
+        _ => false,
+    };
+    if !right {
+        return Err(Status::INVALID_VALUE);
+    }
+    match params.at(24).cast::<usize>().read()? {
+        0 => return Err(Status::INVALID_CONTEXT),
+        context => given(context)?,
+    };
+    let (node, bodies) = graph.add_conditional(count as usize, after)?;
+    let handles = bodies.iter().map(|body| body.handle());
+    let list: &[usize] = handles.collect::<Vec<_>>().leak();
+    params.at(16).cast::<usize>().put(list.as_ptr() as usize)?;
+    Ok(node)
 }
 
 pub fn add_alloc_node(
@@ -195,6 +239,7 @@ pub fn add_node(
             child(graph, after, inner.cast().read()?, moved)
         }
         EMPTY => graph.add(Kind::Other(EMPTY), after),
+        CONDITIONAL => conditional(graph, after, inner),
         _ => Err(Status::NOT_SUPPORTED),
     };
     node.put(added?.handle())
@@ -406,7 +451,12 @@ pub fn destroy_exec(exec: usize) -> Outcome<()> {
 
 pub fn destroy(graph: usize) -> Outcome<()> {
     driver()?;
-    Graph::from_handle(graph)?.destroy();
+    let graph = Graph::from_handle(graph)?;
+    // Measured.
+    if graph.is_owned() {
+        return Err(Status::INVALID_VALUE);
+    }
+    graph.destroy();
     Ok(())
 }
 

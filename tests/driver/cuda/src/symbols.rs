@@ -298,6 +298,7 @@ symbols! {
     cuGraphKernelNodeSetParams_v2(node: usize, params: In<u8>) "cuGraphKernelNodeSetParams" 12000 => graph::set_kernel_node_v2;
     cuGraphNodeSetParams(node: usize, params: In<u8>) "cuGraphNodeSetParams" 12020 => graph::set_node_params;
     cuGraphNodeSetParams_v2(node: usize, params: In<u8>) "cuGraphNodeSetParams" 13050 => graph::set_node_params;
+    cuGraphConditionalHandleCreate(handle: Out<u64>, graph: usize, context: usize, value: u32, flags: u32) "cuGraphConditionalHandleCreate" 12030 => graph::conditional_handle;
     cuGraphNodeGetType(node: usize, number: Out<i32>) "cuGraphNodeGetType" 10000 => graph::node_type;
     cuGraphKernelNodeGetParams(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 10000 => graph::kernel_params_v1;
     cuGraphKernelNodeGetParams_v2(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 12000 => graph::kernel_params_v2;

@@ -3,6 +3,7 @@
 mod arrays;
 mod at_limit;
 mod code;
+mod conditional;
 mod containers;
 mod contexts;
 mod death;
