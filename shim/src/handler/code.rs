@@ -209,14 +209,12 @@ pub fn module_function(
     name: Opaque,
 ) -> Status {
     let status = real(function, module, name);
-    if let (SUCCESS, Some(function)) = (status, function.read()) {
-        if let (false, Ok(device)) = (
-            lazy::is_loaded(call, function),
-            call.process.current_device(),
-        ) {
-            device.driver.measure(device);
-            lazy::note_loaded(call, function);
-        }
+    if let (SUCCESS, Some(function)) = (status, function.read())
+        && !lazy::is_loaded(call, function)
+        && let Ok(device) = call.process.current_device()
+    {
+        device.driver.measure(device);
+        lazy::note_loaded(call, function);
     }
     status
 }
