@@ -262,6 +262,37 @@ fn structures_of_the_driver_are_laid_out_as_we_read_them() {
             ("CUmemGenericAllocationHandle", 8, &[]),
         ],
     );
+    check_layouts(
+        "cuda.h",
+        "12.4",
+        &[
+            (
+                "CUgraphNodeParams",
+                256,
+                &[
+                    ("type", 0),
+                    ("kernel", 16),
+                    ("graph", 16),
+                    ("conditional", 16),
+                ],
+            ),
+            (
+                "CUDA_KERNEL_NODE_PARAMS_v2",
+                72,
+                &[("func", 0), ("kern", 56), ("ctx", 64)],
+            ),
+            (
+                "CUDA_KERNEL_NODE_PARAMS_v3",
+                72,
+                &[("func", 0), ("kern", 56), ("ctx", 64)],
+            ),
+            (
+                "CUDA_CONDITIONAL_NODE_PARAMS",
+                32,
+                &[("handle", 0), ("size", 12), ("phGraph_out", 16)],
+            ),
+        ],
+    );
 }
 
 #[test]

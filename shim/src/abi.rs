@@ -81,6 +81,7 @@ pub const NODE_TYPE_KERNEL: i32 = 0;
 pub const NODE_TYPE_GRAPH: i32 = 4;
 pub const NODE_TYPE_MEM_ALLOC: i32 = 10;
 pub const NODE_TYPE_MEM_FREE: i32 = 11;
+pub const NODE_TYPE_CONDITIONAL: i32 = 13;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 pub const GRAPH_INSTANTIATE_UPLOAD: u64 = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -252,6 +253,20 @@ impl NodeParams {
     }
 }
 
+/// The first 40 bytes of a `CUgraphNodeParams` with a conditional node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionalNodeParams {
+    pub kind: i32,
+    pub reserved: [i32; 3],
+    pub handle: u64,
+    pub conditional: i32,
+    /// How many graphs there are.
+    pub size: u32,
+    /// The driver's own list, when the node has been added.
+    pub graphs: In<Graph>,
+}
+
 /// `CUuuid`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -341,6 +356,9 @@ const _: () = {
     assert!(size_of::<GraphInstantiateParams>() == 16);
     assert!(size_of::<KernelNodeParams>() == 72);
     assert!(std::mem::offset_of!(KernelNodeParams, kernel) == 56);
+    assert!(std::mem::offset_of!(NodeParams, kernel) == 16);
+    assert!(std::mem::offset_of!(ConditionalNodeParams, size) == 28);
+    assert!(std::mem::offset_of!(ConditionalNodeParams, graphs) == 32);
     assert!(size_of::<Uuid>() == 16);
     assert!(size_of::<NvmlMemory>() == 24);
     assert!(size_of::<NvmlMemoryV2>() == 40);

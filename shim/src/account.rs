@@ -5,6 +5,7 @@
 
 pub mod arrays;
 pub mod blocks;
+pub mod contexts;
 pub mod device;
 pub mod driver_share;
 pub mod graphs;
@@ -37,6 +38,7 @@ use crate::table::cuda;
 use arrays::Arrays;
 use blocks::Blocks;
 use device::Device;
+use graphs::bodies::Bodies;
 use graphs::execs::Execs;
 use green::Greens;
 use launched::Launched;
@@ -65,6 +67,7 @@ pub struct Account {
     pub openings: Openings,
     pub vmm: Vmm,
     pub pools: Pools,
+    pub bodies: Bodies,
     pub execs: Execs,
     pub launched: Launched,
     pub libraries: Libraries,
@@ -86,6 +89,7 @@ impl Account {
             openings: Openings::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
+            bodies: Bodies::default(),
             execs: Execs::default(),
             launched: Launched::default(),
             libraries: Libraries::default(),
@@ -169,9 +173,7 @@ impl Account {
 
     /// Contexts that this process has.
     pub fn context_count(&'static self) -> usize {
-        self.devices()
-            .map(|device| device.contexts.load(Ordering::Acquire) as usize)
-            .sum()
+        self.devices().map(|device| device.contexts.count()).sum()
     }
 
     /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.

@@ -8,9 +8,10 @@
 
 use crate::abi::*;
 use crate::account::launched::is_recent;
+use crate::handler::lazy::is_recent as is_loaded;
 use crate::handler::{
-    array, code, context, graph, graph_update, green, ipc, launch, limits, linear, lookup, managed,
-    measured, pool, process_list, synchronize, view, vmm,
+    array, code, context, graph, graph_node, graph_update, green, ipc, launch, lazy, limits,
+    linear, lookup, managed, measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 
@@ -96,9 +97,22 @@ table! {
             track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
-            measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => code::set_attribute;
+            measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => lazy::set_attribute, unless is_loaded: kernel;
+            measured cuKernelSetCacheConfig(kernel: Opaque, config: i32, device: Device) => lazy::set_cache_config, unless is_loaded: kernel;
+            measured cuKernelGetParamInfo(kernel: Opaque, index: usize, offset: Out<usize>, size: Out<usize>) => lazy::param_info, unless is_loaded: kernel;
+            measured cuKernelGetParamCount(kernel: Opaque, count: Out<usize>) => lazy::param_count, unless is_loaded: kernel;
             measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function;
-            measured cuFuncLoad(function: Opaque) => code::load_function, unless is_recent: function;
+            measured cuFuncLoad(function: Opaque) => lazy::function, unless is_loaded: function;
+            measured cuFuncSetAttribute(function: Opaque, attribute: i32, value: i32) => lazy::set_function_attribute, unless is_loaded: function;
+            measured cuFuncSetCacheConfig(function: Opaque, config: i32) => lazy::set_function_config, unless is_loaded: function;
+            measured cuFuncSetSharedMemConfig(function: Opaque, config: i32) => lazy::set_function_config, unless is_loaded: function;
+            measured cuOccupancyMaxActiveBlocksPerMultiprocessor(count: Out<i32>, function: Opaque, threads: i32, shared: usize) => lazy::active_blocks, unless is_loaded: function;
+            measured cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: Out<i32>, function: Opaque, threads: i32, shared: usize, flags: u32) => lazy::active_blocks_with_flags, unless is_loaded: function;
+            measured cuOccupancyMaxPotentialBlockSize(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32) => lazy::block_size, unless is_loaded: function;
+            measured cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32, flags: u32) => lazy::block_size_with_flags, unless is_loaded: function;
+            measured cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: Opaque, blocks: i32, threads: i32) => lazy::dynamic_shared, unless is_loaded: function;
+            measured cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
+            measured cuOccupancyMaxActiveClusters(count: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
 
             launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
             launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
@@ -113,6 +127,15 @@ table! {
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
+            measured cuGraphAddKernelNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParamsV1>) => graph_node::add_kernel_v1;
+            measured cuGraphAddKernelNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParams>) => graph_node::add_kernel;
+            measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add;
+            measured cuGraphAddNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add_with_edges;
+            measured cuGraphAddNode_v3(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add_with_edges;
+            measured cuGraphKernelNodeSetParams(node: Node, params: In<KernelNodeParamsV1>) => graph_node::set_kernel_v1;
+            measured cuGraphKernelNodeSetParams_v2(node: Node, params: In<KernelNodeParams>) => graph_node::set_kernel;
+            measured cuGraphNodeSetParams(node: Node, params: In<NodeParams>) => graph_node::set;
+            measured cuGraphNodeSetParams_v2(node: Node, params: In<NodeParams>) => graph_node::set;
             measured cuGraphInstantiate(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
             measured cuGraphInstantiate_v2(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
             measured cuGraphInstantiateWithFlags(exec: Out<GraphExec>, graph: Graph, flags: u64) => graph::instantiate_with_flags;

@@ -92,6 +92,11 @@ impl<T: Copy> In<T> {
         In(place)
     }
 
+    /// The same address, where something else may stand as well.
+    pub fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
     /// The n-th element of a list that the caller promises to have so many; null stays null.
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {

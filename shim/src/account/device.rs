@@ -10,6 +10,7 @@ use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal};
 use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
+use super::contexts::Contexts;
 use super::driver_share::{DriverShare, RESERVE};
 use super::graphs::GraphMemory;
 use super::kernel_memory::KernelMemory;
@@ -63,7 +64,7 @@ pub struct Device {
     /// Held while a context is made.
     pub making: Mutex<()>,
     /// Contexts that this process has here.
-    pub contexts: AtomicU32,
+    pub contexts: Contexts,
     /// Handle of the primary context; 0 until it was retained.
     pub primary: AtomicUsize,
     /// Allocations of other processes here that this one has open.
@@ -130,7 +131,7 @@ impl Device {
             kernels,
             graphs: GraphMemory::default(),
             making: Mutex::new(()),
-            contexts: AtomicU32::new(0),
+            contexts: Contexts::default(),
             primary: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
             current_pool: AtomicPtr::new(null_mut()),
@@ -483,11 +484,11 @@ impl Device {
         if self.counts_contexts() {
             return 0;
         }
-        match (self.contexts.load(Ordering::Acquire), self.context_hint()) {
+        match (self.contexts.count() as u64, self.context_hint()) {
             (0, _) => 0,
             // The first of the machine, not measured yet.
             (_, 0) => used,
-            (contexts, each) => used.min(u64::from(contexts).saturating_mul(each)),
+            (contexts, each) => used.min(contexts.saturating_mul(each)),
         }
     }
 
@@ -618,7 +619,7 @@ impl Device {
     pub fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.account.pools.refresh_on(self);
-            if self.contexts.load(Ordering::Acquire) > 0 {
+            if self.contexts.count() > 0 {
                 self.graphs.refresh(self);
             }
         };
@@ -630,7 +631,7 @@ impl Device {
             let before = self.named();
             let figure = self.nvml.own_bytes(&self.id)?;
             if self.teardowns.load(Ordering::Acquire) > 0
-                || (figure == 0 && self.contexts.load(Ordering::Acquire) > 0)
+                || (figure == 0 && self.contexts.count() > 0)
             {
                 return None;
             }

@@ -21,6 +21,7 @@
 //! Any other launch is charged as if it were the first. In a full group that means a trim, which gives back what the graph itself had before;
 //! what its own stream still uses is waited for.
 
+pub mod bodies;
 pub mod execs;
 pub mod nodes;
 

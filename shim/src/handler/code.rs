@@ -1,10 +1,9 @@
 //! Modules and libraries: code and `__device__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is measured, and
 //! unloaded again when the group has no room for it.
 
-use crate::abi::{
-    CUDA_ERROR_NOT_FOUND, Context, Device, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
-};
+use crate::abi::{DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
 use crate::account::BLOCK;
+use crate::handler::lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
@@ -170,7 +169,7 @@ pub fn library_module(
     module: Out<Opaque>,
     library: Opaque,
 ) -> Status {
-    load_once(call, library, Some(library), || real(module, library))
+    lazy::load(call, library, Some(library), None, || real(module, library))
 }
 
 /// `cuKernelGetFunction`: as `cuLibraryGetModule`.
@@ -180,7 +179,11 @@ pub fn kernel_function(
     function: Out<Opaque>,
     kernel: Opaque,
 ) -> Status {
-    load_once(call, kernel, None, || real(function, kernel))
+    let status = lazy::load(call, kernel, None, None, || real(function, kernel));
+    if let (SUCCESS, Some(function)) = (status, function.read()) {
+        lazy::note_loaded(call, function);
+    }
+    status
 }
 
 /// `cuLibraryGetGlobal`: as `cuLibraryGetModule`.
@@ -192,50 +195,8 @@ pub fn global(
     library: Opaque,
     name: Opaque,
 ) -> Status {
-    load_once(call, library, Some(library), || {
+    lazy::load(call, library, Some(library), None, || {
         real(dptr, bytes, library, name)
-    })
-}
-
-/// Charges ahead and measures what `real` loads for `handle` (a library, or else a kernel of one), unless it has done so before: libraries
-/// ask for the same kernel at every call.
-fn load_once(
-    call: Call,
-    handle: Opaque,
-    library: Option<Opaque>,
-    real: impl Fn() -> Status,
-) -> Status {
-    // Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
-    let (loaded, launched) = (handle | 1, &call.process.launched);
-    // A library is loaded in every context by itself.
-    let context = current_context();
-    let lazy = Lazy::of(call, library, handle, context);
-    if lazy.is_empty() && launched.contains(loaded) {
-        return real();
-    }
-    launched.note_kernel(loaded, 0);
-    if lazy.is_empty() && launched.contains_in(loaded, context) {
-        return real();
-    }
-    let status = load(call, lazy.needs, real, None);
-    if status == SUCCESS {
-        lazy.loaded(call);
-        launched.insert_in(loaded, context, call.process.context_count());
-    }
-    status
-}
-
-/// `cuKernelSetAttribute`: as `cuLibraryGetModule`.
-pub fn set_attribute(
-    call: Call,
-    real: impl Fn(i32, i32, Opaque, Device) -> Status,
-    attribute: i32,
-    value: i32,
-    kernel: Opaque,
-    device: Device,
-) -> Status {
-    load_once(call, kernel, None, || {
-        real(attribute, value, kernel, device)
     })
 }
 
@@ -248,28 +209,12 @@ pub fn module_function(
     name: Opaque,
 ) -> Status {
     let status = real(function, module, name);
-    if let (SUCCESS, Some(function)) = (status, function.read()) {
-        let launched = &call.process.launched;
-        // The odd number beside the handle, as of what is loaded once.
-        if !launched.contains(function | 1)
-            && let Ok(device) = call.process.current_device()
-        {
-            device.driver.measure(device);
-            launched.insert(function | 1);
-        }
-    }
-    status
-}
-
-/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
-pub fn load_function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    if call.process.launched.contains(function) {
-        return real(function);
-    }
-    let lazy = Lazy::of(call, None, function, current_context());
-    let status = load(call, lazy.needs, || real(function), None);
-    if status == SUCCESS {
-        lazy.loaded(call);
+    if let (SUCCESS, Some(function)) = (status, function.read())
+        && !lazy::is_loaded(call, function)
+        && let Ok(device) = call.process.current_device()
+    {
+        device.driver.measure(device);
+        lazy::note_loaded(call, function);
     }
     status
 }
@@ -287,55 +232,6 @@ pub fn kernel(
         call.process.launched.note_kernel(kernel, library);
     }
     status
-}
-
-/// A library that a call may load.
-pub struct Lazy {
-    pub library: Option<Opaque>,
-    context: Context,
-    /// What its image says, as far as it is not there yet.
-    pub needs: Needs,
-}
-
-impl Lazy {
-    /// Of `library`, or else of the one that `kernel` belongs to, in `context`.
-    pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
-        let mut lazy = Lazy {
-            library,
-            context,
-            needs: Needs::default(),
-        };
-        if call.process.libraries.is_empty() {
-            return lazy;
-        }
-        if library.is_none() {
-            lazy.library = call.process.launched.library_of(kernel);
-        }
-        if lazy.library.is_none() {
-            let mut owner = 0;
-            match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
-                SUCCESS => lazy.library = Some(owner),
-                // A driver that does not tell.
-                CUDA_ERROR_NOT_FOUND => {}
-                // A function of a module, which has been loaded.
-                _ => return lazy,
-            }
-        }
-        lazy.needs = call.process.libraries.pending(lazy.library, lazy.context);
-        lazy
-    }
-
-    /// Whether there is nothing that is not there.
-    pub fn is_empty(&self) -> bool {
-        self.needs == Needs::default()
-    }
-
-    /// The call has loaded it.
-    pub fn loaded(&self, call: Call) {
-        if let Some(library) = self.library.filter(|_| !self.is_empty()) {
-            call.process.libraries.loaded(library, self.context);
-        }
-    }
 }
 
 /// `cuModuleUnload`: given back after the call is what a measurement finds gone.

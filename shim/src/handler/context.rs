@@ -63,8 +63,8 @@ fn make(
     let before = device.driver.used();
     let status = real();
     let context = made().filter(|_| status == SUCCESS);
-    if context.is_some() {
-        device.contexts.fetch_add(1, Ordering::AcqRel);
+    if let Some(context) = context {
+        device.contexts.insert(context);
         call.process.launched.forget_kernels();
     }
     if context.is_some() && hint > 0 {
@@ -88,7 +88,7 @@ fn make(
     }
     if measured.overrun > 0 {
         undo(context);
-        device.contexts.fetch_sub(1, Ordering::AcqRel);
+        device.contexts.remove(context);
         device.driver.measure(device);
         device.refuse(call.symbol, grown);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -176,7 +176,7 @@ fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     array::drain(call, context, freed);
     call.process.pools.refresh(call.process);
     call.process.execs.drain(context);
-    if device.contexts.load(Ordering::Acquire) <= 1 {
+    if device.contexts.count() <= 1 {
         device.graphs.clear(device);
     } else {
         device.graphs.refresh(device);
@@ -191,12 +191,8 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     device
         .driver
         .unreserve(device, device.kernels.forget(context));
-    let left = device
-        .contexts
-        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
-            count.checked_sub(1)
-        });
-    if left.unwrap_or(1) == 1 {
+    device.contexts.remove(context);
+    if device.contexts.count() == 0 {
         device.release_spares();
     }
     device.driver.forget_assumed(device);

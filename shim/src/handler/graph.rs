@@ -30,7 +30,7 @@ fn instantiate(
     upload: Option<Stream>,
     real: impl Fn() -> Status,
 ) -> Status {
-    let nodes = Nodes::of(graph);
+    let nodes = Nodes::of(graph, &call.process.bodies);
     let execs = &call.process.execs;
     let per_thread = Cell::new(0);
     let real = || prepare(call, exec, &nodes, &per_thread, &real);

@@ -10,7 +10,7 @@ use crate::abi::{
     Node, NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::graphs::nodes::each_kernel;
-use crate::handler::code::Lazy;
+use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::hook::Call;
@@ -88,8 +88,8 @@ fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Sta
 }
 
 /// Shows the kernels of a graph.
-fn kernels_of(graph: Graph) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
-    move |show| each_kernel(graph, show)
+fn kernels_of(call: Call, graph: Graph) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
+    move |show| each_kernel(graph, &call.process.bodies, show)
 }
 
 /// Shows one kernel, where there is one.
@@ -106,7 +106,7 @@ pub fn update(
     error_node: Opaque,
     result: Opaque,
 ) -> Status {
-    change(call, exec, kernels_of(graph), || {
+    change(call, exec, kernels_of(call, graph), || {
         real(exec, graph, error_node, result)
     })
 }
@@ -119,7 +119,9 @@ pub fn update_v2(
     graph: Graph,
     info: Opaque,
 ) -> Status {
-    change(call, exec, kernels_of(graph), || real(exec, graph, info))
+    change(call, exec, kernels_of(call, graph), || {
+        real(exec, graph, info)
+    })
 }
 
 /// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is charged before the call, and before each launch that
@@ -155,7 +157,9 @@ pub fn set_child(
     node: Node,
     child: Graph,
 ) -> Status {
-    change(call, exec, kernels_of(child), || real(exec, node, child))
+    change(call, exec, kernels_of(call, child), || {
+        real(exec, node, child)
+    })
 }
 
 /// `cuGraphExecNodeSetParams`: as the functions of the kinds of nodes.
@@ -170,7 +174,7 @@ pub fn set_node(
         Some(params) if params.kind == NODE_TYPE_KERNEL => {
             params.kernel.handle().into_iter().for_each(show);
         }
-        Some(params) if params.kind == NODE_TYPE_GRAPH => each_kernel(params.child(), show),
+        Some(params) if params.kind == NODE_TYPE_GRAPH => kernels_of(call, params.child())(show),
         _ => {}
     };
     change(call, exec, list, || real(exec, node, params))

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
 use crate::capture::relaxed;
-use crate::handler::code::Lazy;
+use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::capturing;

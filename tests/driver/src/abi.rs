@@ -67,6 +67,11 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
+    /// The same address to read from.
+    pub fn as_in(self) -> In<T> {
+        In(self.0.cast_const())
+    }
+
     /// Whether it is NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()

@@ -60,6 +60,8 @@ pub enum Kind {
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
+    /// May run one of these.
+    Conditional(&'static [&'static Graph]),
     /// Allocates so many bytes on a GPU.
     Alloc {
         /// The address.
@@ -76,8 +78,7 @@ pub enum Kind {
 /// A node. Never freed, as a stream.
 pub struct Node {
     magic: u64,
-    /// What it does.
-    pub kind: Kind,
+    kind: Mutex<Kind>,
     after: Vec<&'static Node>,
 }
 
@@ -103,13 +104,32 @@ impl Node {
         }
     }
 
+    /// What it does.
+    pub fn kind(&self) -> Kind {
+        *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts another kernel into a node that has one.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it has none.
+    pub fn set_kernel(&self, function: usize, need: Need) -> Outcome<()> {
+        let mut kind = self.kind.lock().unwrap_or_else(PoisonError::into_inner);
+        match *kind {
+            Kind::Kernel { .. } => *kind = Kind::Kernel { function, need },
+            _ => return Err(Status::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
     /// Its number in `CUgraphNodeType`.
     pub fn number(&self) -> i32 {
-        match self.kind {
+        match self.kind() {
             Kind::Kernel { .. } => 0,
             Kind::Other(number) => number,
             Kind::Child(_) => 4,
             Kind::Alloc { .. } => 10,
+            Kind::Conditional(_) => 13,
             Kind::Free(_) => 11,
         }
     }
@@ -135,7 +155,7 @@ struct Parts {
 impl Parts {
     /// Whether the graph has more nodes that allocate the address than nodes among these that free it.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
-        let balance = |node: &&Node| match node.kind {
+        let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
             Kind::Free(at) if at == address && among(node) => -1,
             _ => 0i64,
@@ -151,19 +171,19 @@ impl Parts {
     /// Whether one of its nodes allocates the address.
     fn allocates(&self, address: u64) -> bool {
         let at =
-            |node: &Node| matches!(node.kind, Kind::Alloc { address: at, .. } if at == address);
+            |node: &Node| matches!(node.kind(), Kind::Alloc { address: at, .. } if at == address);
         self.nodes.iter().any(|node| at(node))
     }
 
     fn frees(&self, address: u64) -> bool {
-        let at = |node: &Node| matches!(node.kind, Kind::Free(at) if at == address);
+        let at = |node: &Node| matches!(node.kind(), Kind::Free(at) if at == address);
         self.nodes.iter().any(|node| at(node))
     }
 
     /// Addresses on a GPU that a node with these dependencies must not get.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
-        let allocated = self.nodes.iter().filter_map(|node| match node.kind {
+        let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
             Kind::Alloc {
                 address,
                 bytes,
@@ -183,7 +203,7 @@ impl Parts {
     fn add(&mut self, kind: Kind, after: Vec<&'static Node>) -> &'static Node {
         let node: &'static Node = Box::leak(Box::new(Node {
             magic: NODE_MAGIC,
-            kind,
+            kind: Mutex::new(kind),
             after,
         }));
         self.nodes.push(node);
@@ -197,15 +217,22 @@ pub struct Graph {
     parts: Mutex<Option<Parts>>,
     /// An executable graph with its memory nodes exists.
     instantiated: AtomicBool,
+    /// It is a conditional node's.
+    owned: bool,
 }
 
 impl Graph {
     /// A graph without nodes.
     pub fn make() -> &'static Graph {
+        Graph::made(false)
+    }
+
+    fn made(owned: bool) -> &'static Graph {
         Box::leak(Box::new(Graph {
             magic: AtomicU64::new(GRAPH_MAGIC),
             parts: Mutex::new(Some(Parts::default())),
             instantiated: AtomicBool::new(false),
+            owned,
         }))
     }
 
@@ -297,6 +324,22 @@ impl Graph {
         })
     }
 
+    /// Adds a conditional node with so many graphs; these.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the graph is destroyed.
+    pub fn add_conditional(
+        &self,
+        count: usize,
+        after: Vec<&'static Node>,
+    ) -> Outcome<(&'static Node, &'static [&'static Graph])> {
+        let bodies: &[&Graph] = (0..count)
+            .map(|_| Graph::made(true))
+            .collect::<Vec<_>>()
+            .leak();
+        Ok((self.add(Kind::Conditional(bodies), after)?, bodies))
+    }
+
     /// Whether it has nodes that allocate or free, in its child graphs too.
     ///
     /// # Errors
@@ -305,8 +348,27 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
+    /// Whether it may be in others: one with conditional nodes may not (measured), nor the graph of one.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is destroyed.
+    pub fn may_be_child(&self) -> Outcome<bool> {
+        let is_conditional = |node: &&Node| matches!(node.kind(), Kind::Conditional(_));
+        Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
+    }
+
+    /// Whether it is a conditional node's, and goes with it.
+    pub fn is_owned(&self) -> bool {
+        self.owned
+    }
+
     /// Destroys the graph. What was made of it stays.
     pub fn destroy(&self) {
+        for node in self.nodes().unwrap_or_default() {
+            if let Kind::Conditional(bodies) = node.kind() {
+                bodies.iter().for_each(|body| body.destroy());
+            }
+        }
         self.magic.store(0, Release);
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = parts.take();
@@ -341,10 +403,13 @@ impl Plan {
         self.layouts.extend(layouts);
         for node in graph.nodes()? {
             self.shape.push(node.number());
-            match node.kind {
+            match node.kind() {
                 Kind::Kernel { need, .. } => self.kernels.push((node.handle(), need)),
                 Kind::Other(_) => {}
                 Kind::Child(child) => self.include(child)?,
+                Kind::Conditional(bodies) => {
+                    bodies.iter().try_for_each(|body| self.include(body))?;
+                }
                 Kind::Free(address) => self.freed.push(address),
                 Kind::Alloc {
                     address,
@@ -504,7 +569,7 @@ impl Exec {
     /// # Errors
     /// As [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
     pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
-        let Kind::Child(child) = node.kind else {
+        let Kind::Child(child) = node.kind() else {
             return Err(Status::INVALID_VALUE);
         };
         let (plan, before) = (Plan::of(graph)?, Plan::of(child)?);

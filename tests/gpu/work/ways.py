@@ -633,21 +633,67 @@ def module_variables() -> Turns:
     return one_by_one(take, lambda code: call("cuModuleUnload", code))
 
 
-@way("library-variables")
-def library_variables() -> Turns:
+def libraries(load: Callable[[c_void_p], int], per_library: int = 1) -> Turns:
+    """Libraries with a large variable, which `load` is the first to need, in so many contexts."""
     size = 300 * MIB
     image = KERNEL.format(declarations=f".visible .global .align 16 .b8 big[{size}];", body="").encode() + b"\0"
 
     def take() -> tuple[int, int, object]:
-        library, address, found = c_void_p(), c_uint64(), c_size_t()
+        library = c_void_p()
         status = call("cuLibraryLoadData", byref(library), image, None, None, 0, None, None, 0)
         if status == 0:
-            status = call("cuLibraryGetGlobal", byref(address), byref(found), library, b"big")
+            status = load(library)
             if status:
                 call("cuLibraryUnload", library)
-        return status, size, library
+        return status, size * per_library, library
 
     return one_by_one(take, lambda library: call("cuLibraryUnload", library))
+
+
+def kernel_of(library: c_void_p) -> c_void_p:
+    """Its kernel, which loads nothing."""
+    kernel = c_void_p()
+    must("cuLibraryGetKernel", byref(kernel), library, b"k")
+    return kernel
+
+
+@way("library-variables")
+def library_variables() -> Turns:
+    address, found = c_uint64(), c_size_t()
+    return libraries(lambda library: call("cuLibraryGetGlobal", byref(address), byref(found), library, b"big"))
+
+
+@way("library-occupancy")
+def library_occupancy() -> Turns:
+    blocks = c_int()
+    name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    return libraries(lambda library: call(name, byref(blocks), kernel_of(library), 32, c_size_t(0)))
+
+
+@way("library-node")
+def library_node() -> Turns:
+    graph, node = c_void_p(), c_void_p()
+    must("cuGraphCreate", byref(graph), 0)
+
+    def load(library: c_void_p) -> int:
+        parameter = c_uint64(0)
+        values = (c_void_p * 1)(cast(pointer(parameter), c_void_p))
+        # CUDA_KERNEL_NODE_PARAMS_v2: no function, grid and block, no shared memory, the parameters, the kernel.
+        sizes = (0, 1, 1, 1, 1, 1, 1, 0, cast(values, c_void_p).value, 0, kernel_of(library).value, 0)
+        params = struct.pack("QIIIIIIIxxxxQQQQ", *sizes)
+        return call("cuGraphAddKernelNode_v2", byref(node), graph, None, c_size_t(0), params)
+
+    yield from libraries(load)
+    must("cuGraphDestroy", graph)
+
+
+@way("library-everywhere")
+def library_everywhere() -> Turns:
+    """What is set for a kernel loads its library in all contexts."""
+    other = c_void_p()
+    must("cuCtxCreate_v2", byref(other), 0, 0)
+    yield from libraries(lambda library: call("cuKernelSetAttribute", 8, 1024, kernel_of(library), 0), 2)
+    must("cuCtxDestroy_v2", other)
 
 
 @way("streams")

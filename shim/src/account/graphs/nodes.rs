@@ -7,10 +7,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::STEP;
+use super::bodies::Bodies;
 use crate::abi::{
     ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams, MemAllocNodeParams,
-    NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC, NODE_TYPE_MEM_FREE, Node, Opaque, Out,
-    SUCCESS,
+    NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC,
+    NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::round_up;
 use crate::table::cuda;
@@ -18,7 +19,7 @@ use crate::table::cuda;
 /// Sizes of small allocations are counted in multiples of this.
 const GRAIN: u64 = 512;
 
-/// The memory nodes of a graph and of its child graphs.
+/// The memory nodes and kernels of a graph and of the graphs in it.
 #[derive(Default)]
 pub struct Nodes {
     allocated: HashMap<Ordinal, Vec<Range>>,
@@ -31,13 +32,14 @@ type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
     /// Those of `graph`. A handle that is none has none: the call that it was given to has the driver's own answer.
-    pub fn of(graph: Graph) -> Nodes {
+    pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         let mut graphs = vec![graph];
         while let Some(graph) = graphs.pop() {
             for node in list(graph) {
                 match kind(node) {
                     NODE_TYPE_GRAPH => graphs.extend(child(node)),
+                    NODE_TYPE_CONDITIONAL => graphs.extend(bodies.of(node)),
                     NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
                     NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
                     NODE_TYPE_MEM_FREE => {
@@ -98,14 +100,18 @@ impl Nodes {
     }
 }
 
-/// Shows the kernel of every node of `graph` and of its child graphs.
-pub fn each_kernel(graph: Graph, show: &mut dyn FnMut(Opaque)) {
+/// Shows the kernel of every node of `graph` and of the graphs in it.
+pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
     for node in list(graph) {
         match kind(node) {
             NODE_TYPE_KERNEL => kernel(node).into_iter().for_each(&mut *show),
             NODE_TYPE_GRAPH => child(node)
                 .into_iter()
-                .for_each(|child| each_kernel(child, show)),
+                .for_each(|child| each_kernel(child, bodies, show)),
+            NODE_TYPE_CONDITIONAL => bodies
+                .of(node)
+                .into_iter()
+                .for_each(|body| each_kernel(body, bodies, show)),
             _ => {}
         }
     }

@@ -15,7 +15,7 @@ fn primary(ordinal: i32) -> Outcome<&'static Context> {
 }
 
 /// The context of a handle, or the current one for NULL.
-fn given(handle: usize) -> Outcome<&'static Context> {
+pub fn given(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {
         return current();

@@ -7,7 +7,7 @@ use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
 
-use crate::context::here;
+use crate::context::{given, here};
 use crate::device;
 use crate::module;
 use crate::stream::implicit;
@@ -18,6 +18,11 @@ const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
+const CONDITIONAL: i32 = 13;
+/// `CUgraphConditionalNodeType`.
+const IF: u32 = 0;
+const WHILE: u32 = 1;
+const SWITCH: u32 = 2;
 /// `CUgraphChildGraphNodeOwnership`: the child graph becomes the node's.
 const MOVE: i32 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
@@ -58,10 +63,49 @@ fn child(
     moved: bool,
 ) -> Outcome<&'static Node> {
     let child = Graph::from_handle(child)?;
-    if !moved && child.has_memory()? {
+    if !child.may_be_child()? || (!moved && child.has_memory()?) {
         return Err(Status::NOT_SUPPORTED);
     }
     graph.add(Kind::Child(child), after)
+}
+
+/// Nothing is ever decided: any handle will do.
+pub fn conditional_handle(
+    out: Out<u64>,
+    graph: usize,
+    context: usize,
+    _default: u32,
+    _flags: u32,
+) -> Outcome<()> {
+    given(context)?;
+    out.put(Graph::from_handle(graph)?.handle() as u64)
+}
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, how many graphs, where they are, the context. Measured: without a context 201.
+fn conditional(
+    graph: &Graph,
+    after: Vec<&'static Node>,
+    params: Out<u8>,
+) -> Outcome<&'static Node> {
+    let [kind, count] = params.at(8).cast::<[u32; 2]>().read()?;
+    let right = match kind {
+        IF => (1..=2).contains(&count),
+        WHILE => count == 1,
+        SWITCH => count > 0,
+        _ => false,
+    };
+    if !right {
+        return Err(Status::INVALID_VALUE);
+    }
+    match params.at(24).cast::<usize>().read()? {
+        0 => return Err(Status::INVALID_CONTEXT),
+        context => given(context)?,
+    };
+    let (node, bodies) = graph.add_conditional(count as usize, after)?;
+    let handles = bodies.iter().map(|body| body.handle());
+    let list: &[usize] = handles.collect::<Vec<_>>().leak();
+    params.at(16).cast::<usize>().put(list.as_ptr() as usize)?;
+    Ok(node)
 }
 
 pub fn add_alloc_node(
@@ -108,6 +152,70 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none, and the context. Measured: a kernel's library is loaded
+/// in that context or else in the current one, a function's code as well; a kernel is no function here (400).
+fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
+    match params.field(0).get()? {
+        0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
+        function => module::function_node(function),
+    }
+}
+
+fn add_kernel(
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    kernel: (usize, Need),
+) -> Outcome<usize> {
+    let (function, need) = kernel;
+    let after = dependencies(list, count)?;
+    let kind = Kind::Kernel { function, need };
+    Ok(Graph::from_handle(graph)?.add(kind, after)?.handle())
+}
+
+pub fn add_kernel_node_v1(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    params: In<usize>,
+) -> Outcome<()> {
+    node.put(add_kernel(
+        graph,
+        list,
+        count,
+        module::function_node(params.get()?)?,
+    )?)
+}
+
+pub fn add_kernel_node_v2(
+    node: Out<usize>,
+    graph: usize,
+    list: In<usize>,
+    count: usize,
+    params: In<u8>,
+) -> Outcome<()> {
+    node.put(add_kernel(graph, list, count, kernel_of(params)?)?)
+}
+
+pub fn set_kernel_node_v1(node: usize, params: In<usize>) -> Outcome<()> {
+    let (function, need) = module::function_node(params.get()?)?;
+    Node::from_handle(node)?.set_kernel(function, need)
+}
+
+pub fn set_kernel_node_v2(node: usize, params: In<u8>) -> Outcome<()> {
+    let (function, need) = kernel_of(params)?;
+    Node::from_handle(node)?.set_kernel(function, need)
+}
+
+/// `CUgraphNodeParams`, as [`add_node`] has it.
+pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
+    match params.field(0).get()? {
+        KERNEL => set_kernel_node_v2(node, params.field(16)),
+        _ => Err(Status::NOT_SUPPORTED),
+    }
+}
+
 /// `CUgraphNodeParams`: the type, and from 16 on what it takes.
 pub fn add_node(
     node: Out<usize>,
@@ -120,6 +228,10 @@ pub fn add_node(
     let after = dependencies(list, count)?;
     let inner = params.at(16);
     let added = match params.cast::<i32>().read()? {
+        KERNEL => {
+            let (function, need) = kernel_of(inner.as_in())?;
+            graph.add(Kind::Kernel { function, need }, after)
+        }
         ALLOC => allocate(graph, after, inner),
         FREE => graph.free(inner.cast().read()?, after),
         CHILD => {
@@ -127,6 +239,7 @@ pub fn add_node(
             child(graph, after, inner.cast().read()?, moved)
         }
         EMPTY => graph.add(Kind::Other(EMPTY), after),
+        CONDITIONAL => conditional(graph, after, inner),
         _ => Err(Status::NOT_SUPPORTED),
     };
     node.put(added?.handle())
@@ -152,7 +265,7 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
         address,
         bytes,
         device,
-    } = Node::from_handle(node)?.kind
+    } = Node::from_handle(node)?.kind()
     else {
         return Err(Status::INVALID_VALUE);
     };
@@ -164,7 +277,7 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
 
 /// `CUDA_KERNEL_NODE_PARAMS`: the function first, nothing else is known here.
 fn kernel_params<const WORDS: usize>(node: usize, params: Out<u8>) -> Outcome<()> {
-    let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind else {
+    let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind() else {
         return Err(Status::INVALID_VALUE);
     };
     let mut words = [0u64; WORDS];
@@ -181,14 +294,14 @@ pub fn kernel_params_v2(node: usize, params: Out<u8>) -> Outcome<()> {
 }
 
 pub fn free_params(node: usize, address: Out<u64>) -> Outcome<()> {
-    match Node::from_handle(node)?.kind {
+    match Node::from_handle(node)?.kind() {
         Kind::Free(freed) => address.put(freed),
         _ => Err(Status::INVALID_VALUE),
     }
 }
 
 pub fn child_graph(node: usize, graph: Out<usize>) -> Outcome<()> {
-    match Node::from_handle(node)?.kind {
+    match Node::from_handle(node)?.kind() {
         Kind::Child(child) => graph.put(child.handle()),
         _ => Err(Status::INVALID_VALUE),
     }
@@ -338,7 +451,12 @@ pub fn destroy_exec(exec: usize) -> Outcome<()> {
 
 pub fn destroy(graph: usize) -> Outcome<()> {
     driver()?;
-    Graph::from_handle(graph)?.destroy();
+    let graph = Graph::from_handle(graph)?;
+    // Measured.
+    if graph.is_owned() {
+        return Err(Status::INVALID_VALUE);
+    }
+    graph.destroy();
     Ok(())
 }
 

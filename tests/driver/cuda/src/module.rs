@@ -4,8 +4,8 @@
 //! code is, and whether it uses device `malloc`, `printf` or `assert`. From machine code: the variables; every function exists in it.
 //!
 //! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading mode. A library is
-//! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`,
-//! `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute` or the launch of a kernel first needs the module. The code of a module is
+//! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`, `cuLibraryGetGlobal`,
+//! `cuLibraryGetModule`, `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a node of a graph or the launch of a kernel first needs the module. The code of a module is
 //! loaded lazily as well: two kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by `cuModuleGetFunction`.
 
 use std::collections::{HashMap, HashSet};
@@ -198,9 +198,8 @@ impl Image {
     }
 }
 
-/// Loads an image as a module of the current context.
-fn place(image: Arc<Image>) -> Outcome<usize> {
-    let context = here()?;
+/// Loads an image as a module of a context.
+fn place(image: Arc<Image>, context: &'static Context) -> Outcome<usize> {
     let start = if image.bytes > 0 {
         blocks::allocate_module(context, image.bytes)?
     } else {
@@ -228,12 +227,12 @@ fn place(image: Arc<Image>) -> Outcome<usize> {
 }
 
 fn make(out: Out<usize>, image: &[u8]) -> Outcome<()> {
-    here()?;
+    let context = here()?;
     if out.is_null() {
         return Err(Status::INVALID_VALUE);
     }
     capture::unsafe_call()?;
-    out.put(place(Arc::new(open(image)?))?)
+    out.put(place(Arc::new(open(image)?), context)?)
 }
 
 pub fn load(out: Out<usize>, code: Text) -> Outcome<()> {
@@ -319,8 +318,11 @@ pub fn load_library_file(
 
 /// The library's module in the current context, which is loaded where it is not yet.
 fn module_of(library: usize) -> Outcome<usize> {
+    module_in(library, here()?)
+}
+
+fn module_in(library: usize, context: &'static Context) -> Outcome<usize> {
     static LOADING: Mutex<()> = Mutex::new(());
-    let context = here()?;
     let look = || {
         with(|state| {
             let found = state
@@ -339,7 +341,7 @@ fn module_of(library: usize) -> Outcome<usize> {
     let (None, image) = look()? else {
         return look()?.0.ok_or(Status::INVALID_HANDLE);
     };
-    let module = place(image)?;
+    let module = place(image, context)?;
     with(|state| {
         if let Some(found) = state.libraries.get_mut(&library) {
             found.modules.insert(context.index, module);
@@ -515,16 +517,33 @@ pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     Ok(found.need())
 }
 
+/// What a node of this function needs. Measured: its code is loaded.
+pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
+    let found = function_of(function)?;
+    load_code(found.owner)?;
+    Ok((function, found.need()))
+}
+
+/// The same of a kernel in a context. Measured: the node has its function there.
+pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
+    let need = kernel_of(kernel)?.need();
+    Ok((function_in(kernel, context)?, need))
+}
+
 pub fn kernel_function(out: Out<usize>, kernel: usize) -> Outcome<()> {
+    out.put(function_in(kernel, here()?)?)
+}
+
+fn function_in(kernel: usize, context: &'static Context) -> Outcome<usize> {
     let Function { owner, .. } = kernel_of(kernel)?;
-    let module = module_of(owner)?;
+    let module = module_in(owner, context)?;
     load_code(module)?;
-    out.put(with(|state| {
+    with(|state| {
         let found = state.libraries.get(&owner).ok_or(Status::INVALID_HANDLE)?;
         let name = found.kernels.iter().find(|(_, handle)| **handle == kernel);
         let name = name.ok_or(Status::INVALID_HANDLE)?.0.clone();
         state.function(module, &name)
-    })?)
+    })
 }
 
 pub fn kernel_library(out: Out<usize>, kernel: usize) -> Outcome<()> {
@@ -583,23 +602,61 @@ fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome
     })
 }
 
+/// Measured: loads the code of a function that was only listed.
 pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> Outcome<()> {
-    known(function).map(drop)
+    load_function(function)
 }
 
-/// Measured: loads the library.
+/// Measured: as [`set_function_attribute`].
+pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
+    load_function(function)
+}
+
+/// Measured: loads the library in all contexts of the GPU, whether one is current or not; one that is made later has to load it by itself.
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
     kernel: usize,
     ordinal: i32,
 ) -> Outcome<()> {
-    device::index(ordinal)?;
-    place_kernel(kernel_of(kernel)?)
+    let device = device::index(ordinal)?;
+    let kernel = kernel_of(kernel)?;
+    let holds = |context: &&'static Context| {
+        context.device() == device && context.is_active() && std::ptr::eq(context.base(), *context)
+    };
+    for context in context::all().into_iter().filter(holds) {
+        load_code(module_in(kernel.owner, context)?)?;
+    }
+    Ok(())
 }
 
-pub fn set_cache_config(function: usize, _config: i32) -> Outcome<()> {
-    known(function).map(drop)
+/// Measured: as [`set_kernel_attribute`], after a look at the value.
+pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outcome<()> {
+    if !(0..=3).contains(&config) {
+        return Err(Status::INVALID_VALUE);
+    }
+    set_kernel_attribute(0, 0, kernel, ordinal)
+}
+
+/// Measured: loads the library, also for an answer of 1. What parameters there are is not read: here one of 8 bytes.
+pub fn param_info(
+    kernel: usize,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Outcome<()> {
+    place_kernel(kernel_of(kernel)?)?;
+    if index > 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    size.put_if(8);
+    offset.put(0)
+}
+
+/// Newer than what was measured; assumed: as [`param_info`].
+pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
+    place_kernel(kernel_of(kernel)?)?;
+    count.put(1)
 }
 
 #[cold]
@@ -713,6 +770,24 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
+/// Measured: loads the library of a kernel, or the code of a function that was only listed, in the current context; also for an answer of 1, but
+/// not where there is no place for it.
+fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
+    here()?;
+    let found = known(function)?;
+    if place.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    match found.kernel {
+        true => place_kernel(found)?,
+        false => load_code(found.owner)?,
+    }
+    match threads {
+        1.. => Ok(2048 / threads),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
 pub fn occupancy(count: Out<i32>, function: usize, threads: i32, shared: usize) -> Outcome<()> {
     occupancy_with_flags(count, function, threads, shared, 0)
 }
@@ -724,6 +799,49 @@ pub fn occupancy_with_flags(
     _shared: usize,
     _flags: u32,
 ) -> Outcome<()> {
-    known(function)?;
-    count.put(if threads > 0 { 2048 / threads } else { 0 })
+    count.put(fits(count, function, threads)?)
+}
+
+pub fn block_size(
+    grid: Out<i32>,
+    block: Out<i32>,
+    function: usize,
+    _shared_of: usize,
+    _shared: usize,
+    _limit: i32,
+) -> Outcome<()> {
+    block.put(1024)?;
+    grid.put(132 * fits(grid, function, 1024)?)
+}
+
+pub fn block_size_with_flags(
+    grid: Out<i32>,
+    block: Out<i32>,
+    function: usize,
+    shared_of: usize,
+    shared: usize,
+    limit: i32,
+    _flags: u32,
+) -> Outcome<()> {
+    block_size(grid, block, function, shared_of, shared, limit)
+}
+
+pub fn dynamic_shared(
+    bytes: Out<usize>,
+    function: usize,
+    _blocks: i32,
+    threads: i32,
+) -> Outcome<()> {
+    fits(bytes, function, threads)?;
+    bytes.put(49_152)
+}
+
+pub fn cluster_size(size: Out<i32>, function: usize, _config: In<u8>) -> Outcome<()> {
+    fits(size, function, 1)?;
+    size.put(8)
+}
+
+pub fn active_clusters(count: Out<i32>, function: usize, _config: In<u8>) -> Outcome<()> {
+    fits(count, function, 1)?;
+    count.put(132)
 }

@@ -287,10 +287,18 @@ symbols! {
     cuGraphCreate(graph: Out<usize>, flags: u32) "cuGraphCreate" 10000 => graph::create;
     cuGraphAddMemAllocNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: Out<u8>) "cuGraphAddMemAllocNode" 11040 => graph::add_alloc_node;
     cuGraphAddMemFreeNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, address: u64) "cuGraphAddMemFreeNode" 11040 => graph::add_free_node;
+    cuGraphAddKernelNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: In<usize>) "cuGraphAddKernelNode" 10000 => graph::add_kernel_node_v1;
+    cuGraphAddKernelNode_v2(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: In<u8>) "cuGraphAddKernelNode" 12000 => graph::add_kernel_node_v2;
     cuGraphAddChildGraphNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, child: usize) "cuGraphAddChildGraphNode" 10000 => graph::add_child_node;
     cuGraphAddEmptyNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize) "cuGraphAddEmptyNode" 10000 => graph::add_empty_node;
     cuGraphAddNode(node: Out<usize>, graph: usize, dependencies: In<usize>, count: usize, params: Out<u8>) "cuGraphAddNode" 12020 => graph::add_node;
     cuGraphAddNode_v2(node: Out<usize>, graph: usize, dependencies: In<usize>, edges: In<u8>, count: usize, params: Out<u8>) "cuGraphAddNode" 12030 => graph::add_node_v2;
+    cuGraphAddNode_v3(node: Out<usize>, graph: usize, dependencies: In<usize>, edges: In<u8>, count: usize, params: Out<u8>) "cuGraphAddNode" 13050 => graph::add_node_v2;
+    cuGraphKernelNodeSetParams(node: usize, params: In<usize>) "cuGraphKernelNodeSetParams" 10000 => graph::set_kernel_node_v1;
+    cuGraphKernelNodeSetParams_v2(node: usize, params: In<u8>) "cuGraphKernelNodeSetParams" 12000 => graph::set_kernel_node_v2;
+    cuGraphNodeSetParams(node: usize, params: In<u8>) "cuGraphNodeSetParams" 12020 => graph::set_node_params;
+    cuGraphNodeSetParams_v2(node: usize, params: In<u8>) "cuGraphNodeSetParams" 13050 => graph::set_node_params;
+    cuGraphConditionalHandleCreate(handle: Out<u64>, graph: usize, context: usize, value: u32, flags: u32) "cuGraphConditionalHandleCreate" 12030 => graph::conditional_handle;
     cuGraphNodeGetType(node: usize, number: Out<i32>) "cuGraphNodeGetType" 10000 => graph::node_type;
     cuGraphKernelNodeGetParams(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 10000 => graph::kernel_params_v1;
     cuGraphKernelNodeGetParams_v2(node: usize, params: Out<u8>) "cuGraphKernelNodeGetParams" 12000 => graph::kernel_params_v2;
@@ -334,10 +342,14 @@ symbols! {
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
     cuKernelSetAttribute(attribute: i32, value: i32, kernel: usize, device: i32) "cuKernelSetAttribute" 12000 => module::set_kernel_attribute;
+    cuKernelSetCacheConfig(kernel: usize, config: i32, device: i32) "cuKernelSetCacheConfig" 12000 => module::set_kernel_cache_config;
+    cuKernelGetParamInfo(kernel: usize, index: usize, offset: Out<usize>, size: Out<usize>) "cuKernelGetParamInfo" 12040 => module::param_info;
+    cuKernelGetParamCount(kernel: usize, count: Out<usize>) "cuKernelGetParamCount" 13050 => module::param_count;
     cuKernelGetLibrary(library: Out<usize>, kernel: usize) "cuKernelGetLibrary" 12050 => module::kernel_library;
     cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: usize) "cuFuncGetAttribute" 2020 => module::function_attribute;
     cuFuncSetAttribute(function: usize, attribute: i32, value: i32) "cuFuncSetAttribute" 9000 => module::set_function_attribute;
-    cuFuncSetCacheConfig(function: usize, config: i32) "cuFuncSetCacheConfig" 3000 => module::set_cache_config;
+    cuFuncSetCacheConfig(function: usize, config: i32) "cuFuncSetCacheConfig" 3000 => module::set_function_config;
+    cuFuncSetSharedMemConfig(function: usize, config: i32) "cuFuncSetSharedMemConfig" 4020 => module::set_function_config;
     cuFuncGetModule(module: Out<usize>, function: usize) "cuFuncGetModule" 11000 => module::function_module;
     cuFuncLoad(function: usize) "cuFuncLoad" 12040 => module::load_function;
     cuLaunchKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: usize, params: usize, extra: usize) "cuLaunchKernel" 4000 | cuLaunchKernel_ptsz 7000 => module::launch;
@@ -349,6 +361,11 @@ symbols! {
     cuLaunchGridAsync(function: usize, width: i32, height: i32, stream: usize) "cuLaunchGridAsync" 2000 => module::launch_grid_async;
     cuOccupancyMaxActiveBlocksPerMultiprocessor(count: Out<i32>, function: usize, threads: i32, shared: usize) "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 => module::occupancy;
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: Out<i32>, function: usize, threads: i32, shared: usize, flags: u32) "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 => module::occupancy_with_flags;
+    cuOccupancyMaxPotentialBlockSize(grid: Out<i32>, block: Out<i32>, function: usize, shared_of: usize, shared: usize, limit: i32) "cuOccupancyMaxPotentialBlockSize" 6050 => module::block_size;
+    cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, function: usize, shared_of: usize, shared: usize, limit: i32, flags: u32) "cuOccupancyMaxPotentialBlockSizeWithFlags" 7000 => module::block_size_with_flags;
+    cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: usize, blocks: i32, threads: i32) "cuOccupancyAvailableDynamicSMemPerBlock" 10020 => module::dynamic_shared;
+    cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: usize, config: In<u8>) "cuOccupancyMaxPotentialClusterSize" 11070 => module::cluster_size;
+    cuOccupancyMaxActiveClusters(count: Out<i32>, function: usize, config: In<u8>) "cuOccupancyMaxActiveClusters" 11070 => module::active_clusters;
 
     cuProfilerStart() "cuProfilerStart" 4000 => device::profiler;
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;

@@ -606,3 +606,87 @@ fn nodes_tell_what_they_are() {
         assert_eq!(inner, graph);
     });
 }
+
+/// Of a kernel with 8 KiB of local memory in the body of a conditional node: nodes 0, instantiated +1850. No such graph is copied or put into another
+/// (801), its body is not destroyed by itself (1) and goes with it.
+#[test]
+fn bodies_of_conditional_nodes() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let ptx =
+            c".version 8.0\n.visible .entry work()\n{\n.local .align 16 .b8 depot[8192];\n}\n";
+        let module = cuda.get("cuModuleLoadData", &[ptx.as_ptr() as usize]);
+        let arguments = [
+            module.expect("a module") as usize,
+            c"work".as_ptr() as usize,
+        ];
+        let function = cuda
+            .get("cuModuleGetFunction", &arguments)
+            .expect("a function");
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        let context = cuda.get("cuCtxGetCurrent", &[]).expect("a context");
+        let arguments = [graph, context as usize, 1, 1];
+        let handle = cuda.get("cuGraphConditionalHandleCreate", &arguments);
+        let handle = handle.expect("a handle");
+        let add = |graph: usize, count: u64, context: u64| {
+            let mut params = [0u64; 32];
+            (params[0], params[2], params[3], params[5]) = (13, handle, count << 32, context);
+            let node = cuda.get(
+                "cuGraphAddNode",
+                &[graph, 0, 0, params.as_mut_ptr() as usize],
+            );
+            node.map(|node| (node as usize, params[4] as *const usize))
+        };
+        assert_eq!(
+            add(graph, 3, context).err(),
+            Some(1),
+            "if, else, and what else?"
+        );
+        assert_eq!(add(graph, 1, 0).err(), Some(201));
+        let (node, list) = add(graph, 2, context).expect("a node");
+        // SAFETY: the driver's list of two.
+        let bodies = unsafe { [list.read(), list.add(1).read()] };
+        let mut kind = 0i32;
+        assert_eq!(
+            cuda.call("cuGraphNodeGetType", &[node, &raw mut kind as usize]),
+            0
+        );
+        assert_eq!(kind, 13);
+        assert_eq!(cuda.get("cuGraphChildGraphNodeGetGraph", &[node]), Err(1));
+        let params = [
+            function,
+            1 << 32 | 1,
+            1 << 32 | 1,
+            1 << 32 | 1,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let arguments = [bodies[1], 0, 0, params.as_ptr() as usize];
+        assert!(cuda.get("cuGraphAddKernelNode_v2", &arguments).is_ok());
+        assert_eq!(cuda.beyond(), 0);
+        let outer = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        assert_eq!(
+            cuda.get("cuGraphAddChildGraphNode", &[outer, 0, 0, graph]),
+            Err(801)
+        );
+        let mut moved = [0; 32];
+        (moved[0], moved[2], moved[3]) = (4, graph, 1);
+        assert_eq!(
+            cuda.get("cuGraphAddNode", &[outer, 0, 0, moved.as_ptr() as usize]),
+            Err(801)
+        );
+        let exec = cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]);
+        assert!(exec.is_ok());
+        assert_eq!(cuda.beyond(), 1850 * MIB);
+        assert_eq!(cuda.call("cuGraphDestroy", &[bodies[0]]), 1);
+        assert_eq!(cuda.call("cuGraphDestroy", &[graph]), 0);
+        let mut count = 0usize;
+        assert_eq!(
+            cuda.call("cuGraphGetNodes", &[bodies[1], 0, &raw mut count as usize]),
+            1
+        );
+    });
+}

@@ -203,3 +203,188 @@ fn compressed_code() {
         }
     });
 }
+
+/// The parameters of nodes with a kernel: the function, grid and block from 8 on, the kernel at 56, the context at 64; the type is 16 before.
+fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
+    let mut params = [0; 32];
+    params[3..6].fill(1 << 32 | 1);
+    (params[2], params[9], params[10]) = (function, kernel, context);
+    params
+}
+
+/// Every way to load a library by its kernel: the answer.
+fn ways(cuda: &Cuda, kernel: usize) -> Vec<(&'static str, Vec<usize>)> {
+    let place = Box::leak(Box::new([0usize; 8])).as_mut_ptr() as usize;
+    let graph = || cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+    let any = Box::leak(Box::new(node(0, kernel, 0))).as_ptr() as usize;
+    let module = cuda.get(
+        "cuModuleLoadData",
+        &[c".version 8.0\n.visible .entry a()\n".as_ptr() as usize],
+    );
+    let small = cuda.get(
+        "cuModuleGetFunction",
+        &[module.expect("a module") as usize, c"a".as_ptr() as usize],
+    );
+    let small = node(small.expect("a function") as usize, 0, 0);
+    let other = || {
+        let arguments = [graph(), 0, 0, small.as_ptr() as usize];
+        cuda.get("cuGraphAddNode", &arguments).expect("a node") as usize
+    };
+    vec![
+        (
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            vec![place, kernel, 32, 0],
+        ),
+        (
+            "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+            vec![place, kernel, 32, 0, 0],
+        ),
+        (
+            "cuOccupancyMaxPotentialBlockSize",
+            vec![place, place + 8, kernel, 0, 0, 0],
+        ),
+        (
+            "cuOccupancyMaxPotentialBlockSizeWithFlags",
+            vec![place, place + 8, kernel, 0, 0, 0, 0],
+        ),
+        (
+            "cuOccupancyAvailableDynamicSMemPerBlock",
+            vec![place, kernel, 1, 32],
+        ),
+        (
+            "cuOccupancyMaxPotentialClusterSize",
+            vec![place, kernel, place],
+        ),
+        ("cuOccupancyMaxActiveClusters", vec![place, kernel, place]),
+        ("cuKernelGetParamInfo", vec![kernel, 0, place, place + 8]),
+        ("cuKernelGetParamCount", vec![kernel, place]),
+        (
+            "cuGraphAddKernelNode_v2",
+            vec![place, graph(), 0, 0, any + 16],
+        ),
+        ("cuGraphAddNode", vec![place, graph(), 0, 0, any]),
+        ("cuGraphAddNode_v2", vec![place, graph(), 0, 0, 0, any]),
+        ("cuGraphAddNode_v3", vec![place, graph(), 0, 0, 0, any]),
+        ("cuGraphKernelNodeSetParams_v2", vec![other(), any + 16]),
+        ("cuGraphNodeSetParams", vec![other(), any]),
+        ("cuGraphNodeSetParams_v2", vec![other(), any]),
+        ("cuKernelSetAttribute", vec![8, 1024, kernel, 0]),
+        ("cuKernelSetCacheConfig", vec![kernel, 1, 0]),
+    ]
+}
+
+fn kernel(cuda: &Cuda) -> (usize, usize) {
+    let library = library(cuda, "cuLibraryLoadData", BIG.as_ptr() as usize);
+    let kernel = cuda.get("cuLibraryGetKernel", &[library, c"work".as_ptr() as usize]);
+    (library, kernel.expect("a kernel") as usize)
+}
+
+/// Each took 64 MiB, in the current context; the last two that in each of two contexts, whichever was current, and none later. Without a current
+/// one the others answered 201.
+#[test]
+fn whatever_needs_a_kernel_loads_its_library() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let primary = cuda
+            .get("cuDevicePrimaryCtxRetain", &[0])
+            .expect("a context") as usize;
+        let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
+        // One of the two that are current one above the other.
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
+        let before = cuda.beyond();
+        let count = ways(cuda, kernel(cuda).1).len();
+        for current in [primary, other, 0] {
+            for way in 0..count {
+                assert_eq!(cuda.call("cuCtxSetCurrent", &[primary]), 0);
+                let (library, kernel) = kernel(cuda);
+                let (name, arguments) = ways(cuda, kernel).swap_remove(way);
+                assert_eq!(cuda.call("cuCtxSetCurrent", &[current]), 0);
+                let all = name.starts_with("cuKernelSet");
+                let answer = if current == 0 && !all { 201 } else { 0 };
+                let of_library = name.starts_with("cuKernelGet") || name.starts_with("cuOcc");
+                if current != 0 || all || of_library {
+                    assert_eq!(cuda.call(name, &arguments), answer, "{name}");
+                }
+                let taken = match (current, all) {
+                    (_, true) => 128 * MIB,
+                    (0, _) => 0,
+                    _ => 64 * MIB,
+                };
+                assert_eq!(cuda.beyond() - before, taken, "{name}");
+                assert_eq!(cuda.call("cuCtxSetCurrent", &[other]), 0);
+                assert!(cuda.get("cuKernelGetFunction", &[kernel]).is_ok());
+                let here = if current == primary && !all {
+                    64 * MIB
+                } else {
+                    0
+                };
+                let first = if current == 0 && !all { 64 * MIB } else { here };
+                assert_eq!(cuda.beyond() - before, taken + first, "{name}");
+                assert_eq!(cuda.call("cuLibraryUnload", &[library]), 0);
+                assert_eq!(cuda.beyond(), before, "{name}");
+            }
+        }
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[primary]), 0);
+        let (_, kernel) = kernel(cuda);
+        let mut added = 0u64;
+        let place = &raw mut added as usize;
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        let params = node(0, kernel, other);
+        assert_eq!(
+            cuda.call(
+                "cuGraphAddNode",
+                &[place, graph, 0, 0, params.as_ptr() as usize]
+            ),
+            0
+        );
+        assert_eq!(cuda.beyond() - before, 64 * MIB);
+        assert_eq!(cuda.call("cuCtxSetCurrent", &[other]), 0);
+        assert!(cuda.get("cuKernelGetFunction", &[kernel]).is_ok());
+        assert_eq!(
+            cuda.beyond() - before,
+            64 * MIB,
+            "there, and not in the current one"
+        );
+    });
+}
+
+/// What failed, and took 64 MiB or none.
+#[test]
+fn answers_for_what_is_wrong() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let mut place = [0u64; 2];
+        let place = place.as_mut_ptr() as usize;
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        let blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        let tries = |kernel: usize| {
+            let both = Box::leak(Box::new(node(kernel, kernel, 0))).as_ptr() as usize;
+            let function = Box::leak(Box::new(node(kernel, 0, 0))).as_ptr() as usize;
+            vec![
+                (blocks, vec![place, kernel, 0, 0], 1, 64),
+                (blocks, vec![0, kernel, 32, 0], 1, 0),
+                (
+                    "cuKernelGetParamInfo",
+                    vec![kernel, 7, place, place + 8],
+                    1,
+                    64,
+                ),
+                ("cuKernelSetCacheConfig", vec![kernel, 1, 5], 101, 0),
+                ("cuKernelSetCacheConfig", vec![kernel, 77, 0], 1, 0),
+                ("cuGraphAddNode", vec![place, graph, 0, 0, both], 400, 0),
+                ("cuGraphAddNode", vec![place, graph, 0, 0, function], 400, 0),
+                ("cuFuncLoad", vec![kernel], 400, 0),
+                ("cuFuncSetAttribute", vec![kernel, 8, 1024], 400, 0),
+                ("cuFuncSetCacheConfig", vec![kernel, 1], 400, 0),
+                ("cuFuncSetSharedMemConfig", vec![kernel, 1], 400, 0),
+            ]
+        };
+        for at in 0..tries(0).len() {
+            let (library, kernel) = kernel(cuda);
+            let (name, arguments, answer, taken) = tries(kernel).swap_remove(at);
+            assert_eq!(cuda.call(name, &arguments), answer, "{name} {at}");
+            assert_eq!(cuda.beyond(), taken * MIB, "{name} {at}");
+            assert_eq!(cuda.call("cuLibraryUnload", &[library]), 0);
+        }
+    });
+}

@@ -356,7 +356,7 @@ fn assert_takes_90_where_malloc_has_not_been_before() {
     });
 }
 
-/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0.
+/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0. Listed functions are loaded by whatever needs them.
 #[test]
 fn code_is_loaded_when_a_function_is_got() {
     alone(&[], |cuda| {
@@ -377,34 +377,33 @@ fn code_is_loaded_when_a_function_is_got() {
         assert_eq!(cuda.beyond(), 20 * MIB);
         assert_eq!(cuda.call("cuModuleUnload", &[got]), 0);
         assert_eq!(cuda.beyond(), 0);
-        let listed = load();
-        let mut functions = [0usize; 2];
-        let arguments = [functions.as_mut_ptr() as usize, 2, listed];
-        assert_eq!(cuda.call("cuModuleEnumerateFunctions", &arguments), 0);
-        assert_eq!(cuda.beyond(), 0);
-        assert_eq!(cuda.call("cuFuncLoad", &functions[..1]), 0);
-        assert_eq!(cuda.beyond(), 20 * MIB);
-    });
-}
-
-/// With a variable of 64 MiB: `cuKernelSetAttribute` +64, `cuFuncLoad` of a kernel 400.
-#[test]
-fn setting_an_attribute_of_a_kernel_loads_its_library() {
-    alone(&[], |cuda| {
-        cuda.start();
-        let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n.visible .entry work()\n{\nret;\n}\n";
-        let arguments = [ptx.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
-        let library = cuda.get("cuLibraryLoadData", &arguments);
-        let arguments = [
-            library.expect("a library") as usize,
-            c"work".as_ptr() as usize,
-        ];
-        let kernel = cuda.get("cuLibraryGetKernel", &arguments);
-        let kernel = kernel.expect("a kernel") as usize;
-        assert_eq!(cuda.call("cuFuncLoad", &[kernel]), 400);
-        assert_eq!(cuda.beyond(), 0);
-        assert_eq!(cuda.call("cuKernelSetAttribute", &[8, 1024, kernel, 0]), 0);
-        assert_eq!(cuda.beyond(), 64 * MIB);
+        let mut place = 0u64;
+        let place = &raw mut place as usize;
+        let blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
+        for way in 0..6 {
+            let listed = load();
+            let mut functions = [0usize; 2];
+            let arguments = [functions.as_mut_ptr() as usize, 2, listed];
+            assert_eq!(cuda.call("cuModuleEnumerateFunctions", &arguments), 0);
+            assert_eq!(cuda.beyond(), 0);
+            let function = functions[0];
+            let params = [function, 1 << 32 | 1, 1 << 32 | 1, 1 << 32 | 1, 0, 0, 0];
+            let answer = match way {
+                0 => cuda.call("cuFuncLoad", &[function]),
+                1 => cuda.call("cuFuncSetAttribute", &[function, 8, 1024]),
+                2 => cuda.call("cuFuncSetCacheConfig", &[function, 1]),
+                3 => cuda.call("cuFuncSetSharedMemConfig", &[function, 1]),
+                4 => cuda.call(blocks, &[place, function, 32, 0]),
+                _ => {
+                    let arguments = [place, graph, 0, 0, params.as_ptr() as usize];
+                    cuda.call("cuGraphAddKernelNode", &arguments)
+                }
+            };
+            assert_eq!(answer, 0);
+            assert_eq!(cuda.beyond(), 20 * MIB, "way {way}");
+            assert_eq!(cuda.call("cuModuleUnload", &[listed]), 0);
+        }
     });
 }
 

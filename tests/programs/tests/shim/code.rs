@@ -158,30 +158,6 @@ fn compressed() {
     }
 }
 
-/// Code is loaded where a function is first got, or loaded by itself. How much that is nobody says; it is found at once.
-#[test]
-fn functions_that_are_loaded_lazily_count_at_once() {
-    for (first, load) in [
-        ("get-function", "kernels parts 0 long"),
-        ("load-function", "kernels parts 0 long"),
-        ("set-attribute", "kernel-library parts 0 long"),
-    ] {
-        let world = World::new(CAP);
-        let mut program = world.on_gpu();
-        program.expect(&[(load, "0")]);
-        assert_eq!(world.machine().used(), CONTEXT, "nothing is loaded yet");
-        let first = format!("{first} parts");
-        program.expect(&[(&first, "0")]);
-        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
-        world.judge(CAP);
-        program.expect(&[(&first, "0")]);
-        assert_eq!(world.machine().used(), CONTEXT + 10 * MIB, "{first}");
-        world.judge(CAP);
-        program.end_quietly();
-        world.judge_end(CAP);
-    }
-}
-
 /// Compressed PTX, as a fat binary has it for GPUs newer than all that it was made for.
 #[test]
 fn compressed_text() {
@@ -204,20 +180,4 @@ fn compressed_text() {
     program.end();
     world.judge_end(CAP);
     std::fs::remove_file(file).unwrap();
-}
-
-#[test]
-fn a_library_is_loaded_where_an_attribute_is_set() {
-    for (cap, answer) in [(CONTEXT + 310 * MIB, "0"), (CONTEXT + 290 * MIB, "2")] {
-        let world = World::new(cap);
-        let mut program = world.on_gpu();
-        program.expect(&[
-            ("library parts 300M", "0"),
-            ("set-attribute parts", answer),
-            ("set-attribute parts", answer),
-        ]);
-        world.judge(cap);
-        program.end();
-        world.judge_end(cap);
-    }
 }

@@ -3,6 +3,7 @@
 mod arrays;
 mod at_limit;
 mod code;
+mod conditional;
 mod containers;
 mod contexts;
 mod death;
@@ -14,6 +15,7 @@ mod graphs;
 mod hierarchy;
 mod install;
 mod ipc;
+mod lazy;
 mod limits;
 mod linear;
 mod live_set;

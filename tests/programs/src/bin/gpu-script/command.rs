@@ -18,11 +18,12 @@
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
-//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD` | graphs |
+//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; names for those that a conditional node may run |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
 //! | `update EXEC GRAPH`, `update-v1 …`, `set-kernel EXEC GRAPH N MODULE`, `set-kernel-v1 …`, `set-kernel-node …`, `set-kernel-of EXEC GRAPH N LIBRARY`, `set-child EXEC GRAPH N CHILD`, `set-child-node …`, `set-nothing EXEC GRAPH N` | their kernels changed: N is the number of a node |
 //! | `module NAME BYTES`, `module-ex …`, `module-fat …`, `module-file …`, `image NAME FILE`, `image-file NAME FILE`, `library-image NAME FILE`, `library NAME BYTES`, `library-file …`, `library-module NAME`, `library-function NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
-//! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `load-function NAME`, `set-attribute LIBRARY`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to load and to launch it |
+//! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to load and to launch it |
+//! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by their names, that load a kernel of a library or a function of a module: those that tell about it or set something there, those that add a node with it or put it into the first node of a graph |
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
@@ -37,6 +38,7 @@ mod graphs;
 mod green;
 mod ipc;
 mod kernels;
+mod lazy;
 mod linear;
 mod mapped;
 mod narrow;
@@ -66,6 +68,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         updates::run,
         code::run,
         kernels::run,
+        lazy::run,
         green::run,
         view::run,
         surroundings::run,

@@ -66,6 +66,13 @@ pub fn place(address: usize) -> Option<Place> {
     })
 }
 
+/// So many words that lie at `address`.
+pub fn words_at(address: usize, count: usize) -> Vec<u64> {
+    let word = |at: usize| (address as *const u64).wrapping_add(at);
+    // SAFETY: a list of so many that the driver has made and keeps.
+    (0..count).map(|at| unsafe { word(at).read() }).collect()
+}
+
 /// File name of the object that an address is in.
 pub fn owner(address: usize) -> Option<String> {
     place(address).map(|place| place.owner)

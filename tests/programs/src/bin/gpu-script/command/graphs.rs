@@ -3,6 +3,7 @@
 use super::{Answer, plain};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
+use crate::process;
 
 /// Runs a command of this subject; `None` for others.
 pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
@@ -42,6 +43,29 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let place = params.as_mut_ptr() as usize;
             let function = "cuGraphAddNode";
             plain(node(driver, scope, words.at(1)?, function, &[place])?)
+        }
+        "conditional-node" => {
+            let (function, graph) = (words.at(1)?, scope.value(words.at(2)?)?);
+            let names: Vec<&str> = (3..).map_while(|at| words.get(at)).collect();
+            let (_, context) = driver.get("cuCtxGetCurrent", &[]);
+            let arguments = [graph, context as usize, 1, 1];
+            let (_, handle) = driver.get("cuGraphConditionalHandleCreate", &arguments);
+            // CUDA_CONDITIONAL_NODE_PARAMS: the handle, that one of so many is chosen, where they are, the context.
+            let mut params = [0u64; 32];
+            (params[0], params[2], params[5]) = (13, handle, context);
+            params[3] = 2 | (names.len() as u64) << 32;
+            let place = params.as_mut_ptr() as usize;
+            let arguments = match function {
+                "cuGraphAddNode" => vec![graph, 0, 0, place],
+                _ => vec![graph, 0, 0, 0, place],
+            };
+            let (status, _) = driver.get(function, &arguments);
+            if status == 0 {
+                let graphs = process::words_at(params[4] as usize, names.len());
+                let named = names.iter().map(|name| (*name).to_owned());
+                scope.values.extend(named.zip(graphs));
+            }
+            plain(status)
         }
         "instantiate" => {
             let (graph, flags) = (scope.value(words.at(2)?)?, words.get(3).unwrap_or("0"));

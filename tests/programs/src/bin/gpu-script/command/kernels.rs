@@ -26,24 +26,6 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             function(driver, scope, words.at(1)?)?;
             "0".to_owned()
         }
-        "load-function" => {
-            // Listed functions are not loaded yet.
-            let mut functions = [0usize];
-            let arguments = [
-                functions.as_mut_ptr() as usize,
-                1,
-                scope.value(words.at(1)?)?,
-            ];
-            match driver.call("cuModuleEnumerateFunctions", &arguments) {
-                0 => plain(driver.call("cuFuncLoad", &functions)),
-                failed => plain(failed),
-            }
-        }
-        "set-attribute" => {
-            let kernel = kernel(driver, scope, words.at(1)?)?;
-            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            plain(driver.call("cuKernelSetAttribute", &[8, 1024, kernel, 0]))
-        }
         "launch-ex" => {
             let function = function(driver, scope, words.at(1)?)?;
             let stream = scope.stream(words.get(2))?;

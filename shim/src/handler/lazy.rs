@@ -1,0 +1,333 @@
+//! Code that is loaded where it is first needed: of a module each function by itself, and of a library, with its variables, all of it in each
+//! context by itself (measured, H100, 580.159.04).
+//!
+//! Many calls may be the first: whatever has to know the code, as sums of what fits onto a multiprocessor, or keeps it, as nodes of graphs.
+
+use crate::abi::{
+    CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
+    SUCCESS, Status,
+};
+use crate::account::device;
+use crate::capture::relaxed;
+use crate::handler::limits::{self, Use};
+use crate::handler::linear::current_context;
+use crate::hook::Call;
+use crate::image::Needs;
+use crate::table::cuda;
+
+/// Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
+const LOADED: Opaque = 1;
+
+/// Whether this thread knows that the code of `handle` is loaded wherever it is needed: the whole cost of nearly every call that asks about it.
+pub fn is_recent(handle: Opaque) -> bool {
+    crate::account::launched::is_recent(handle | LOADED)
+}
+
+/// Whether the code of `handle` is known to be loaded.
+pub fn is_loaded(call: Call, handle: Opaque) -> bool {
+    let launched = &call.process.launched;
+    launched.contains(handle | LOADED) || launched.contains(handle)
+}
+
+/// The code of `function`, a `CUfunction`, is loaded.
+pub fn note_loaded(call: Call, function: Opaque) {
+    if !is_loaded(call, function) {
+        call.process.launched.insert(function | LOADED);
+    }
+}
+
+/// Charges ahead and measures what `real` loads for `handle` (a library, or else a function or kernel) in `context` (`None`: the current one),
+/// unless it is there: programs ask for the same kernel at every call.
+pub fn load(
+    call: Call,
+    handle: Opaque,
+    library: Option<Opaque>,
+    context: Option<Context>,
+    real: impl Fn() -> Status,
+) -> Status {
+    if is_loaded(call, handle) {
+        return real();
+    }
+    let (loaded, launched) = (handle | LOADED, &call.process.launched);
+    let holder = match context {
+        Some(context) => call.process.greens.holder(context),
+        None => current_context(),
+    };
+    // Without a context nothing is loaded.
+    if holder == 0 || launched.contains_in(loaded, holder) || launched.contains_in(handle, holder) {
+        return real();
+    }
+    let device = match context {
+        Some(context) => device::of_context(context).and_then(|at| call.process.device(at)),
+        None => call.process.current_device(),
+    };
+    let device = match device {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    let lazy = Lazy::of(call, library, handle, holder);
+    let loads = Use::<fn() -> u64>::Load;
+    let status = limits::run(call, device, holder, loads, lazy.needs, 0, real, None);
+    if status == SUCCESS {
+        lazy.loaded(call);
+        // A function is taken for a kernel as well, which has code in every context.
+        launched.note_kernel(loaded, 0);
+        launched.insert_in(loaded, holder, call.process.context_count());
+    }
+    status
+}
+
+/// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current (measured, H100, 580.159.04).
+fn load_everywhere(
+    call: Call,
+    kernel: Opaque,
+    ordinal: Ordinal,
+    real: impl Fn() -> Status,
+) -> Status {
+    if is_loaded(call, kernel) {
+        return real();
+    }
+    let device = match call.process.device(ordinal) {
+        Ok(device) => device,
+        Err(failed) => return call.process.unavailable(failed, real),
+    };
+    let current = current_context();
+    // In the others by ourselves, so that each is paid for in turn.
+    for context in device.contexts.all() {
+        if context == current {
+            continue;
+        }
+        let load_there = || {
+            relaxed(|| {
+                let (mut function, mut popped) = (0, 0);
+                match cuda::cuCtxPushCurrent_v2(context) {
+                    SUCCESS => {}
+                    failed => return failed,
+                }
+                let status = cuda::cuKernelGetFunction(Out::of(&mut function), kernel);
+                cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+                status
+            })
+        };
+        // Of anything else that is wrong the program's call says it.
+        if load(call, kernel, None, Some(context), load_there) == CUDA_ERROR_OUT_OF_MEMORY {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    load(call, kernel, None, None, real)
+}
+
+/// A library that a call may load.
+pub struct Lazy {
+    pub library: Option<Opaque>,
+    context: Context,
+    /// What its image says, as far as it is not there yet.
+    pub needs: Needs,
+}
+
+impl Lazy {
+    /// Of `library`, or else of the one that `kernel` belongs to, in `context`.
+    pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
+        let mut lazy = Lazy {
+            library,
+            context,
+            needs: Needs::default(),
+        };
+        if call.process.libraries.is_empty() {
+            return lazy;
+        }
+        if library.is_none() {
+            lazy.library = call.process.launched.library_of(kernel);
+        }
+        if lazy.library.is_none() {
+            let mut owner = 0;
+            match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
+                SUCCESS => lazy.library = Some(owner),
+                // A driver that does not tell.
+                CUDA_ERROR_NOT_FOUND => {}
+                // A function of a module, which has been loaded.
+                _ => return lazy,
+            }
+        }
+        lazy.needs = call.process.libraries.pending(lazy.library, lazy.context);
+        lazy
+    }
+
+    /// Whether there is nothing that is not there.
+    pub fn is_empty(&self) -> bool {
+        self.needs == Needs::default()
+    }
+
+    /// The call has loaded it.
+    pub fn loaded(&self, call: Call) {
+        if let Some(library) = self.library.filter(|_| !self.is_empty()) {
+            call.process.libraries.loaded(library, self.context);
+        }
+    }
+}
+
+/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
+pub fn function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
+    load(call, function, None, None, || real(function))
+}
+
+/// `cuFuncSetAttribute`: as `cuFuncLoad`.
+pub fn set_function_attribute(
+    call: Call,
+    real: impl Fn(Opaque, i32, i32) -> Status,
+    function: Opaque,
+    attribute: i32,
+    value: i32,
+) -> Status {
+    load(call, function, None, None, || {
+        real(function, attribute, value)
+    })
+}
+
+/// `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`: as `cuFuncLoad`.
+pub fn set_function_config(
+    call: Call,
+    real: impl Fn(Opaque, i32) -> Status,
+    function: Opaque,
+    config: i32,
+) -> Status {
+    load(call, function, None, None, || real(function, config))
+}
+
+/// `cuKernelSetAttribute`: as `cuLibraryGetModule`, in all contexts of the device.
+pub fn set_attribute(
+    call: Call,
+    real: impl Fn(i32, i32, Opaque, Ordinal) -> Status,
+    attribute: i32,
+    value: i32,
+    kernel: Opaque,
+    device: Ordinal,
+) -> Status {
+    load_everywhere(call, kernel, device, || {
+        real(attribute, value, kernel, device)
+    })
+}
+
+/// `cuKernelSetCacheConfig`: as `cuKernelSetAttribute`.
+pub fn set_cache_config(
+    call: Call,
+    real: impl Fn(Opaque, i32, Ordinal) -> Status,
+    kernel: Opaque,
+    config: i32,
+    device: Ordinal,
+) -> Status {
+    load_everywhere(call, kernel, device, || real(kernel, config, device))
+}
+
+/// `cuKernelGetParamInfo`: as `cuLibraryGetModule`.
+pub fn param_info(
+    call: Call,
+    real: impl Fn(Opaque, usize, Out<usize>, Out<usize>) -> Status,
+    kernel: Opaque,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Status {
+    load(call, kernel, None, None, || {
+        real(kernel, index, offset, size)
+    })
+}
+
+/// `cuKernelGetParamCount`: as `cuKernelGetParamInfo`.
+pub fn param_count(
+    call: Call,
+    real: impl Fn(Opaque, Out<usize>) -> Status,
+    kernel: Opaque,
+    count: Out<usize>,
+) -> Status {
+    load(call, kernel, None, None, || real(kernel, count))
+}
+
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs one look.
+pub fn active_blocks(
+    call: Call,
+    real: impl Fn(Out<i32>, Opaque, i32, usize) -> Status,
+    count: Out<i32>,
+    function: Opaque,
+    threads: i32,
+    shared: usize,
+) -> Status {
+    load(call, function, None, None, || {
+        real(count, function, threads, shared)
+    })
+}
+
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+pub fn active_blocks_with_flags(
+    call: Call,
+    real: impl Fn(Out<i32>, Opaque, i32, usize, u32) -> Status,
+    count: Out<i32>,
+    function: Opaque,
+    threads: i32,
+    shared: usize,
+    flags: u32,
+) -> Status {
+    load(call, function, None, None, || {
+        real(count, function, threads, shared, flags)
+    })
+}
+
+/// `cuOccupancyMaxPotentialBlockSize`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+#[allow(clippy::too_many_arguments)]
+pub fn block_size(
+    call: Call,
+    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32) -> Status,
+    grid: Out<i32>,
+    block: Out<i32>,
+    function: Opaque,
+    shared_of: Opaque,
+    shared: usize,
+    limit: i32,
+) -> Status {
+    load(call, function, None, None, || {
+        real(grid, block, function, shared_of, shared, limit)
+    })
+}
+
+/// `cuOccupancyMaxPotentialBlockSizeWithFlags`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+#[allow(clippy::too_many_arguments)]
+pub fn block_size_with_flags(
+    call: Call,
+    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32, u32) -> Status,
+    grid: Out<i32>,
+    block: Out<i32>,
+    function: Opaque,
+    shared_of: Opaque,
+    shared: usize,
+    limit: i32,
+    flags: u32,
+) -> Status {
+    load(call, function, None, None, || {
+        real(grid, block, function, shared_of, shared, limit, flags)
+    })
+}
+
+/// `cuOccupancyAvailableDynamicSMemPerBlock`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+pub fn dynamic_shared(
+    call: Call,
+    real: impl Fn(Out<usize>, Opaque, i32, i32) -> Status,
+    bytes: Out<usize>,
+    function: Opaque,
+    blocks: i32,
+    threads: i32,
+) -> Status {
+    load(call, function, None, None, || {
+        real(bytes, function, blocks, threads)
+    })
+}
+
+/// `cuOccupancyMaxPotentialClusterSize`, `cuOccupancyMaxActiveClusters`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+pub fn clusters(
+    call: Call,
+    real: impl Fn(Out<i32>, Opaque, Opaque) -> Status,
+    count: Out<i32>,
+    function: Opaque,
+    config: Opaque,
+) -> Status {
+    load(call, function, None, None, || real(count, function, config))
+}

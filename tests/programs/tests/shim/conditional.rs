@@ -1,0 +1,127 @@
+//! Kernels in the bodies of conditional nodes: the graph around them is paid for before the driver makes it executable.
+
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
+
+/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
+/// The first executable graph takes a block.
+const GRAPHS: u64 = CONTEXT + BLOCK;
+/// What a call pays ahead besides.
+const RESERVE: u64 = 4 * MIB;
+
+/// Graphs with conditional nodes: `g` has a kernel with much local memory where each says, `small` of the same shape has none.
+const SHAPES: [&[&str]; 4] = [
+    // The second of two, by each function that adds such a node.
+    &[
+        "conditional-node cuGraphAddNode small a b",
+        "listed-node cuGraphAddNode b tiny",
+        "conditional-node cuGraphAddNode g a b",
+        "listed-node cuGraphAddNode b big",
+    ],
+    &[
+        "conditional-node cuGraphAddNode_v2 small a b",
+        "listed-node cuGraphAddNode b tiny",
+        "conditional-node cuGraphAddNode_v2 g a b",
+        "listed-node cuGraphAddNode b big",
+    ],
+    &[
+        "conditional-node cuGraphAddNode_v3 small a b",
+        "listed-node cuGraphAddNode b tiny",
+        "conditional-node cuGraphAddNode_v3 g a b",
+        "listed-node cuGraphAddNode b big",
+    ],
+    // In a node of the body.
+    &[
+        "conditional-node cuGraphAddNode small a",
+        "conditional-node cuGraphAddNode a b c",
+        "listed-node cuGraphAddNode b tiny",
+        "conditional-node cuGraphAddNode g a",
+        "conditional-node cuGraphAddNode a b c",
+        "listed-node cuGraphAddNode b big",
+    ],
+];
+
+fn prepare(program: &mut Session, shape: &[&str]) {
+    program.expect(&[
+        ("stream s", "0"),
+        ("kernels tiny 0", "0"),
+        ("kernels big 8192", "0"),
+        ("graph small", "0"),
+        ("graph g", "0"),
+    ]);
+    for line in shape {
+        program.expect(&[(line, "0")]);
+    }
+}
+
+#[test]
+fn a_graph_is_served_at_what_its_bodies_take_and_refused_below() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    for shape in SHAPES {
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            prepare(&mut program, shape);
+            program.expect(&[("instantiate e g", answer)]);
+            world.judge(cap);
+            if answer == "0" {
+                assert_eq!(world.machine().used(), GRAPHS + LOCAL);
+                program.expect(&[("launch-graph e s", "0"), ("launch-graph e s", "0")]);
+                world.judge(cap);
+                program.end_quietly();
+            } else {
+                assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked");
+                program.end();
+            }
+            world.judge_end(cap);
+        }
+    }
+}
+
+#[test]
+fn an_update_is_paid_for_as_well() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    for shape in SHAPES {
+        for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
+            let world = World::new(cap);
+            let mut program = world.on_gpu();
+            prepare(&mut program, shape);
+            program.expect(&[
+                ("instantiate e small", "0"),
+                ("launch-graph e s", "0"),
+                ("update e g", answer),
+                ("launch-graph e s", "0"),
+            ]);
+            world.judge(cap);
+            let taken = if answer == "0" { LOCAL } else { 0 };
+            assert_eq!(world.machine().used(), GRAPHS + taken);
+            assert_eq!(world.machine().gpu(0).peak, GRAPHS + taken);
+            program.end();
+            world.judge_end(cap);
+        }
+    }
+}
+
+/// Handles of nodes that have gone come back.
+#[test]
+fn graphs_are_made_anew() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    prepare(&mut program, SHAPES[0]);
+    for _ in 0..20 {
+        program.expect(&[
+            ("graph again", "0"),
+            ("conditional-node cuGraphAddNode again body", "0"),
+            ("listed-node cuGraphAddNode body tiny", "0"),
+            ("instantiate e again", "0"),
+            ("destroy-exec e", "0"),
+            ("destroy-graph body", "1"),
+            ("destroy-graph again", "0"),
+        ]);
+    }
+    assert!(world.machine().used() <= GRAPHS);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
