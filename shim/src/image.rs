@@ -8,10 +8,10 @@
 
 mod compressed;
 mod fatbin;
-mod lz4;
+pub mod lz4;
 mod output;
 mod runtime;
-mod zstd;
+pub mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -115,9 +115,13 @@ pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
-        .ok()
-        .and_then(|bytes| Source::File(&bytes).needs(capabilities))
+        .map(|bytes| needs_of_bytes(&bytes, capabilities))
         .unwrap_or_default()
+}
+
+/// The same of a file's content, which may be anything.
+pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    Source::File(bytes).needs(capabilities).unwrap_or_default()
 }
 
 impl<'a> Source<'a> {
