@@ -8,6 +8,8 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
+use gpulimit_core::group::Undisturbed;
+
 use crate::account::Account;
 
 /// This process as the hooks see it.
@@ -33,6 +35,7 @@ pub fn limited() -> bool {
 
 #[cold]
 fn ask() -> bool {
+    let _undisturbed = Undisturbed::new();
     let limited = !matches!(crate::membership::assignment(), Ok(None));
     ASKED.store(if limited { LIMITED } else { UNLIMITED }, Ordering::Relaxed);
     limited

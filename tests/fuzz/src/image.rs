@@ -3,7 +3,11 @@
 use crate::numbers::Numbers;
 
 #[path = "../../../shim/src"]
-#[allow(dead_code, unused_imports, reason = "the reader as it is, without what calls it")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the reader as it is, without what calls it"
+)]
 mod shim {
     pub mod image;
 }

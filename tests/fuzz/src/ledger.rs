@@ -48,7 +48,8 @@ pub fn any(bytes: &[u8]) {
     while let (Some(kind), Some(at), Some(value)) = (numbers.byte(), numbers.half(), numbers.long())
     {
         let write = |offset: u64| {
-            file.write_all_at(&value.to_ne_bytes(), offset).expect("written");
+            file.write_all_at(&value.to_ne_bytes(), offset)
+                .expect("written");
         };
         let at = u64::from(at);
         match kind % 14 {

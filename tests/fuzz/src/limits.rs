@@ -21,7 +21,10 @@ pub fn any(bytes: &[u8]) {
     set.set(Selector::Device(OTHER), Key::Max, Size::Bytes(MOST / 2));
     Limits::create(&path, 0o600, &set).expect("made");
     let member = Limits::open(&path).expect("open");
-    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("there");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .expect("there");
     let mut whole = std::fs::read(&path).expect("readable");
     let mut numbers = Numbers(bytes);
     for _ in 0..4 {

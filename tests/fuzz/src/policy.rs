@@ -34,7 +34,10 @@ impl Accounts for Machine {
             uid: *uid,
             gid: 500,
         };
-        [("root", 0), ("alice", 1000), ("bob", 1001)].iter().map(user).collect()
+        [("root", 0), ("alice", 1000), ("bob", 1001)]
+            .iter()
+            .map(user)
+            .collect()
     }
 
     fn regular(&self) -> Range {
@@ -113,7 +116,9 @@ pub fn environment(bytes: &[u8]) {
         })
         .collect();
     let env = |name: &str| {
-        let found = variables.iter().find(|(known, _)| *known == name.as_bytes());
+        let found = variables
+            .iter()
+            .find(|(known, _)| *known == name.as_bytes());
         found.map(|(_, value)| OsString::from_vec(value.to_vec()))
     };
     let asked = assignment(&env);

@@ -14,6 +14,7 @@ mod graphs;
 mod hierarchy;
 mod install;
 mod ipc;
+mod life;
 mod limits;
 mod linear;
 mod live_set;
