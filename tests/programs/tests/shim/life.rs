@@ -28,16 +28,16 @@ const DOORS: [(&str, &[&str]); 4] = [
 
 /// What a program shows of itself.
 #[derive(Debug, PartialEq)]
-struct Seen {
-    lines: Vec<String>,
-    code: Option<i32>,
-    signal: Option<i32>,
-    errors: String,
+pub struct Seen {
+    pub lines: Vec<String>,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub errors: String,
 }
 
 /// Runs it; `at_hold` looks at the machine whenever the program waits for that.
 #[track_caller]
-fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
+pub fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

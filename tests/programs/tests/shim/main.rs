@@ -26,6 +26,7 @@ mod process_lists;
 mod random;
 mod refusal;
 mod runtime;
+mod sanitized;
 mod several_gpus;
 mod shared_memory;
 mod sharing;

@@ -73,7 +73,7 @@ const BETWEEN: &[&str] = &[
 ];
 
 /// The commands of the program with this number.
-fn program(seed: u64) -> Vec<String> {
+pub fn program(seed: u64) -> Vec<String> {
     let mut numbers = Numbers(seed * 7919 + 1);
     let mut lines: Vec<String> = ["start", "stream work", "pool pool 0"]
         .map(str::to_owned)
