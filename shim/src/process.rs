@@ -65,6 +65,8 @@ impl Process {
 
 #[cold]
 fn first_use() -> &'static Process {
+    // The maps in it ask the kernel for random numbers.
+    let _undisturbed = Undisturbed::new();
     let page = page();
     let mine = Box::into_raw(Box::new(Process::new()));
     // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published (leaked) or, when another thread

@@ -124,7 +124,7 @@ fn run(name: &'static str, target: Target, rounds: u64, seed: u64) {
 
 #[test]
 fn nothing_breaks_any_target() {
-    let rounds = number("GPULIMIT_FUZZ_ROUNDS", 3_000);
+    let rounds = number("GPULIMIT_FUZZ_ROUNDS", 10_000);
     let seed = number("GPULIMIT_FUZZ_SEED", 1);
     for (name, target) in TARGETS {
         // Each is a file of 17 MiB.

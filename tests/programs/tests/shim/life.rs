@@ -199,6 +199,11 @@ fn libraries_that_are_closed() {
 }
 
 #[test]
+fn no_thread_signal_or_descriptor_of_ours() {
+    lives("traces", &[]);
+}
+
+#[test]
 fn children_of_every_kind() {
     lives("children", &[]);
 }
