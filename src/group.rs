@@ -20,6 +20,7 @@ mod name;
 mod power;
 mod protection;
 mod root;
+mod undisturbed;
 mod user;
 
 pub use access::{Access, Members};
@@ -30,6 +31,7 @@ pub use kill::{kill, send};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
 pub use root::{Created, Garbage, Root, SYSTEM};
+pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
 
 use crate::ledger::Ledger;

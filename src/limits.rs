@@ -302,7 +302,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
     map.rules().ok_or_else(|| LimitsError::Damaged {
         path: path.into(),
-        why: "unknown rule",
+        why: "its rules are not as they were written",
     })
 }
 
@@ -504,16 +504,16 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("of format 1, this gpulimit understands 2");
+        refused("of format 1, this gpulimit understands 3");
         poke(16, 12);
         refused("wrong size");
         // The valid bank of a new file is the second one.
         poke(128 + 4160 + 64, 77);
-        refused("unknown rule");
+        refused("not as they were written");
         poke(128 + 4160 + 64 + 24, 77);
-        refused("unknown rule");
+        refused("not as they were written");
         poke(128 + 4160, u64::MAX);
-        refused("unknown rule");
+        refused("not as they were written");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
         refused("cannot open");
@@ -531,10 +531,21 @@ mod tests {
             .write(true)
             .open(place.file())
             .expect("opened");
-        file.write_all_at(&77_u64.to_ne_bytes(), 128 + 4160 + 64)
-            .expect("written");
-        assert_eq!(limits.max(&B, 80 << 30), 0);
-        assert!(limits.rules().is_err());
+        let good = layout::File::bytes(&set());
+        // The count of changes, which rules there are and each of them; also what would then say that there are none.
+        let bank = 128 + 4160;
+        for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
+            for value in [0, 2, 77, u64::MAX] {
+                file.write_all_at(&value.to_ne_bytes(), at)
+                    .expect("written");
+                if fs::read(place.file()).expect("readable") != good {
+                    assert_eq!(limits.max(&B, 80 << 30), 0, "{value} at {at}");
+                    assert!(limits.rules().is_err());
+                }
+                file.write_all_at(&good, 0).expect("written");
+            }
+        }
+        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub mod vmm;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use gpulimit_core::group::Member;
+use gpulimit_core::group::{Member, Undisturbed};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
@@ -102,6 +102,7 @@ impl Account {
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
+            let _undisturbed = Undisturbed::new();
             let _alone = self.joining.lock();
             self.member.get_or_init(|| Box::new(membership::join()));
         }
@@ -123,6 +124,7 @@ impl Account {
 
     #[cold]
     fn open(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
+        let _undisturbed = Undisturbed::new();
         let place = self.place(ordinal).ok_or(if ordinal < 0 {
             CUDA_ERROR_INVALID_DEVICE
         } else {

@@ -8,6 +8,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use gpulimit_core::group::Undisturbed;
 use once_cell::race::OnceBox;
 
 use crate::door::{real_dlsym, redirect};
@@ -112,6 +113,7 @@ impl Library {
 
     #[cold]
     fn resolve(&self, flags: i32) -> bool {
+        let _undisturbed = Undisturbed::new();
         let handle = self.open(flags);
         if handle.is_null() {
             return false;

@@ -9,6 +9,8 @@ mod guard;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use gpulimit_core::group::Undisturbed;
+
 use crate::abi::Status;
 use crate::process::{Process, limited};
 
@@ -79,6 +81,8 @@ pub fn enter(
     if !limited() {
         return real();
     }
+    // Where the driver opens files, or where it is measured. What programs do by the million does neither.
+    let _undisturbed = matches!(class, Class::measured | Class::view).then(Undisturbed::new);
     let handled = guard::alone(|| {
         let process = Process::current();
         catch_unwind(AssertUnwindSafe(|| {

@@ -8,10 +8,10 @@
 
 mod compressed;
 mod fatbin;
-mod lz4;
+pub mod lz4;
 mod output;
 mod runtime;
-mod zstd;
+pub mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -115,9 +115,13 @@ pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     std::fs::read(OsStr::from_bytes(path.to_bytes()))
-        .ok()
-        .and_then(|bytes| Source::File(&bytes).needs(capabilities))
+        .map(|bytes| needs_of_bytes(&bytes, capabilities))
         .unwrap_or_default()
+}
+
+/// The same of a file's content, which may be anything.
+pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    Source::File(bytes).needs(capabilities).unwrap_or_default()
 }
 
 impl<'a> Source<'a> {
@@ -147,9 +151,9 @@ impl<'a> Source<'a> {
     /// Whether a NUL-terminated text begins so; does not read beyond its end.
     fn begins(self, at: u64, with: &[u8]) -> bool {
         let byte = |at| self.bytes::<1>(at).map(|[byte]| byte);
-        (at..)
-            .zip(with)
-            .all(|(at, wanted)| byte(at) == Some(*wanted))
+        let is_there =
+            |(offset, wanted): (u64, &u8)| at.checked_add(offset).and_then(byte) == Some(*wanted);
+        (0..).zip(with).all(is_there)
     }
 
     /// So many bytes from here on.
@@ -219,17 +223,22 @@ impl<'a> Source<'a> {
         }
         let sections = start.checked_add(self.long(start + 40)?)?;
         let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
-        let names = start.checked_add(self.long(section(self.half(start + 62)?)? + 24)?)?;
+        let names = section(self.half(start + 62)?)?.checked_add(24)?;
+        let names = start.checked_add(self.long(names)?)?;
         let mut needs = Needs::default();
+        // There is one table of symbols at most, and no more than that is looked at.
+        let mut symbols = None;
         for number in 0..self.half(start + 60)? {
             let header = section(number)?;
             let name = names.checked_add(u64::from(self.word(header)?))?;
             if self.begins(name, b".nv.global") {
                 needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
             } else if self.word(header + 4)? == SYMBOLS {
-                let strings = section(self.half(header + 40)?)?;
-                needs = needs.or(self.of_symbols(start, header, strings)?);
+                symbols = Some((header, section(self.half(header + 40)?)?));
             }
+        }
+        if let Some((table, strings)) = symbols {
+            needs = needs.or(self.of_symbols(start, table, strings)?);
         }
         Some(needs)
     }
@@ -237,31 +246,30 @@ impl<'a> Source<'a> {
 
 /// Sum of the `.global` variables of a PTX text.
 fn in_ptx(text: &[u8]) -> u64 {
+    let statements = text.split(|byte| b";{}".contains(byte));
+    statements.map(in_statement).fold(0, u64::saturating_add)
+}
+
+/// The same of one statement, which is looked through once, however often it says that it declares something.
+fn in_statement(statement: &[u8]) -> u64 {
     const DECLARATION: &[u8] = b".global";
+    let own = find(statement, b".extern").unwrap_or(statement.len());
+    let mut rest = statement.get(..own).unwrap_or_default();
     let mut bytes = 0u64;
-    let mut at = 0;
-    while let Some(found) = text.get(at..).and_then(|rest| find(rest, DECLARATION)) {
-        let start = at + found;
-        at = start + DECLARATION.len();
-        let front = text.get(..start).unwrap_or_default();
-        let statement = front
-            .rsplit(|byte| b";{}".contains(byte))
-            .next()
-            .unwrap_or_default();
-        let rest = text.get(at..).unwrap_or_default();
+    let mut is_word = true;
+    while let Some(found) = find(rest, DECLARATION) {
+        let front = rest.get(..found).unwrap_or_default();
         // An instruction has the state space as a suffix: ld.global.
-        let declares = front.last().is_none_or(u8::is_ascii_whitespace)
-            && rest.first().is_some_and(u8::is_ascii_whitespace)
-            && find(statement, b".extern").is_none();
-        if declares {
-            let end = rest
-                .iter()
-                .position(|byte| b";=".contains(byte))
-                .unwrap_or(rest.len());
-            let declaration =
-                std::str::from_utf8(rest.get(..end).unwrap_or_default()).unwrap_or_default();
-            bytes = bytes.saturating_add(declared(declaration));
+        is_word = front.last().map_or(is_word, u8::is_ascii_whitespace);
+        rest = rest.get(found + DECLARATION.len()..).unwrap_or_default();
+        if is_word && rest.first().is_some_and(u8::is_ascii_whitespace) {
+            let end = find(rest, DECLARATION).unwrap_or(rest.len());
+            let declaration = rest.get(..end).unwrap_or_default();
+            let declaration = declaration.split(|byte| *byte == b'=').next();
+            let declaration = std::str::from_utf8(declaration.unwrap_or_default());
+            bytes = bytes.saturating_add(declared(declaration.unwrap_or_default()));
         }
+        is_word = false;
     }
     bytes
 }
@@ -345,6 +353,8 @@ mod tests {
         assert_eq!(ptx(".global .align 1 .b8 a[300], b[600];"), 512 + 768);
         assert_eq!(ptx(".global .b8 x[99999999999999999999999];"), 0);
         assert_eq!(ptx(".global"), 0);
+        assert_eq!(ptx(".global.global .b8 x[300];"), 0);
+        assert_eq!(ptx(".global .b8 x[300] .global .b8 y[300];"), 1024);
     }
 
     /// A cubin with these sections.

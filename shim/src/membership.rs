@@ -78,6 +78,7 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
 /// Joins the group. A failure is said in one line and closes the GPU to this process, unless the administrator's rule wants it open: a limit
 /// that cannot be applied must not be none.
 pub fn join() -> Result<Member, Failed> {
+    message::look();
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
         Failed::Closed

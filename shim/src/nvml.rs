@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use gpulimit_core::device::DeviceId;
+use gpulimit_core::group::Undisturbed;
 use gpulimit_core::ledger::{Identity, Witness};
 
 use crate::abi::{
@@ -65,6 +66,7 @@ impl Handle {
 }
 
 fn find(id: &DeviceId) -> Option<NvmlDevice> {
+    let _undisturbed = Undisturbed::new();
     if !ready() {
         return None;
     }
@@ -183,6 +185,7 @@ fn each<T: Listed>(
     call: impl Fn(Out<u32>, Out<T>) -> Status,
     mut seen: impl FnMut(u32, u64),
 ) -> Option<()> {
+    let _undisturbed = Undisturbed::new();
     let see = |all: &[T]| {
         all.iter()
             .filter(|process| process.used() != NVML_NOT_AVAILABLE)

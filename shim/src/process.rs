@@ -8,6 +8,8 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
+use gpulimit_core::group::Undisturbed;
+
 use crate::account::Account;
 
 /// This process as the hooks see it.
@@ -33,6 +35,7 @@ pub fn limited() -> bool {
 
 #[cold]
 fn ask() -> bool {
+    let _undisturbed = Undisturbed::new();
     let limited = !matches!(crate::membership::assignment(), Ok(None));
     ASKED.store(if limited { LIMITED } else { UNLIMITED }, Ordering::Relaxed);
     limited
@@ -62,6 +65,8 @@ impl Process {
 
 #[cold]
 fn first_use() -> &'static Process {
+    // The maps in it ask the kernel for random numbers.
+    let _undisturbed = Undisturbed::new();
     let page = page();
     let mine = Box::into_raw(Box::new(Process::new()));
     // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published (leaked) or, when another thread

@@ -3,6 +3,7 @@
 
 use super::kill::kill;
 use super::member::{Member, MemberDevice, Refusal, Station};
+use super::undisturbed::Undisturbed;
 use crate::ledger::{
     self, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
 };
@@ -45,6 +46,7 @@ pub(super) fn charge<'a>(
     pressure: &dyn Pressure,
     insistence: Insistence,
 ) -> Result<(), Refusal<'a>> {
+    let _undisturbed = Undisturbed::new();
     let request = Request {
         member,
         device,

@@ -5,6 +5,9 @@
 //! `active` again afterwards: a bank is written again only after another change has been counted, so an unchanged
 //! word means that nothing read was torn.
 //!
+//! A bank carries a sum of itself and of the count of changes that made it the valid one. So whatever else has written to the file, by
+//! mistake, is found: limits that are damaged allow nothing, and are not taken for none.
+//!
 //! Numbers are in the machine's byte order: the file never leaves the machine it is mapped on.
 
 use super::{Bounds, Key, LimitSet, OnLimit, Oom, Options, Selector, Values};
@@ -17,7 +20,7 @@ use std::time::Duration;
 /// First eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
 /// The format that this code reads and writes.
-pub(super) const FORMAT: u64 = 2;
+pub(super) const FORMAT: u64 = 3;
 /// Rules that a bank holds.
 pub const MAX_RULES: usize = 64;
 
@@ -43,7 +46,9 @@ struct Bank {
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    reserved: [AtomicU64; 3],
+    /// Of all words of the bank that are used; see [`Bank::sum`].
+    sum: AtomicU64,
+    reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
 }
 
@@ -66,6 +71,7 @@ const _: () = {
     assert!(offset_of!(File, banks) == 128);
     assert!(size_of::<Bank>() == 4160);
     assert!(offset_of!(Bank, rules) == 0);
+    assert!(offset_of!(Bank, sum) == 40);
     assert!(offset_of!(Bank, entries) == 64);
     assert!(size_of::<Entry>() == 64);
     assert!(offset_of!(Entry, selector) == 0);
@@ -96,12 +102,14 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// One consistent look at the valid bank, with the generation it belongs to; `None` when the file changed
-    /// under every look, which no honest writer brings about.
-    fn look<T>(&self, read: impl Fn(&Bank) -> T) -> Option<(T, u64)> {
+    /// One consistent look at the valid bank, which says nothing when it is damaged, with the generation it belongs to; `None` when the file
+    /// changed under every look, which no honest writer brings about.
+    fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
-            let seen = read(&self.banks[usize::from(before & 1 == 1)]);
+            let bank = &self.banks[usize::from(before & 1 == 1)];
+            let is_whole = bank.sum.load(Ordering::Relaxed) == bank.sum(before);
+            let seen = is_whole.then(|| read(bank)).flatten();
             fence(Ordering::Acquire);
             if self.active.load(Ordering::Relaxed) == before {
                 return Some((seen, before));
@@ -163,6 +171,7 @@ impl File {
         for (entry, (selector, values)) in bank.entries.iter().zip(&set.rules) {
             entry.store(selector, values);
         }
+        bank.sum.store(bank.sum(next), Ordering::Relaxed);
         self.active.store(next, Ordering::Release);
     }
 
@@ -184,12 +193,10 @@ impl File {
         for bank in &file.banks {
             put(&bank.rules);
             bank.option_words().into_iter().for_each(&mut put);
+            put(&bank.sum);
             bank.reserved.iter().for_each(&mut put);
             for entry in &bank.entries {
-                put(&entry.selector);
-                entry.uuid.iter().for_each(&mut put);
-                put(&entry.tags);
-                entry.values.iter().for_each(&mut put);
+                entry.words().for_each(&mut put);
             }
         }
         out
@@ -211,6 +218,7 @@ impl File {
             wait_timeout: AtomicU64::new(0),
             oom: AtomicU64::new(0),
             uncounted_context: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
             reserved: zeroes(),
             entries: std::array::from_fn(entry),
         };
@@ -230,6 +238,21 @@ impl Bank {
     fn used(&self) -> &[Entry] {
         let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(MAX_RULES);
         &self.entries[..rules.min(MAX_RULES)]
+    }
+
+    /// What the sum must be where this bank is the valid one after so many changes. Each step can be undone, so that no change of a single
+    /// word leaves the sum as it was.
+    fn sum(&self, changes: u64) -> u64 {
+        let entries = self.used().iter().flat_map(Entry::words);
+        let words = [&self.rules].into_iter().chain(self.option_words());
+        words
+            .chain(entries)
+            .map(|word| word.load(Ordering::Relaxed))
+            .fold(changes ^ MAGIC, |sum, word| {
+                (sum ^ word)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29)
+            })
     }
 
     /// In the order of the file.
@@ -284,6 +307,12 @@ impl Bank {
 }
 
 impl Entry {
+    /// In the order of the file.
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let front = [&self.selector].into_iter().chain(&self.uuid);
+        front.chain([&self.tags]).chain(&self.values)
+    }
+
     fn selector(&self) -> Option<Selector> {
         let kind = match self.selector.load(Ordering::Relaxed) {
             SELECT_ALL => return Some(Selector::All),

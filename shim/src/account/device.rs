@@ -6,7 +6,7 @@ use std::sync::atomic::{
 };
 
 use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal};
+use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal, Undisturbed};
 use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
 use parking_lot::Mutex;
 
@@ -237,6 +237,7 @@ impl Device {
     }
 
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
+        let _undisturbed = Undisturbed::new();
         self.member.count_refusal(&self.share, bytes, refusal);
         refusal::report(self, self.member, &self.share, symbol, bytes, refusal);
         Refused

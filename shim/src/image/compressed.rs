@@ -25,8 +25,12 @@ impl Method {
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
         /// The largest cubin of NVIDIA's own libraries has 105 MB. Larger ones than this are left to the measurement.
         const MOST: u64 = 512 << 20;
+        /// Bytes that one byte of LZ4 and one of zstd (a block of 128 KiB in four) can stand for.
+        const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        if !(1..=MOST).contains(&stated) {
+        // A few bytes that say that they are many are not worth the memory.
+        let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
+        if !(1..=MOST.min(most)).contains(&stated) {
             return None;
         }
         match self {

@@ -6,7 +6,9 @@ use super::compressed::Method;
 use super::{Single, Source};
 
 /// Entries that are looked at, at most.
-const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 12;
+/// Bytes that are decoded of one fat binary, at most. What is beyond that is left to the measurement.
+const MOST_DECODED: u64 = 4 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -65,6 +67,7 @@ pub fn each(
     };
     // Images that are compressed together are decoded once.
     let mut decoded = (0, None);
+    let mut left = MOST_DECODED;
     for (number, entry) in entries.iter().enumerate() {
         let (source, at) = match entry.compressed {
             None => (fatbin, entry.start),
@@ -72,8 +75,14 @@ pub fn each(
             Some(compressed) => {
                 if decoded.0 != entry.start {
                     let packed = fatbin.slice(entry.start, compressed.packed)?;
-                    let method = compressed.method;
-                    decoded = (entry.start, method.decode(packed, compressed.stated));
+                    let bytes = match left.checked_sub(compressed.stated) {
+                        Some(rest) => {
+                            left = rest;
+                            compressed.method.decode(packed, compressed.stated)
+                        }
+                        None => None,
+                    };
+                    decoded = (entry.start, bytes);
                 }
                 match &decoded.1 {
                     Some(bytes) => (Source::File(bytes), compressed.from),
@@ -98,6 +107,7 @@ fn entries(fatbin: Source<'_>) -> Option<Vec<Entry>> {
     let mut at = u64::from(fatbin.half(6)?);
     let end = at.checked_add(fatbin.long(8)?)?;
     while at < end && entries.len() < MOST {
+        let kind = fatbin.half(at)?;
         let (header, payload) = (u64::from(fatbin.word(at + 4)?), fatbin.long(at + 8)?);
         let start = at.checked_add(header)?;
         let next = start.checked_add(payload)?;
@@ -122,7 +132,7 @@ fn entries(fatbin: Source<'_>) -> Option<Vec<Entry>> {
                 compressed,
             })
         };
-        if fatbin.half(at)? == JOINED {
+        if kind == JOINED {
             joined(fatbin, at, header, &entry, &mut entries)?;
         } else {
             entries.extend(entry(at));
@@ -145,6 +155,9 @@ fn joined(
     const RECORD: u64 = 64;
     let room = header.saturating_sub(FIRST) / RECORD;
     for number in 0..u64::from(fatbin.word(at + COUNT)?).min(room) {
+        if entries.len() >= MOST {
+            break;
+        }
         let record = at + FIRST + number * RECORD;
         // What is the header's size elsewhere.
         let from = u64::from(fatbin.word(record + 4)?);

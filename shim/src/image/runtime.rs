@@ -34,11 +34,11 @@ impl Source<'_> {
         const SYMBOL: u64 = 24;
         const UNDEFINED: u16 = 0;
         let symbols = start.checked_add(self.long(table + 24)?)?;
-        let texts = start.checked_add(self.long(strings + 24)?)?;
+        let texts = start.checked_add(self.long(strings.checked_add(24)?)?)?;
         let mut needs = NOTHING;
         for number in 0..(self.long(table + 32)? / SYMBOL).min(MOST) {
             let symbol = symbols.checked_add(number * SYMBOL)?;
-            if self.half(symbol + 6)? != UNDEFINED {
+            if self.half(symbol.checked_add(6)?)? != UNDEFINED {
                 continue;
             }
             let name = texts.checked_add(u64::from(self.word(symbol)?))?;
@@ -55,19 +55,25 @@ impl Source<'_> {
 
 /// What a PTX text declares, `.extern .func (.param .b64 r) malloc (.param .b64 n);`, and calls: of a declaration alone nothing comes (measured).
 pub fn of_ptx(text: &[u8]) -> Needs {
-    const EXTERN: &[u8] = b".extern";
-    let (mut rest, mut needs) = (text, NOTHING);
-    while let Some(at) = find(rest, EXTERN) {
-        rest = rest.get(at + EXTERN.len()..).unwrap_or_default();
-        let statement = rest.split(|byte| *byte == b';').next().unwrap_or_default();
-        let words = statement.split(|byte| !byte.is_ascii_alphanumeric() && !b"_$.".contains(byte));
+    // Declared so far. What is used is declared before.
+    let mut declared = [false; NAMES.len()];
+    let mut needs = NOTHING;
+    for statement in text.split(|byte| *byte == b';') {
+        for ((name, use_of), declared) in NAMES.iter().zip(declared) {
+            if declared && find(statement, name).is_some() {
+                needs = needs.or(*use_of);
+            }
+        }
+        let Some(at) = find(statement, b".extern") else {
+            continue;
+        };
+        let declaration = statement.get(at..).unwrap_or_default();
+        let words =
+            declaration.split(|byte| !byte.is_ascii_alphanumeric() && !b"_$.".contains(byte));
         if words.clone().any(|word| word == b".func") {
-            let is_called = |name: &[u8]| {
-                let behind = rest.get(statement.len()..).unwrap_or_default();
-                words.clone().any(|word| word == name) && find(behind, name).is_some()
-            };
-            let used = NAMES.into_iter().filter(|(name, _)| is_called(name));
-            needs = used.fold(needs, |needs, (_, use_of)| needs.or(use_of));
+            for ((name, _), declared) in NAMES.iter().zip(&mut declared) {
+                *declared |= words.clone().any(|word| word == *name);
+            }
         }
     }
     needs

@@ -7,6 +7,7 @@
 pub mod abi;
 pub mod array;
 pub mod blocks;
+pub mod cancel;
 pub mod capture;
 pub mod context;
 pub mod device;

@@ -259,6 +259,13 @@ impl World {
         }
     }
 
+    /// Waits until what the dead held is back, on the machine and in the ledger.
+    #[track_caller]
+    pub fn bury(&self) {
+        let none = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
+        assert!(eventually(none), "the dead are gone");
+    }
+
     /// Waits until the machine and the ledger are empty.
     #[track_caller]
     pub fn settle(&self) {
@@ -268,8 +275,7 @@ impl World {
             "the machine is empty: {:?}",
             self.machine.gpus()
         );
-        let clean = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
-        assert!(eventually(clean), "the ledger is clean");
+        self.bury();
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
+use gpulimit_sim::cancel::Whole;
 use gpulimit_sim::ipc::Handle;
 
 /// One exported function.
@@ -36,6 +37,7 @@ macro_rules! export {
     ($name:ident($($argument:ident: $type:ty),*) $handler:path $(, $twin:literal)?) => {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($argument: $type),*) -> i32 {
+            let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
             if let Some(failure) = SITE.enter() {
                 return failure;

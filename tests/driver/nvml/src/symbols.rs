@@ -2,6 +2,7 @@
 #![allow(non_snake_case)]
 
 use gpulimit_sim::abi::{Out, Site, Text};
+use gpulimit_sim::cancel::Whole;
 
 use crate::{code, device, process, system};
 
@@ -9,6 +10,7 @@ macro_rules! symbols {
     ($($name:ident($($argument:ident: $type:ty),*) => $handler:path;)*) => {$(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($argument: $type),*) -> i32 {
+            let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
             if let Some(failure) = SITE.enter() {
                 return failure;

@@ -1,9 +1,13 @@
-//! Random programs, right and wrong: with room, they get the same answers under a limit as without us, and in the end nothing is charged.
+//! Random programs, right and wrong: with room, they get the same answers under a limit as without us; without, they never get more than the
+//! limit; and in the end nothing is charged.
+//!
+//! `GPULIMIT_RANDOM_PROGRAMS` is how many there are, `GPULIMIT_RANDOM_SEED` the number of the first.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 60 << 30;
-const PROGRAMS: u64 = 24;
+/// Room for a context and little else.
+const TIGHT: u64 = 700 * MIB;
 const LENGTH: usize = 90;
 
 /// Numbers that depend on the seed only (an LCG's high bits).
@@ -72,8 +76,21 @@ const BETWEEN: &[&str] = &[
     "free-number 77",
 ];
 
+fn number(name: &str, otherwise: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}")),
+        Err(_) => otherwise,
+    }
+}
+
+/// The numbers of the programs.
+fn seeds() -> std::ops::Range<u64> {
+    let first = number("GPULIMIT_RANDOM_SEED", 0);
+    first..first + number("GPULIMIT_RANDOM_PROGRAMS", 24)
+}
+
 /// The commands of the program with this number.
-fn program(seed: u64) -> Vec<String> {
+pub fn program(seed: u64) -> Vec<String> {
     let mut numbers = Numbers(seed * 7919 + 1);
     let mut lines: Vec<String> = ["start", "stream work", "pool pool 0"]
         .map(str::to_owned)
@@ -132,7 +149,7 @@ fn play(mut session: Session, lines: &[String]) -> (Session, Vec<String>) {
 
 #[test]
 fn the_same_answers_and_nothing_left() {
-    for seed in 0..PROGRAMS {
+    for seed in seeds() {
         let lines = program(seed);
         let bare = World::without_group(&[]);
         let (plain, expected) = play(Session::start(bare.bare(world::program())), &lines);
@@ -155,5 +172,18 @@ fn the_same_answers_and_nothing_left() {
         drop(plain);
         program.end();
         world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn never_more_than_a_small_limit() {
+    for seed in seeds() {
+        println!("program {seed}");
+        let world = World::new(TIGHT);
+        let (program, _) = play(world.start(), &program(seed));
+        world.judge(TIGHT);
+        let (status, errors) = program.end();
+        assert!(status.success(), "program {seed}: {status:?} {errors}");
+        world.judge_end(TIGHT);
     }
 }

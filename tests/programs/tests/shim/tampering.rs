@@ -1,11 +1,14 @@
-//! Somebody changes the ledger under running programs: who may be charged in it can.
+//! Somebody changes the files of a group under running programs: who may be charged in the ledger can, and whose the group is.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use gpulimit::ledger::Ledger;
+use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
 const PIECE: u64 = 100 * MIB;
@@ -64,4 +67,199 @@ fn zeroing_the_ledger_all_the_time_gains_a_charge_each_at_most() {
     zero(&ledger);
     drop((one, two));
     world.settle();
+}
+
+/// What is written over a range of a file.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    Zeros,
+    Ones,
+    Flipped,
+    Random(u64),
+}
+
+const DAMAGES: [Damage; 4] = [
+    Damage::Zeros,
+    Damage::Ones,
+    Damage::Flipped,
+    Damage::Random(0x9e37_79b9_7f4a_7c15),
+];
+
+fn damage(path: &Path, start: u64, length: usize, kind: Damage) {
+    let open = OpenOptions::new().read(true).write(true).open(path);
+    let file = open.expect("there");
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, start).expect("readable");
+    let mut state = 0;
+    for byte in &mut bytes {
+        match kind {
+            Damage::Zeros => *byte = 0,
+            Damage::Ones => *byte = 0xff,
+            Damage::Flipped => *byte = !*byte,
+            Damage::Random(factor) => {
+                state = (state + 1u64).wrapping_mul(factor);
+                *byte = (state >> 56) as u8;
+            }
+        }
+    }
+    file.write_all_at(&bytes, start).expect("written");
+}
+
+/// A program that comes to the group and takes what it gets: it ends well, whether it was let in or not.
+fn newcomer(world: &World) {
+    let mut program = world.start();
+    let started = program.say("start");
+    assert!(
+        ["0 0", "800", "2"]
+            .iter()
+            .any(|known| started.ends_with(known)),
+        "{started}"
+    );
+    let filled = program.say("fill new 100M");
+    let (status, errors) = program.end();
+    assert!(status.success(), "{filled}: {status:?} {errors}");
+    assert!(
+        errors.lines().all(|line| line.starts_with("gpulimit: ")),
+        "{errors}"
+    );
+}
+
+#[test]
+fn limits_that_are_overwritten_allow_no_more() {
+    // The preface, the count of changes, either bank's head and rules, all of it.
+    let bank = |number: u64| 128 + number * 4160;
+    for (start, length) in [
+        (0, 24),
+        (8, 8),
+        (64, 8),
+        (bank(0), 64),
+        (bank(1), 8),
+        (bank(1), 64),
+        (bank(1) + 64, 64),
+        (64, 128 + 2 * 4160 - 64),
+    ] {
+        for kind in DAMAGES {
+            let world = World::new(CAP);
+            let mut program = world.on_gpu();
+            program.expect(&[("alloc a 1000M", "0")]);
+            damage(&world.group().path().join("limits"), start, length, kind);
+            println!("{kind:?} at {start}");
+            let filled = program.say("fill f 100M");
+            assert!(filled.starts_with("2 "), "{filled}");
+            newcomer(&world);
+            assert!(world.machine().peak() <= CAP);
+            program.expect(&[("free a", "0"), ("free-many f", "0")]);
+            let (status, errors) = program.end();
+            assert!(status.success(), "{status:?} {errors}");
+        }
+    }
+}
+
+#[test]
+fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
+    let page = 4096;
+    let (words, slots) = (WORDS.0, WORDS.0 + WORDS.1 as u64);
+    // Whether somebody new is told apart from who was there: not where their words, or the GPU that they count on, are changed.
+    for (start, length, is_known) in [
+        (0, 64, true),
+        (64, 64, true),
+        (128, 896, true),
+        (1024, 2048, false),
+        (page, 3 * page as usize, true),
+        (words, 64, false),
+        (words, 1 << 18, false),
+        (slots, 128, true),
+        (slots + 128, 64, true),
+        (slots + 1024, 3072, true),
+        (slots, 16 << 10, true),
+    ] {
+        for kind in DAMAGES {
+            let world = World::new(CAP);
+            let mut program = world.on_gpu();
+            program.expect(&[("alloc a 1000M", "0")]);
+            damage(&world.group().ledger_path(), start, length, kind);
+            println!("{kind:?} at {start}");
+            // It is granted nothing for a second where its word was lowered.
+            let filled = program.say("fill f 100M");
+            assert!(filled.starts_with("2 "), "{filled}");
+            assert!(
+                world.machine().peak() <= CAP,
+                "{:?}",
+                world.machine().gpu(0)
+            );
+            newcomer(&world);
+            assert!(
+                !is_known || world.machine().peak() <= CAP,
+                "{:?}",
+                world.machine().gpu(0)
+            );
+            program.expect(&[("free a", "0")]);
+            let (status, errors) = program.end();
+            assert!(status.success(), "{status:?} {errors}");
+        }
+    }
+}
+
+/// It goes on, or has been ended by the kernel, which has no memory for what was cut off (`docs/security.md`).
+#[track_caller]
+fn ends(program: Session) {
+    let (status, errors) = program.end();
+    assert!(
+        status.success() || status.signal() == Some(libc::SIGBUS),
+        "{status:?} {errors}"
+    );
+}
+
+#[test]
+fn files_that_are_cut_short_let_nobody_in() {
+    for name in ["ledger", "limits"] {
+        for is_all in [true, false] {
+            let world = World::new(CAP);
+            let mut program = world.on_gpu();
+            program.expect(&[("alloc a 1000M", "0")]);
+            let path = world.group().path().join(name);
+            let file = OpenOptions::new().write(true).open(&path).expect("there");
+            let length = file.metadata().expect("there").len();
+            file.set_len(if is_all { 0 } else { length / 2 })
+                .expect("cut");
+            program.tell("fill f 100M\nfree a");
+            newcomer(&world);
+            ends(program);
+            assert!(world.machine().peak() <= CAP, "{name}");
+        }
+    }
+}
+
+#[test]
+fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 1000M", "0")]);
+    let folder = world.group().path().to_owned();
+    let other = folder.join("other");
+    Ledger::create(&other, 0o600).expect("made");
+    fs::rename(&other, folder.join("ledger")).expect("in its place");
+    let filled = program.say("fill f 100M");
+    assert!(filled.starts_with("2 "), "{filled}");
+    assert!(world.machine().peak() <= CAP);
+    newcomer(&world);
+    // Each of the two files has a limit's worth, and no more.
+    assert!(world.machine().peak() <= 2 * CAP);
+
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let folder = world.group().path().to_owned();
+    for (at, bytes) in [&b""[..], b"GPULIMTS", &[0xff; 8448]]
+        .into_iter()
+        .enumerate()
+    {
+        let other = folder.join("other");
+        fs::write(&other, bytes).expect("written");
+        fs::rename(&other, folder.join("limits")).expect("in its place");
+        let filled = program.say(&format!("fill f{at} 100M"));
+        assert!(filled.starts_with("2 "), "{filled}");
+        newcomer(&world);
+    }
+    assert!(world.machine().peak() <= CAP);
+    program.end();
 }

@@ -1,0 +1,255 @@
+//! The life of a process: how it begins, multiplies, moves and ends. Each program does the same with and without us, in status, output and
+//! errors; what it holds is counted exactly while it lives, and nothing is left of it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use gpulimit_programs::world::{self, MIB, World};
+
+/// Room for all that the programs do.
+const ROOMY: u64 = 8192 * MIB;
+/// Where the programs are to fill what there is.
+const TIGHT: u64 = 1536 * MIB;
+/// What `gpu_fill` asks for at a time.
+const PIECE: u64 = 50 * MIB;
+/// A program that writes nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+const DOORS: [(&str, &[&str]); 4] = [
+    ("dlsym", &[]),
+    ("linked", &["-DLINKED", "-l:libcuda.so.1"]),
+    ("asked", &["-DASKED", "-l:libcuda.so.1"]),
+    ("runtime", &["-DRUNTIME"]),
+];
+
+/// What a program shows of itself.
+#[derive(Debug, PartialEq)]
+pub struct Seen {
+    pub lines: Vec<String>,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub errors: String,
+}
+
+/// Runs it; `at_hold` looks at the machine whenever the program waits for that.
+#[track_caller]
+pub fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut input = child.stdin.take().expect("piped");
+    let mut errors = child.stderr.take().expect("piped");
+    let errors = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = errors.read_to_string(&mut text);
+        text
+    });
+    let output = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let (sender, coming) = channel();
+    std::thread::spawn(move || {
+        output
+            .map_while(Result::ok)
+            .try_for_each(|line| sender.send(line))
+    });
+    let mut lines = Vec::new();
+    loop {
+        match coming.recv_timeout(PATIENCE) {
+            Ok(line) if line == "hold" => {
+                at_hold();
+                let _ = input.write_all(b"\n");
+                lines.push(line);
+            }
+            Ok(line) => lines.push(line),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                panic!("{command:?} hangs after {lines:?}");
+            }
+        }
+    }
+    let status = child.wait().expect("it ends");
+    Seen {
+        lines,
+        code: status.code(),
+        signal: status.signal(),
+        errors: errors.join().expect("readable"),
+    }
+}
+
+fn with(mut command: Command, arguments: &[&str]) -> Command {
+    command.args(arguments);
+    command
+}
+
+/// A program with and without us, then in a group that it fills.
+#[track_caller]
+fn same_life(program: &Path, arguments: &[&str]) {
+    let bare = World::without_group(&[]);
+    let expected = watch(with(bare.bare(program), arguments), || ());
+
+    let world = World::new(ROOMY);
+    let mut found = watch(with(world.limited(program), arguments), || {
+        world.bury();
+        world.judge(ROOMY);
+    });
+    // What is asked for beyond the limit is said in one line, and in one only.
+    let said = std::mem::take(&mut found.errors);
+    let other = without_refusals(&said);
+    found.errors = other;
+    assert_eq!(found, expected, "{program:?} {arguments:?}: {said}");
+    world.judge_end(ROOMY);
+
+    let world = World::new(TIGHT);
+    let mut command = with(world.limited(program), arguments);
+    command.env("FILL", "1");
+    let found = watch(command, || {
+        world.bury();
+        world.judge(TIGHT);
+    });
+    let without_errors = |seen: &Seen| (seen.lines.clone(), seen.code, seen.signal);
+    assert_eq!(
+        without_errors(&found),
+        without_errors(&expected),
+        "{program:?} {arguments:?}, full: {}",
+        found.errors
+    );
+    assert_eq!(without_refusals(&found.errors), expected.errors);
+    let peak = world.machine().peak();
+    assert!(peak + 2 * PIECE > TIGHT, "filled to {peak} of {TIGHT}");
+    world.judge_end(TIGHT);
+}
+
+/// What was written to standard error beside our word that memory was refused.
+fn without_refusals(errors: &str) -> String {
+    let is_ours = |line: &&str| line.starts_with("gpulimit: ") && line.contains("refused");
+    let rest = errors.lines().filter(|line| !is_ours(line));
+    rest.map(|line| format!("{line}\n")).collect()
+}
+
+/// The program by each door.
+fn by_every_door(name: &str, mut test: impl FnMut(&Path)) {
+    for (door, arguments) in DOORS {
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
+        test(&world::compile_for(name, &format!("-{door}"), &arguments));
+    }
+}
+
+#[track_caller]
+fn lives(name: &str, arguments: &[&str]) {
+    by_every_door(name, |program| same_life(program, arguments));
+}
+
+#[test]
+fn before_main() {
+    lives("constructor", &[]);
+}
+
+#[test]
+fn every_end() {
+    for how in [
+        "return",
+        "early",
+        "_exit",
+        "quick_exit",
+        "abort",
+        "kill",
+        "crash",
+        "thread",
+        "pthread_exit",
+    ] {
+        lives("leaves", &[how]);
+    }
+}
+
+#[test]
+fn threads_that_end() {
+    lives("threads", &[]);
+}
+
+#[test]
+fn threads_that_are_cancelled() {
+    lives("cancel", &[]);
+}
+
+#[test]
+fn threads_that_were_cancelled_before() {
+    for arguments in [&[][..], &["first"]] {
+        lives("cancelled", arguments);
+    }
+}
+
+#[test]
+fn signals_all_the_time() {
+    lives("interrupted", &[]);
+}
+
+#[test]
+fn libraries_that_are_closed() {
+    for (door, arguments) in DOORS {
+        let library = world::library_for("holds", &format!("-{door}"), arguments);
+        let library = library.display().to_string();
+        lives("closes", &[&library]);
+    }
+}
+
+#[test]
+fn no_thread_signal_or_descriptor_of_ours() {
+    lives("traces", &[]);
+}
+
+#[test]
+fn children_of_every_kind() {
+    lives("children", &[]);
+}
+
+/// Files of a daemon's own, and what it writes.
+fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, Vec<String>) {
+    let files: Vec<PathBuf> = (0..3)
+        .map(|number| world.file(&format!("daemon-{number}")))
+        .collect();
+    let output = world::finish({
+        command.args(&files);
+        command
+    });
+    let said = world::text(&output.stderr);
+    assert_eq!(said, "", "{program:?}: it has no standard error");
+    let text = |path| std::fs::read_to_string(path).expect("written");
+    (output.status.code(), files.iter().map(text).collect())
+}
+
+#[test]
+fn daemons_without_descriptors() {
+    by_every_door("daemon", |program| {
+        for early in [false, true] {
+            let bare = World::without_group(&[]);
+            let mut command = bare.bare(program);
+            if early {
+                command.env("EARLY", "1");
+            }
+            let expected = daemon(&bare, program, command);
+            let world = World::new(TIGHT);
+            let mut command = world.limited(program);
+            if early {
+                command.env("EARLY", "1");
+            } else {
+                command.env("FILL", "1");
+            }
+            assert_eq!(daemon(&world, program, command), expected, "{program:?}");
+            assert!(early || world.machine().peak() > TIGHT - 2 * PIECE);
+            world.judge_end(TIGHT);
+        }
+    });
+}
+
+#[test]
+fn to_another_user_root_and_namespace() {
+    for how in ["setuid", "chroot", "user", "mount", "pid", "descriptors"] {
+        lives("moves", &[how]);
+    }
+}

@@ -1,0 +1,92 @@
+//! Programs under valgrind's memcheck, with the library inside: no byte is read that was never written, none beyond what is ours.
+//!
+//! `GPULIMIT_SANITIZE=all` is the long form (`scripts/sanitize`).
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use gpulimit_programs::world::{self, MIB, World};
+
+const CAP: u64 = 8192 * MIB;
+/// What valgrind ends with when it has found something.
+const FOUND: i32 = 99;
+
+fn possible() -> bool {
+    let tried = Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    let possible = tried.is_ok_and(|status| status.success());
+    if !possible {
+        eprintln!("SKIPPED: no valgrind here");
+    }
+    possible
+}
+
+fn all() -> bool {
+    std::env::var_os("GPULIMIT_SANITIZE").is_some_and(|what| what == "all")
+}
+
+/// Runs a program in a group, valgrind itself without the library.
+#[track_caller]
+fn clean(program: &Path, arguments: &[&str]) {
+    let world = World::new(CAP);
+    let mut command = world.limited(Path::new("valgrind"));
+    command
+        .env_remove("LD_PRELOAD")
+        .args([
+            "--quiet",
+            "--trace-children=yes",
+            "--num-callers=30",
+            "--fair-sched=yes",
+        ])
+        .arg(format!("--error-exitcode={FOUND}"))
+        .arg("env")
+        .arg(format!("LD_PRELOAD={}", world::shim().display()))
+        .arg(program)
+        .args(arguments);
+    let seen = crate::life::watch(command, || ());
+    let found = seen.errors.lines().any(|line| line.starts_with("=="));
+    assert!(!found && seen.code == Some(0), "{arguments:?}: {seen:?}");
+    assert!(world.machine().peak() > 0, "it was on the GPU");
+    world.judge_end(CAP);
+}
+
+#[test]
+fn scripts_and_random_programs() {
+    if !possible() {
+        return;
+    }
+    let names: &[&str] = match all() {
+        true => &[
+            "tour.gpu",
+            "capture.gpu",
+            "graphs.gpu",
+            "mistakes.gpu",
+            "processes.gpu",
+            "view.gpu",
+        ],
+        false => &["tour.gpu"],
+    };
+    for name in names {
+        clean(
+            world::program(),
+            &[&world::script(name).display().to_string()],
+        );
+    }
+    let folder = World::without_group(&[]);
+    for seed in 0..if all() { 24 } else { 1 } {
+        let script = folder.file(&format!("{seed}.gpu"));
+        std::fs::write(&script, crate::random::program(seed).join("\n")).expect("written");
+        clean(world::program(), &[&script.display().to_string()]);
+    }
+}
+
+#[test]
+fn threads_that_end() {
+    if possible() && all() {
+        for name in ["threads", "constructor", "cancel"] {
+            clean(&world::compile_for(name, "-valgrind", &["-pthread"]), &[]);
+        }
+    }
+}
