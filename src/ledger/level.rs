@@ -33,6 +33,10 @@ pub trait Pressure {
     fn reclaim(&self, device: DeviceIndex) -> bool;
     /// Who knows what the driver still holds for dead members.
     fn witness(&self) -> &dyn Witness;
+    /// Whether the limits of the levels have changed meanwhile: a request that waits is then refused, to be made anew with those that hold.
+    fn is_outdated(&self) -> bool {
+        false
+    }
 }
 
 /// A level has no room for a request.
@@ -307,6 +311,9 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn back_off(&mut self) -> bool {
+        if self.pressure.is_outdated() {
+            return false;
+        }
         let now = Instant::now();
         let since = *self.backing_off_since.get_or_insert(now);
         if now.duration_since(since) > PATIENCE {
@@ -332,6 +339,6 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     fn wait_for_drain(&mut self) -> bool {
         self.backing_off_since = None;
         std::thread::sleep(DRAIN_STEP);
-        self.since.elapsed() < DRAIN_PATIENCE
+        self.since.elapsed() < DRAIN_PATIENCE && !self.pressure.is_outdated()
     }
 }

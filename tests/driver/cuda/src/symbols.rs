@@ -37,10 +37,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($argument: $type),*) -> i32 {
             static SITE: Site = Site::new(stringify!($name));
-            if let Some(failure) = SITE.enter() {
-                return failure;
-            }
-            code($handler($($argument,)* $($twin)?))
+            SITE.run(|| code($handler($($argument,)* $($twin)?)))
         }
     };
 }
