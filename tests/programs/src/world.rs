@@ -268,6 +268,19 @@ impl World {
             "the machine is empty: {:?}",
             self.machine.gpus()
         );
+        self.bury();
+    }
+
+    /// Waits until neither the machine nor the ledger has anything of the dead.
+    #[track_caller]
+    pub fn bury(&self) {
+        let dead = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.dying);
+        let gone = || !self.machine.gpus().iter().any(dead);
+        assert!(
+            eventually(gone),
+            "the dead have nothing: {:?}",
+            self.machine.gpus()
+        );
         let clean = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
         assert!(eventually(clean), "the ledger is clean");
     }

@@ -103,8 +103,8 @@ fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
     world.judge(4096 * MIB);
 
     // The other way round: room comes with the limit before it comes with the dead.
-    let mut holder = world.on_gpu();
     program.expect(&[("free a", "0")]);
+    let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 1500M", "0")]);
     world.machine().knob("kill-lag-ms", "20000");
     holder.kill();

@@ -23,11 +23,11 @@ pub struct Ended {
     pub files: Option<(String, String)>,
 }
 
-/// Sends a signal to a process, or, with a negative number, to its group; false when there is none.
+/// Sends a signal to a process.
 #[allow(unsafe_code)]
-pub fn signal(pid: i32, signal: i32) -> bool {
-    // SAFETY: a process that our nursery has forked and not waited for, or the group that it has led.
-    unsafe { libc::kill(pid, signal) == 0 }
+pub fn signal(pid: i32, signal: i32) {
+    // SAFETY: a process that our nursery has forked and not waited for.
+    unsafe { libc::kill(pid, signal) };
 }
 
 impl Nursery {
@@ -99,7 +99,8 @@ impl Drop for Nursery {
     fn drop(&mut self) {
         // Their families, too; the nursery ends with its session.
         for pid in self.living.keys() {
-            signal(-pid, libc::SIGKILL);
+            signal(*pid, libc::SIGKILL);
         }
+        self.session.tell("reap");
     }
 }

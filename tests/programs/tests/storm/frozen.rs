@@ -187,6 +187,61 @@ fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8
     world.judge_end(cap);
 }
 
+/// The memory of the dead is there for whoever needs it, or is refused, but nobody waits for one who stands still while he cleans up.
+#[test]
+fn at_every_system_call_of_cleaning_up() {
+    let cap = 200 * MIB;
+    let lag = ("GPULIMIT_SIM_KILL_LAG_MS", "0");
+    let world = World::with(cap, &[KNOBS, &[lag]].concat());
+    let mut peer = world.on_gpu();
+    let mut longest = Duration::ZERO;
+    let (mut stops, mut refused) = (1_usize, 0);
+    // Each time at a later stop of the request, until it has fewer.
+    let stride = 24 / setting("SECONDS", 1).min(24) as usize;
+    for wanted in (1..).step_by(stride) {
+        if stops + stride < wanted {
+            break;
+        }
+        let mut victim = world.on_gpu();
+        let mut holder = world.on_gpu();
+        holder.expect(&[("alloc a 120M", "0")]);
+        holder.kill();
+        let tracer = Tracer::attach(victim.pid());
+        victim.tell("alloc a 100M\nfree a\nexit 0");
+        stops = 0;
+        while let Stop::Call(call) = tracer.next_call() {
+            if call.is_read_of(0) || call.is_write_to(1) {
+                continue;
+            }
+            stops += 1;
+            if stops == wanted {
+                break;
+            }
+        }
+        let began = Instant::now();
+        let answer = peer.say("alloc a 100M");
+        longest = longest.max(began.elapsed());
+        refused += u64::from(answer == "2");
+        assert!(answer == "0" || answer == "2", "{answer}");
+        peer.say("free a");
+        tracer.detach();
+        let answer = victim.answer();
+        assert!(answer == "0" || answer == "2", "{answer}");
+        drop(victim);
+        assert!(
+            world.machine().peak() <= cap,
+            "{:?}",
+            world.machine().gpus()
+        );
+    }
+    println!("{stops} stops, refused at {refused}; at most {longest:?}");
+    assert!(stops > 5 && refused > 0);
+    // Far above the second that it may take, and far below the half minute for which the dead are waited for.
+    assert!(longest < Duration::from_secs(20), "{longest:?}");
+    peer.end();
+    world.judge_end(cap);
+}
+
 fn world_peak_is_below(world: &World, stops: u64, cap: u64) -> bool {
     // Asking takes a process.
     !stops.is_multiple_of(50) || world.machine().peak() <= cap

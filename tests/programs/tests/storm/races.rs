@@ -61,6 +61,7 @@ fn widen(functions: &str, ns: u64, room: u64, lines: &str) {
         .unwrap_or_else(|objection| panic!("{objection}"));
     println!("  {answers:?}\n  {verdict:?}");
     assert!(verdict.compared > 0);
+    world.bury();
     world.judge(cap);
     drop(programs);
     world.judge_end(cap);

@@ -26,7 +26,7 @@
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
-//! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE` |
+//! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |

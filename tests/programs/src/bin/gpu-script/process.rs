@@ -166,6 +166,8 @@ pub fn spawn(input: &str, output: &str, child: impl FnOnce() -> i32) -> i32 {
             0 => {
                 libc::setpgid(0, 0);
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // However many they are, who spawned them is to be heard.
+                libc::nice(10);
                 let from = libc::open(c_string(input).as_ptr(), libc::O_RDONLY);
                 let to = libc::open(c_string(output).as_ptr(), flags, 0o600);
                 for (new, old) in [(from, 0), (to, 1), (to, 2)] {
@@ -181,17 +183,23 @@ pub fn spawn(input: &str, output: &str, child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// All children that have ended, and what they came to: `PID:CODE`, the code as that of [`wait`].
+/// All children that have ended, and what they came to: `PID:CODE`, the code as that of [`wait`]. Who is left of the group that one of them has
+/// led is killed.
 pub fn reap() -> String {
     let mut ended = Vec::new();
     loop {
-        let mut status = 0;
-        // SAFETY: a status that is ours to write.
-        let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
-        if pid <= 0 {
-            return ended.join(" ");
-        }
-        ended.push(format!("{pid}:{}", code(status)));
+        // SAFETY: zero is a valid `siginfo_t`, which is ours to write. As long as nobody has waited for the child no other process or group
+        // gets its number.
+        let pid = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let which = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            if libc::waitid(libc::P_ALL, 0, &mut info, which) != 0 || info.si_pid() == 0 {
+                return ended.join(" ");
+            }
+            libc::kill(-info.si_pid(), libc::SIGKILL);
+            info.si_pid()
+        };
+        ended.push(format!("{pid}:{}", wait(pid)));
     }
 }
 
@@ -200,10 +208,6 @@ pub fn wait(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: a status that is ours to write.
     unsafe { libc::waitpid(pid, &mut status, 0) };
-    code(status)
-}
-
-fn code(status: i32) -> i32 {
     if libc::WIFSIGNALED(status) {
         -libc::WTERMSIG(status)
     } else {
