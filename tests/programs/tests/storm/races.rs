@@ -2,6 +2,7 @@
 //!
 //! The judge looks without a pause: what the ledger has granted is at every look at least what the driver has given.
 
+use gpulimit::ledger::NoWitness;
 use gpulimit_programs::world::{MIB, Session, World};
 
 use crate::judge::Judge;
@@ -62,6 +63,9 @@ fn widen(functions: &str, ns: u64, room: u64, lines: &str) {
     println!("  {answers:?}\n  {verdict:?}");
     assert!(verdict.compared > 0);
     world.bury();
+    for process in world.ledger().processes(&NoWitness) {
+        println!("  {}: {:?}", process.identity.pid, process.devices);
+    }
     world.judge(cap);
     drop(programs);
     world.judge_end(cap);
