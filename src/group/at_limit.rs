@@ -5,7 +5,8 @@ use super::kill::kill;
 use super::member::{Member, MemberDevice, Refusal, Station};
 use super::undisturbed::Undisturbed;
 use crate::ledger::{
-    self, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
+    self, DeviceIndex, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
+    Witness,
 };
 use crate::limits::{OnLimit, Oom, Options};
 use std::time::{Duration, Instant};
@@ -62,6 +63,37 @@ pub(super) fn charge<'a>(
         Insistence::Full => request.insist(refused),
     }
     .map_err(|refused| request.refusal(refused))
+}
+
+/// A request that waits for the dead does not go by the limits with which it began.
+struct Current<'a> {
+    member: &'a Member,
+    pressure: &'a dyn Pressure,
+    generations: u64,
+}
+
+impl<'a> Current<'a> {
+    fn new(member: &'a Member, pressure: &'a dyn Pressure) -> Self {
+        Self {
+            member,
+            pressure,
+            generations: member.generations(),
+        }
+    }
+}
+
+impl Pressure for Current<'_> {
+    fn reclaim(&self, device: DeviceIndex) -> bool {
+        self.pressure.reclaim(device)
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        self.pressure.witness()
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.member.generations() != self.generations
+    }
 }
 
 struct Request<'a, 'b> {
@@ -134,13 +166,17 @@ impl<'a> Request<'a, '_> {
 
     /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
     fn attempt(&self) -> Result<(), Refused> {
-        let charge = |held| {
-            self.member.on_path(self.device, held, |path| {
+        let charge = |held| loop {
+            let current = Current::new(self.member, self.pressure);
+            let answer = self.member.on_path(self.device, held, |path| {
                 (
-                    ledger::charge(path, self.bytes, self.pressure),
+                    ledger::charge(path, self.bytes, &current),
                     path.iter().any(|level| level.protection.is_some()),
                 )
-            })
+            });
+            if answer.0.is_ok() || !current.is_outdated() {
+                return answer;
+            }
         };
         match charge(Held::Low) {
             (Err(_), true) => charge(Held::Min).0,

@@ -235,6 +235,12 @@ impl Member {
         self.levels.iter().any(counts)
     }
 
+    /// Another number whenever the limits of a group on the path have changed.
+    pub(super) fn generations(&self) -> u64 {
+        let all = self.levels.iter().map(|level| level.limits.generation());
+        all.fold(0, u64::wrapping_add)
+    }
+
     /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self

@@ -33,6 +33,10 @@ pub trait Pressure {
     fn reclaim(&self, device: DeviceIndex) -> bool;
     /// Who knows what the driver still holds for dead members.
     fn witness(&self) -> &dyn Witness;
+    /// Whether the limits of the levels have changed meanwhile: a request that waits is then refused, to be made anew with those that hold.
+    fn is_outdated(&self) -> bool {
+        false
+    }
 }
 
 /// A level has no room for a request.
@@ -50,7 +54,7 @@ pub struct Refused {
 ///
 /// A grant takes no lock and no system call and does not allocate. A refusal is final: the request does not fit with
 /// what is granted, nothing of the dead is left to clean, and this process has nothing to give back. It takes up to a
-/// second when another process was stopped in the middle of a charge that stands in the way, and as long as dead
+/// second when another process was stopped in the middle of a charge, or of cleaning up, that stands in the way, and as long as dead
 /// members drain (a second without a witness, 30 s at most) if their memory would make room. Where somebody has lowered
 /// what this process has charged, nothing is granted for a second.
 ///
@@ -218,7 +222,8 @@ fn raise(peak: &AtomicU64, bytes: u64) {
 }
 
 /// How long undecided requests of others may stand in the way. The window in which a request is undecided is a
-/// microsecond, so this is for processes that lost the processor in it, and for those stopped in it.
+/// microsecond, so this is for processes that lost the processor in it, and for those stopped in it. The same for those that clean up after
+/// the dead.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a request waits for other members to give back what it asked them for: they do at their next call, which may be far.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
@@ -238,6 +243,8 @@ struct Contention<'a> {
     random: Random,
     since: Instant,
     backing_off_since: Option<Instant>,
+    /// Since when slots have been cleaned by others at every look.
+    busy_since: Option<Instant>,
     back_offs: u32,
     /// Of [`ASK_PATIENCE`].
     asked_for: Duration,
@@ -251,6 +258,7 @@ impl<'a> Contention<'a> {
             random: Random::new(),
             since: Instant::now(),
             backing_off_since: None,
+            busy_since: None,
             back_offs: 0,
             asked_for: Duration::ZERO,
         }
@@ -277,9 +285,17 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             self.pressure.witness(),
             self.since.elapsed() < ENDING_PATIENCE,
         );
+        let busy = if swept.busy == 0 {
+            self.busy_since = None;
+            0
+        } else if self.busy_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            swept.busy
+        } else {
+            0
+        };
         Reaped {
             freed: swept.cleaned,
-            pending: swept.pending,
+            pending: swept.pending + busy,
         }
     }
 
@@ -307,6 +323,9 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn back_off(&mut self) -> bool {
+        if self.pressure.is_outdated() {
+            return false;
+        }
         let now = Instant::now();
         let since = *self.backing_off_since.get_or_insert(now);
         if now.duration_since(since) > PATIENCE {
@@ -332,6 +351,6 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     fn wait_for_drain(&mut self) -> bool {
         self.backing_off_since = None;
         std::thread::sleep(DRAIN_STEP);
-        self.since.elapsed() < DRAIN_PATIENCE
+        self.since.elapsed() < DRAIN_PATIENCE && !self.pressure.is_outdated()
     }
 }

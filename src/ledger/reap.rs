@@ -227,8 +227,10 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
     pub cleaned: bool,
-    /// Units granted to slots that drain or are being cleaned.
+    /// Units granted to slots that drain.
     pub pending: u64,
+    /// Units granted to slots that somebody else is cleaning.
+    pub busy: u64,
 }
 
 /// Cleans all slots but `own` that have a charge on the device. With `await_ending`, those of processes that are on their way out and
@@ -259,7 +261,8 @@ pub(super) fn sweep(
         match reap(ledger, file, slot, witness) {
             Fate::Live if await_ending && is_ending(slot) => swept.pending += charge::granted(word),
             Fate::Live | Fate::Empty => {}
-            Fate::Busy | Fate::Draining => swept.pending += charge::granted(word),
+            Fate::Draining => swept.pending += charge::granted(word),
+            Fate::Busy => swept.busy += charge::granted(word),
             Fate::Cleaned => swept.cleaned = true,
         }
     }

@@ -169,8 +169,16 @@ fn small_paid(
     if matches!(paid, Paid::Lent) {
         // A new block after all, and nothing to pay it with.
         cuda::cuMemFree_v2(address);
-        blocks.leave_small(address);
-        paid.give_back(device);
+        if matches!(blocks.leave_small(address), Departure::Held) {
+            // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
+            // was lent stays charged for it.
+            device.driver.hand_over(device, BLOCK);
+            device.add(Category::Linear, BLOCK);
+        } else {
+            paid.give_back(device);
+        }
+        // Who measured meanwhile took the block for the driver's own.
+        device.renew(mark);
         return match device.charge(call.symbol, BLOCK) {
             Ok(()) => small_paid(call, device, estimate, Paid::Charged, real, result),
             Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,

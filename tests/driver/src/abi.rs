@@ -182,32 +182,34 @@ impl Site {
         }
     }
 
-    /// Obeys the knobs: waits, and returns the code to fail with. One branch when none is set.
+    /// Does the call's work as the knobs say: after a wait, before a wait, or not at all. One branch when none is set.
     #[inline(always)]
-    pub fn enter(&self) -> Option<i32> {
+    pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the pointer is one of the two statics above or a word of the machine, which is never unmapped.
         let active = unsafe { &*ACTIVE.load(Relaxed) };
         if active.load(Relaxed) == 0 {
-            None
+            work()
         } else {
-            self.obey()
+            self.obey(work)
         }
     }
 
     #[cold]
-    fn obey(&self) -> Option<i32> {
+    fn obey(&self, work: impl FnOnce() -> i32) -> i32 {
         let Ok(machine) = Machine::get() else {
             ACTIVE.store((&raw const NEVER).cast_mut(), Release);
-            return None;
+            return work();
         };
         ACTIVE.store((&raw const machine.knobs.active).cast_mut(), Release);
         if machine.knobs.active.load(Acquire) == 0 {
-            return None;
+            return work();
         }
         let calls = self.calls.fetch_add(1, Relaxed) + 1;
         let orders = machine.knobs.orders(self.name, calls);
         wait(orders.latency);
-        orders.failure
+        let code = orders.failure.unwrap_or_else(work);
+        wait(orders.delay);
+        code
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings of the machine: from the environment when it is made, and live through `gpulimit-sim-ctl knob`.
 
+use std::cell::Cell;
 use std::env;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -41,8 +42,12 @@ pub struct Knobs {
     pub mig: AtomicU32,
     /// How long every kernel keeps its stream busy, in ns.
     pub work: AtomicU64,
-    /// What every call takes, in ns, unless a rule names the symbol.
+    /// What every call waits before its work, in ns, unless a rule names the symbol.
     pub latency: AtomicU64,
+    /// The same after its work.
+    pub delay: AtomicU64,
+    /// Not 0: waits are random, from nothing to what is set; the seed.
+    pub jitter: AtomicU64,
     /// Latency and failure of single symbols.
     pub rules: [Rule; MAX_RULES],
 }
@@ -53,6 +58,8 @@ pub struct Rule {
     name: [AtomicU64; NAME_WORDS],
     /// ns; `u64::MAX` = not set.
     latency: AtomicU64,
+    /// The same after its work.
+    delay: AtomicU64,
     /// The code in the low half, which call (0 = all) in the high one; 0 = not set.
     failure: AtomicU64,
 }
@@ -60,8 +67,10 @@ pub struct Rule {
 /// What the symbol's next call shall do, beside its work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// How long the call takes at least, in ns.
+    /// How long it waits before its work, in ns.
     pub latency: u64,
+    /// How long it waits after its work, in ns.
+    pub delay: u64,
     /// The code to fail with.
     pub failure: Option<i32>,
 }
@@ -97,6 +106,8 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_MIG", "mig"),
     ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
+    ("GPULIMIT_SIM_DELAY", "delay"),
+    ("GPULIMIT_SIM_JITTER", "jitter"),
     ("GPULIMIT_SIM_FAIL", "fail"),
 ];
 
@@ -178,23 +189,9 @@ impl Knobs {
                 self.mig.store(count as u32, Relaxed);
             }
             "work" => self.work.store(number(value)?, Relaxed),
-            "latency" => {
-                let mut all = 0;
-                let mut rules = Vec::new();
-                for part in value.split(',').filter(|part| !part.is_empty()) {
-                    match part.rsplit_once(':') {
-                        Some((name, ns)) => rules.push((pack(name).ok_or_else(bad)?, number(ns)?)),
-                        None => all = number(part)?,
-                    }
-                }
-                for rule in &self.rules {
-                    rule.latency.store(u64::MAX, Relaxed);
-                }
-                for (name, ns) in rules {
-                    self.rule(name)?.latency.store(ns, Release);
-                }
-                self.latency.store(all, Relaxed);
-            }
+            "latency" => self.set_waits(knob, value, |rule| &rule.latency, &self.latency)?,
+            "delay" => self.set_waits(knob, value, |rule| &rule.delay, &self.delay)?,
+            "jitter" => self.jitter.store(number(value)?, Relaxed),
             "fail" => {
                 let mut rules = Vec::new();
                 for part in value
@@ -219,11 +216,41 @@ impl Knobs {
         }
         let set = self.work.load(Relaxed) != 0
             || self.latency.load(Relaxed) != 0
+            || self.delay.load(Relaxed) != 0
             || self.rules.iter().any(|rule| {
                 rule.failure.load(Relaxed) != 0
                     || !matches!(rule.latency.load(Relaxed), 0 | u64::MAX)
+                    || !matches!(rule.delay.load(Relaxed), 0 | u64::MAX)
             });
         self.active.store(set.into(), Release);
+        Ok(())
+    }
+
+    /// Sets the waits of all calls, and those of single symbols.
+    fn set_waits(
+        &self,
+        knob: &str,
+        value: &str,
+        of: impl Fn(&Rule) -> &AtomicU64,
+        of_all: &AtomicU64,
+    ) -> Result<(), String> {
+        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
+        let mut all = 0;
+        let mut rules = Vec::new();
+        for part in value.split(',').filter(|part| !part.is_empty()) {
+            match part.rsplit_once(':') {
+                Some((name, ns)) => rules.push((pack(name).ok_or_else(bad)?, number(ns)?)),
+                None => all = number(part)?,
+            }
+        }
+        for rule in &self.rules {
+            of(rule).store(u64::MAX, Relaxed);
+        }
+        for (name, ns) in rules {
+            of(self.rule(name)?).store(ns, Release);
+        }
+        of_all.store(all, Relaxed);
         Ok(())
     }
 
@@ -237,6 +264,7 @@ impl Knobs {
                 }
                 if wanted == free {
                     rule.latency.store(u64::MAX, Relaxed);
+                    rule.delay.store(u64::MAX, Relaxed);
                 }
                 return Ok(rule);
             }
@@ -248,15 +276,20 @@ impl Knobs {
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),
+            delay: self.delay.load(Relaxed),
             failure: None,
         };
-        let Some(name) = pack(symbol) else {
-            return orders;
-        };
-        if let Some(rule) = self.rules.iter().find(|rule| rule.name() == name) {
-            match rule.latency.load(Acquire) {
-                u64::MAX => {}
-                latency => orders.latency = latency,
+        if let Some(name) = pack(symbol)
+            && let Some(rule) = self.rules.iter().find(|rule| rule.name() == name)
+        {
+            for (wait, set) in [
+                (&mut orders.latency, &rule.latency),
+                (&mut orders.delay, &rule.delay),
+            ] {
+                match set.load(Acquire) {
+                    u64::MAX => {}
+                    ns => *wait = ns,
+                }
             }
             let failure = rule.failure.load(Acquire);
             let call = failure >> 32;
@@ -264,8 +297,34 @@ impl Knobs {
                 orders.failure = Some(failure as u32 as i32);
             }
         }
+        let seed = self.jitter.load(Relaxed);
+        if seed != 0 {
+            for wait in [&mut orders.latency, &mut orders.delay] {
+                *wait = random(seed) % (*wait + 1);
+            }
+        }
         orders
     }
+}
+
+/// The next number of this thread: other processes and threads have other ones.
+fn random(seed: u64) -> u64 {
+    thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
+    STATE.with(|state| {
+        let mut word = match state.get() {
+            // The address of a thread's own variable tells it from the others.
+            0 => {
+                seed ^ (u64::from(std::process::id()) << 32
+                    | std::ptr::from_ref(state).addr() as u64 >> 4)
+            }
+            word => word,
+        };
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        state.set(word.max(1));
+        word >> 8
+    })
 }
 
 fn list() -> String {

@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_0007;
+const MAGIC: u64 = 0x6770_756c_696d_0008;
 
 /// The shared state. All-zero is a valid, empty machine, which `create` then configures.
 #[repr(C)]

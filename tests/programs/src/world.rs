@@ -262,8 +262,15 @@ impl World {
     /// Waits until what the dead held is back, on the machine and in the ledger.
     #[track_caller]
     pub fn bury(&self) {
-        let none = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
-        assert!(eventually(none), "the dead are gone");
+        let dead = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.dying);
+        let gone = || !self.machine.gpus().iter().any(dead);
+        assert!(
+            eventually(gone),
+            "the dead have nothing: {:?}",
+            self.machine.gpus()
+        );
+        let clean = || self.ledger().clean(&Coroner(&self.machine)).draining == 0;
+        assert!(eventually(clean), "the ledger is clean");
     }
 
     /// Waits until the machine and the ledger are empty.
@@ -307,10 +314,10 @@ impl Witness for Coroner<'_> {
     }
 }
 
-/// Waits until it is so; false after ten seconds.
+/// Waits until it is so; false after two minutes, as machines are slow.
 pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
+    while start.elapsed() < Duration::from_secs(120) {
         if so() {
             return true;
         }

@@ -39,10 +39,7 @@ macro_rules! export {
         pub extern "C" fn $name($($argument: $type),*) -> i32 {
             let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
-            if let Some(failure) = SITE.enter() {
-                return failure;
-            }
-            code($handler($($argument,)* $($twin)?))
+            SITE.run(|| code($handler($($argument,)* $($twin)?)))
         }
     };
 }

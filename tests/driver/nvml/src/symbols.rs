@@ -12,10 +12,7 @@ macro_rules! symbols {
         pub extern "C" fn $name($($argument: $type),*) -> i32 {
             let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
-            if let Some(failure) = SITE.enter() {
-                return failure;
-            }
-            $handler($($argument),*).map_or_else(|code| code.0, |()| 0)
+            SITE.run(|| $handler($($argument),*).map_or_else(|code| code.0, |()| 0))
         }
     )*};
 }

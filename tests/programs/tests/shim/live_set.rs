@@ -1,5 +1,7 @@
 //! A limit that changes while programs run.
 
+use std::time::Duration;
+
 use gpulimit_programs::world::{MIB, World};
 
 #[test]
@@ -80,4 +82,41 @@ fn changes_in_the_middle_of_work_never_let_more_through_than_the_largest() {
     world.judge(1024 * MIB);
     program.end();
     world.judge_end(1024 * MIB);
+}
+
+#[test]
+fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
+    let world = World::with(4096 * MIB, &[("GPULIMIT_SIM_KILL_LAG_MS", "2000")]);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 2500M", "0")]);
+    let mut program = world.on_gpu();
+    holder.kill();
+    program.tell("alloc a 2500M");
+    assert!(
+        program.is_silent_for(Duration::from_millis(300)),
+        "it waits"
+    );
+    world.set(3000 * MIB);
+    // There is room under the limit with which it began, and none under the one that holds.
+    assert_eq!(program.answer(), "2");
+    program.expect(&[("alloc a 2400M", "0")]);
+    world.judge(4096 * MIB);
+
+    // The other way round: room comes with the limit before it comes with the dead.
+    program.expect(&[("free a", "0")]);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 1500M", "0")]);
+    world.machine().knob("kill-lag-ms", "20000");
+    holder.kill();
+    program.tell("alloc b 1500M");
+    assert!(
+        program.is_silent_for(Duration::from_millis(300)),
+        "it waits"
+    );
+    world.set(6000 * MIB);
+    assert_eq!(program.answer(), "0");
+    assert!(
+        world.machine().used() > 3000 * MIB,
+        "the dead one is still there"
+    );
 }

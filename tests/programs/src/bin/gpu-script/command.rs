@@ -10,7 +10,7 @@
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
-//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD` | virtual memory |
+//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD`, `offer FILE NAME`, `take NEW FILE` | virtual memory |
 //! | `ipc-get FILE NAME [OFFSET]`, `ipc-open NAME FILE`, `ipc-open-v1 …`, `ipc-close NAME` | linear memory that another process opens; the handle is in the file |
 //! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, what is left out is `0,0,32,4,0` |
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
@@ -27,6 +27,7 @@
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
+//! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |

@@ -102,18 +102,34 @@ impl Interpreter {
 
     /// Runs a whole script.
     pub fn run(mut self, source: &mut Source) -> Result<ExitCode, String> {
+        Ok(ExitCode::from(self.play(source)?))
+    }
+
+    /// The same; the exit code.
+    fn play(&mut self, source: &mut Source) -> Result<u8, String> {
         while let Some(line) = source.next() {
             let words: Vec<&str> = line.split_whitespace().collect();
             if words[0] == "exit" {
                 let code = words.get(1).and_then(|code| code.parse().ok());
-                return Ok(ExitCode::from(code.unwrap_or(0)));
+                return Ok(code.unwrap_or(0));
             }
             self.step(&line, source)?;
         }
         for child in std::mem::take(&mut self.children) {
             process::wait(child);
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(0)
+    }
+
+    /// Forks a process that runs a script of its own as this program does, to its end with exit handlers; its pid.
+    fn spawn(&mut self, script: &str, log: &str) -> i32 {
+        process::spawn(script, log, || {
+            let code = self.play(&mut Source::Input).unwrap_or_else(|why| {
+                eprintln!("gpu-script: {why}");
+                2
+            });
+            i32::from(code)
+        })
     }
 
     /// Runs the lines in a child process; its exit code is 0 when the script had no mistake.
@@ -154,6 +170,8 @@ impl Interpreter {
                     .collect();
                 codes.join(" ")
             }
+            "spawn" => self.spawn(words.at(1)?, words.at(2)?).to_string(),
+            "reap" => process::reap(),
             "exec" => {
                 process::write_line("exec = 0");
                 process::exec();

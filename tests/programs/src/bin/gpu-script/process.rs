@@ -162,6 +162,54 @@ pub fn fork(child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
+/// Runs `child` in a forked process that reads and writes these files and leads a process group of its own, until `exit` or our
+/// end; its pid. Whom it leaves behind becomes ours.
+pub fn spawn(input: &str, output: &str, child: impl FnOnce() -> i32) -> i32 {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    // SAFETY: as `fork`; the paths are NUL-terminated, and `exit` ends a process that has joined its threads.
+    unsafe {
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
+        match libc::fork() {
+            0 => {
+                libc::setpgid(0, 0);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // However many they are, who spawned them is to be heard.
+                libc::nice(10);
+                let from = libc::open(c_string(input).as_ptr(), libc::O_RDONLY);
+                let to = libc::open(c_string(output).as_ptr(), flags, 0o600);
+                for (new, old) in [(from, 0), (to, 1), (to, 2)] {
+                    libc::dup2(new, old);
+                }
+                libc::exit(child())
+            }
+            pid => {
+                libc::setpgid(pid, pid);
+                pid
+            }
+        }
+    }
+}
+
+/// All children that have ended, and what they came to: `PID:CODE`, the code as that of [`wait`]. Who is left of the group that one of them has
+/// led is killed.
+pub fn reap() -> String {
+    let mut ended = Vec::new();
+    loop {
+        // SAFETY: zero is a valid `siginfo_t`, which is ours to write. As long as nobody has waited for the child no other process or group
+        // gets its number.
+        let pid = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let which = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            if libc::waitid(libc::P_ALL, 0, &mut info, which) != 0 || info.si_pid() == 0 {
+                return ended.join(" ");
+            }
+            libc::kill(-info.si_pid(), libc::SIGKILL);
+            info.si_pid()
+        };
+        ended.push(format!("{pid}:{}", wait(pid)));
+    }
+}
+
 /// Waits for a child: its exit code, or minus the signal that killed it.
 pub fn wait(pid: i32) -> i32 {
     let mut status = 0;

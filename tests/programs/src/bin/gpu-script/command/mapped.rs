@@ -1,7 +1,7 @@
 //! Virtual memory management.
 
 use super::{Answer, placed, plain};
-use crate::driver::Driver;
+use crate::driver::{ABSENT, Driver};
 use crate::interpreter::{Scope, Words};
 use crate::process;
 use std::os::fd::AsRawFd;
@@ -59,6 +59,34 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 .values
                 .insert(words.at(1)?.to_owned(), descriptor as u64);
             format!("{} {descriptor}", plain(status))
+        }
+        // For whom it may concern: the descriptor stays open, and the file leads to it.
+        "offer" => {
+            let mut descriptor = -1i32;
+            let place = &raw mut descriptor as usize;
+            let arguments = [place, scope.value(words.at(2)?)?, 1, 0];
+            let status = driver.call("cuMemExportToShareableHandle", &arguments);
+            if status == 0 {
+                let path = words.at(1)?;
+                let own = format!("{path}.{}.{descriptor}", std::process::id());
+                let target = format!("/proc/{}/fd/{descriptor}", std::process::id());
+                std::os::unix::fs::symlink(target, &own)
+                    .and_then(|()| std::fs::rename(&own, path))
+                    .map_err(|why| format!("{path}: {why}"))?;
+            }
+            plain(status)
+        }
+        "take" => {
+            let mut options = std::fs::File::options();
+            match options.read(true).write(true).open(words.at(2)?) {
+                Ok(file) => {
+                    let arguments = [file.as_raw_fd() as usize, 1];
+                    let answer = driver.get("cuMemImportFromShareableHandle", &arguments);
+                    scope.keep(words.at(1)?, answer)
+                }
+                // Nobody has offered it, or he is gone.
+                Err(_) => scope.keep(words.at(1)?, (ABSENT, 0)),
+            }
         }
         "close" => {
             process::close(scope.value(words.at(1)?)? as i32);

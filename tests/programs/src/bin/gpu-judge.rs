@@ -1,0 +1,92 @@
+//! Watches a simulated machine and a ledger from outside, as often as it can: `gpu-judge LEDGER CAP MICROSECONDS`.
+//!
+//! At every look the first GPU's used bytes are at most CAP, and what the ledger has granted is at least what the driver has given. The
+//! driver's figure carries the number of its last operation: where that is the same before and after the ledger was read, nothing was taken
+//! or given back in between, and the two can be compared although they were not read at once. It ends with standard input, and says how
+//! often it looked, how many looks could be compared, and the least and the most by which the ledger was ahead. The first look at which
+//! something is wrong is its last: status 1.
+
+use std::io::Read;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+use gpulimit::device::DeviceId;
+use gpulimit::ledger::Ledger;
+use gpulimit_sim::machine::{BLOCK, Machine};
+use gpulimit_sim::{device, grant};
+
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// What was seen.
+#[derive(Default)]
+struct Seen {
+    looks: u64,
+    compared: u64,
+    ahead: Option<(u64, u64)>,
+}
+
+fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
+    let machine = Machine::get().map_err(|error| error.to_string())?;
+    let ledger = Ledger::open_readonly(path.as_ref()).map_err(|error| error.to_string())?;
+    let id: Result<DeviceId, _> = device::full_name(machine, 0).parse();
+    let id = id.map_err(|_| "no UUID")?;
+    let mut seen = Seen::default();
+    while !OVER.load(Relaxed) {
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        seen.looks += 1;
+        let before = machine.devices[0].word.load(SeqCst);
+        let granted = ledger.find_device(&id).map(|gpu| ledger.charged(gpu));
+        let used = grant::used(machine, 0) * BLOCK;
+        if used > cap {
+            return Err(format!("{used} bytes used of {cap}"));
+        }
+        let still = machine.devices[0].word.load(SeqCst) == before;
+        let Some(granted) = granted.filter(|_| still) else {
+            continue;
+        };
+        seen.compared += 1;
+        let Some(ahead) = granted.checked_sub(used) else {
+            let holders = gpulimit_sim::process::holders(machine);
+            let holders = holders.iter().map(|one| (one.pid, one.held[0], one.dying));
+            return Err(format!(
+                "{used} bytes used, {granted} granted: {:?}\n{:#?}",
+                holders.collect::<Vec<_>>(),
+                ledger.processes(&gpulimit::ledger::NoWitness)
+            ));
+        };
+        let (least, most) = seen.ahead.unwrap_or((ahead, ahead));
+        seen.ahead = Some((least.min(ahead), most.max(ahead)));
+    }
+    Ok(seen)
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [path, cap, pause] = arguments.as_slice() else {
+        eprintln!("usage: gpu-judge LEDGER CAP MICROSECONDS");
+        return ExitCode::from(2);
+    };
+    let (Ok(cap), Ok(pause)) = (cap.parse(), pause.parse()) else {
+        eprintln!("gpu-judge: numbers: {cap:?}, {pause:?}");
+        return ExitCode::from(2);
+    };
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        OVER.store(true, SeqCst);
+    });
+    match watch(path, cap, Duration::from_micros(pause)) {
+        Ok(seen) => {
+            let (least, most) = seen.ahead.unwrap_or_default();
+            println!("{} {} {least} {most}", seen.looks, seen.compared);
+            ExitCode::SUCCESS
+        }
+        Err(wrong) => {
+            println!("{wrong}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Many processes at once: each forked, without exec, from a program that has done nothing yet.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use gpulimit_programs::world::{self, Session, World};
+
+/// The group that the processes of a nursery are in, below that of the world; empty: that itself.
+pub struct Nursery {
+    session: Session,
+    folder: PathBuf,
+    living: HashMap<i32, PathBuf>,
+    born: usize,
+}
+
+/// A process that has ended, or the family that it leaves behind.
+pub struct Ended {
+    pub pid: i32,
+    /// Exit code, or minus a signal.
+    pub code: i32,
+    /// Its program and what it answered; none of those that it left behind.
+    pub files: Option<(String, String)>,
+}
+
+/// Sends a signal to a process.
+#[allow(unsafe_code)]
+pub fn signal(pid: i32, signal: i32) {
+    // SAFETY: a process that our nursery has forked and not waited for.
+    unsafe { libc::kill(pid, signal) };
+}
+
+impl Nursery {
+    pub fn open(world: &World, group: &str) -> Nursery {
+        let folder = world.file(&format!("nursery-{}", group.replace('/', "-")));
+        fs::create_dir(&folder).expect("a folder");
+        let mut command = world.limited(world::program());
+        command
+            .env("GPULIMIT_GROUP", group)
+            .env("GPULIMIT_SIM_DATA", "off");
+        Nursery {
+            session: Session::start(command),
+            folder,
+            living: HashMap::new(),
+            born: 0,
+        }
+    }
+
+    /// A process that runs this program.
+    pub fn spawn(&mut self, program: &str) -> i32 {
+        self.born += 1;
+        let script = self.folder.join(self.born.to_string());
+        fs::write(&script, program).expect("a script");
+        let (from, to) = (script.display(), script.with_extension("log"));
+        let answer = self.session.say(&format!("spawn {from} {}", to.display()));
+        let pid = answer.parse().expect("a pid");
+        assert!(pid > 0, "no more processes: {answer}");
+        self.living.insert(pid, script);
+        pid
+    }
+
+    /// Those of which nobody knows yet that they have ended.
+    pub fn living(&self) -> Vec<i32> {
+        let mut living: Vec<i32> = self.living.keys().copied().collect();
+        living.sort_unstable();
+        living
+    }
+
+    pub fn has(&self, pid: i32) -> bool {
+        self.living.contains_key(&pid)
+    }
+
+    /// Those that have ended since the last time.
+    pub fn reap(&mut self) -> Vec<Ended> {
+        let answer = self.session.say("reap");
+        let ended = |word: &str| {
+            let (pid, code) = word.split_once(':').expect("PID:CODE");
+            let pid = pid.parse().expect("a pid");
+            let files = self.living.remove(&pid).map(|script| {
+                let log = script.with_extension("log");
+                let read = |path: &PathBuf| fs::read_to_string(path).unwrap_or_default();
+                let files = (read(&script), read(&log));
+                for path in [script, log] {
+                    let _ = fs::remove_file(path);
+                }
+                files
+            });
+            Ended {
+                pid,
+                code: code.parse().expect("a code"),
+                files,
+            }
+        };
+        answer.split_whitespace().map(ended).collect()
+    }
+}
+
+impl Drop for Nursery {
+    fn drop(&mut self) {
+        // Their families, too; the nursery ends with its session.
+        for pid in self.living.keys() {
+            signal(*pid, libc::SIGKILL);
+        }
+        self.session.tell("reap");
+    }
+}

@@ -1,0 +1,265 @@
+//! A member that stands still, as under a debugger, at every place of what it does: nobody else waits for it longer than a second, which is
+//! what a request takes that stands behind one that is neither granted nor refused.
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use gpulimit_programs::world::{self, MIB, Session, World, finish};
+
+use crate::tempest::setting;
+use crate::tracer::{Stop, Tracer};
+
+const KNOBS: &[(&str, &str)] = &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
+
+/// What the others do meanwhile, and how long it took at most.
+struct Others<'a> {
+    world: &'a World,
+    member: Session,
+    longest: (Duration, String),
+}
+
+impl<'a> Others<'a> {
+    fn new(world: &'a World) -> Others<'a> {
+        Others {
+            member: world.on_gpu(),
+            longest: Default::default(),
+            world,
+        }
+    }
+
+    fn timed(&mut self, what: String, work: impl FnOnce(&mut Self)) {
+        let began = Instant::now();
+        work(self);
+        self.longest = self.longest.clone().max((began.elapsed(), what));
+    }
+
+    /// A member that has room takes it.
+    fn member(&mut self, place: &str) {
+        self.timed(format!("a member, {place}"), |others| {
+            others.member.expect(&[
+                ("alloc a 5M", "0"),
+                ("create b 4M 0", "0"),
+                ("release b", "0"),
+                ("free a", "0"),
+            ]);
+        });
+    }
+
+    /// Somebody comes and goes.
+    fn newcomer(&mut self, place: &str) {
+        self.timed(format!("a newcomer, {place}"), |others| {
+            let mut program = others.world.on_gpu();
+            program.expect(&[("alloc a 5M", "0")]);
+            program.end_quietly();
+        });
+    }
+
+    /// The controller looks, changes and cleans.
+    fn controller(&mut self, place: &str) {
+        for command in ["ps", "set world high=max", "gc"] {
+            self.timed(format!("gpulimit {command}, {place}"), |others| {
+                let mut controller = others.world.bare(&world::controller());
+                controller.args(command.split(' '));
+                let output = finish(controller);
+                assert!(output.status.success(), "{command}, {place}: {output:?}");
+            });
+        }
+    }
+}
+
+/// Stops a program at the beginning and the end of every system call, but those by which it gets these lines and answers them.
+fn at_every_system_call(lines: &[&str]) {
+    let world = World::with(2048 * MIB, KNOBS);
+    world.on_gpu().end_quietly();
+    let mut others = Others::new(&world);
+    let mut victim = world.start();
+    let tracer = Tracer::attach(victim.pid());
+    // Beyond what is looked at, so that it never waits for a line.
+    let all: Vec<&str> = lines.iter().copied().chain(["exit 0"]).collect();
+    victim.tell(&all.join("\n"));
+    let (mut stops, stride) = (0, 1 + 12 / setting("SECONDS", 1));
+    while let Stop::Call(call) = tracer.next_call() {
+        // Bytes of lines come and go by these two.
+        if call.is_read_of(0) || call.is_write_to(1) {
+            continue;
+        }
+        stops += 1;
+        let place = format!("at stop {stops}, system call {}", call.number);
+        others.member(&place);
+        if stops % stride == 0 {
+            others.newcomer(&place);
+        }
+        if stops % (4 * stride) == 0 {
+            others.controller(&place);
+        }
+    }
+    for line in lines {
+        let answer = victim.answer();
+        assert!(answer.starts_with('0'), "{line}: {answer}");
+    }
+    tracer.detach();
+    let (longest, what) = &others.longest;
+    println!("{lines:?}: {stops} stops, at most {longest:?}: {what}");
+    assert!(stops > 10);
+    drop(others);
+    victim.end_quietly();
+    world.judge_end(2048 * MIB);
+}
+
+#[test]
+fn at_every_system_call_of_coming_in() {
+    at_every_system_call(&["start"]);
+}
+
+#[test]
+fn at_every_system_call_of_a_life() {
+    at_every_system_call(&[
+        "start",
+        "alloc a 9M",
+        "async b 3M",
+        "module m 3M",
+        "array c 300,200",
+        "create d 4M 0",
+        "context e 0 v4",
+        "destroy e",
+        "release d",
+        "destroy-array c",
+        "unload m",
+        "free-async b",
+        "sync",
+        "free a",
+    ]);
+}
+
+/// Stops a program at instructions of our library while it takes and gives back; at each of them a peer asks for `peer`.
+fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8>) {
+    let world = World::with(cap, KNOBS);
+    let mut peers = world.on_gpu();
+    let mut victim = world.on_gpu();
+    let lines = "alloc a 10M\nfree a";
+    // So that all is loaded and linked.
+    victim.tell(lines);
+    assert_eq!([victim.answer(), victim.answer()], ["0", "0"]);
+    let times = 4;
+    let tracer = Tracer::attach(victim.pid());
+    let ours = tracer.code_of("libgpulimit.so");
+    victim.tell(&vec![lines; times].join("\n"));
+    let (mut stops, mut seen) = (0, 0);
+    let mut longest = Duration::ZERO;
+    let mut counts = [0; 3];
+    // A pair takes some thousand instructions of ours.
+    while seen < 3000 * setting("SECONDS", 1).min(2) {
+        let place = tracer.step();
+        if !ours.iter().any(|code| code.contains(&place)) {
+            continue;
+        }
+        seen += 1;
+        if seen % stride != 0 {
+            continue;
+        }
+        stops += 1;
+        let began = Instant::now();
+        let answer: u8 = peers.say(peer).parse().expect("a status");
+        assert!(
+            answers.contains(&answer),
+            "{peer} at stop {stops}: {answer}"
+        );
+        peers.expect(&[("free a", "0")]);
+        counts[usize::from(answer)] += 1;
+        longest = longest.max(began.elapsed());
+        assert!(
+            world_peak_is_below(&world, stops, cap),
+            "{:?}",
+            world.machine().gpus()
+        );
+    }
+    tracer.detach();
+    println!(
+        "{stops} of {seen} instructions of ours, granted {}, refused {}; at most {longest:?}",
+        counts[0], counts[2]
+    );
+    for _ in 0..2 * times {
+        victim.answer();
+    }
+    world.judge(cap);
+    peers.end();
+    victim.end();
+    world.judge_end(cap);
+}
+
+/// The memory of the dead is there for whoever needs it, or is refused, but nobody waits for one who stands still while he cleans up.
+#[test]
+fn at_every_system_call_of_cleaning_up() {
+    let cap = 200 * MIB;
+    let lag = ("GPULIMIT_SIM_KILL_LAG_MS", "0");
+    let world = World::with(cap, &[KNOBS, &[lag]].concat());
+    let mut peer = world.on_gpu();
+    let mut longest = Duration::ZERO;
+    let (mut stops, mut refused) = (1_usize, 0);
+    // Each time at a later stop of the request, until it has fewer.
+    let stride = 24 / setting("SECONDS", 1).min(24) as usize;
+    for wanted in (1..).step_by(stride) {
+        if stops + stride < wanted {
+            break;
+        }
+        let mut victim = world.on_gpu();
+        let mut holder = world.on_gpu();
+        holder.expect(&[("alloc a 120M", "0")]);
+        holder.kill();
+        let tracer = Tracer::attach(victim.pid());
+        victim.tell("alloc a 100M\nfree a\nexit 0");
+        stops = 0;
+        while let Stop::Call(call) = tracer.next_call() {
+            if call.is_read_of(0) || call.is_write_to(1) {
+                continue;
+            }
+            stops += 1;
+            if stops == wanted {
+                break;
+            }
+        }
+        let began = Instant::now();
+        let answer = peer.say("alloc a 100M");
+        longest = longest.max(began.elapsed());
+        refused += u64::from(answer == "2");
+        assert!(answer == "0" || answer == "2", "{answer}");
+        peer.say("free a");
+        tracer.detach();
+        let answer = victim.answer();
+        assert!(answer == "0" || answer == "2", "{answer}");
+        drop(victim);
+        assert!(
+            world.machine().peak() <= cap,
+            "{:?}",
+            world.machine().gpus()
+        );
+    }
+    println!("{stops} stops, refused at {refused}; at most {longest:?}");
+    assert!(stops > 5 && refused > 0);
+    // Far above the second that it may take, and far below the half minute for which the dead are waited for.
+    assert!(longest < Duration::from_secs(20), "{longest:?}");
+    peer.end();
+    world.judge_end(cap);
+}
+
+fn world_peak_is_below(world: &World, stops: u64, cap: u64) -> bool {
+    // Asking takes a process.
+    !stops.is_multiple_of(50) || world.machine().peak() <= cap
+}
+
+#[test]
+fn at_every_instruction_of_a_charge_with_room_for_others() {
+    at_instructions(1024 * MIB, 1, "alloc a 20M", 0..=0);
+}
+
+#[test]
+fn at_instructions_of_a_charge_in_a_full_group() {
+    // Two contexts and reserves; the victim's ten, or the peer's twenty.
+    let cap = 2 * (10 + 4) * MIB + 26 * MIB;
+    at_instructions(
+        cap,
+        40 / setting("SECONDS", 1).min(20),
+        "alloc a 20M",
+        0..=2,
+    );
+}

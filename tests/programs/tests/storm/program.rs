@@ -1,0 +1,224 @@
+//! Random programs for `gpu-script`.
+
+use std::path::Path;
+
+use crate::numbers::Numbers;
+
+/// Files through which processes offer each other memory, of each kind.
+const PLACES: usize = 8;
+
+const SIZES: &[&str] = &[
+    "1", "512", "20000", "20000", "700000", "1M", "1048577", "2M", "2M+1", "3M", "9M", "17M", "33M",
+];
+
+/// What takes something, and what gives it back. NAME is one of its own, SIZE and PLACE are filled in.
+const KINDS: &[(&str, &str)] = &[
+    ("alloc NAME SIZE", "free NAME"),
+    ("alloc NAME SIZE", "free NAME"),
+    ("alloc NAME SIZE", "free NAME"),
+    ("pitch NAME SIZE 3", "free NAME"),
+    ("managed NAME SIZE", "free NAME"),
+    ("many NAME 20 300000", "free-many NAME"),
+    ("create NAME 4M 0", "release NAME"),
+    (
+        "create NAME 6M 0;reserve NAMEr 6M;map NAMEr 0 NAME 6M;release NAME",
+        "unmap NAMEr 0 6M",
+    ),
+    ("async NAME SIZE", "free-async NAME"),
+    ("async NAME SIZE", "free NAME"),
+    ("async-from NAME pool SIZE work", "free-async NAME work"),
+    ("module NAME SIZE", "unload NAME"),
+    ("library NAME 3M;library-launch NAME", "unload-library NAME"),
+    (
+        "kernel-library NAME 3000;library-launch NAME",
+        "unload-library NAME",
+    ),
+    ("array NAME 300,200", "destroy-array NAME"),
+    ("array NAME 1000,900", "destroy-array NAME"),
+    ("mipmap NAME 500,500 4", "destroy-mipmap NAME"),
+    (
+        "graph NAME;alloc-node NAMEa NAME SIZE;free-node NAME NAMEa;instantiate NAMEe NAME;launch-graph NAMEe work;launch-graph NAMEe",
+        "sync;destroy-exec NAMEe;destroy-graph NAME;trim-graphs",
+    ),
+    ("context NAME 0 v4;pop", "destroy NAME"),
+    ("green NAME 0", "destroy-green NAME"),
+];
+
+/// The same for memory that processes share.
+const SHARED: &[(&str, &str)] = &[
+    ("alloc NAME SIZE;ipc-get PLACE-ipc NAME", "free NAME"),
+    ("ipc-open NAME PLACE-ipc", "ipc-close NAME"),
+    ("create NAME 4M 0;offer PLACE-offer NAME", "release NAME"),
+    ("take NAME PLACE-offer", "release NAME"),
+];
+
+const BETWEEN: &[&str] = &[
+    "sync",
+    "sync work",
+    "event-sync",
+    "trim pool 0",
+    "threshold pool max",
+    "threshold pool 0",
+    "stream more",
+    "info",
+    "nvml 0",
+    "processes 0 Compute v3 64",
+    "set-limit 0 2048",
+    "set-limit 0 1024",
+    "trim-graphs",
+    "free-number 77",
+    "alloc big 4096G",
+];
+
+/// What the programs of a storm may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Climate {
+    /// Whether they share memory with each other.
+    pub sharing: bool,
+}
+
+/// Makes the files through which memory is offered.
+pub fn prepare(folder: &Path) {
+    for place in 0..PLACES {
+        std::fs::write(folder.join(format!("{place}-ipc")), [0; 64]).expect("a file");
+    }
+}
+
+struct Writer<'a> {
+    numbers: Numbers,
+    climate: Climate,
+    folder: &'a Path,
+    lines: Vec<String>,
+    /// What gives back what is there.
+    held: Vec<String>,
+    names: usize,
+}
+
+/// The program of this seed, to be run in `folder`.
+pub fn script(seed: u64, climate: Climate, folder: &Path) -> String {
+    let mut writer = Writer {
+        numbers: Numbers::new(seed),
+        climate,
+        folder,
+        lines: Vec::new(),
+        held: Vec::new(),
+        names: 0,
+    };
+    writer.program();
+    writer.lines.join("\n") + "\n"
+}
+
+impl Writer<'_> {
+    fn add(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
+    }
+
+    /// Lines that take something, and the lines that give it back.
+    fn pair(&mut self) -> (Vec<String>, Vec<String>) {
+        let sharing = self.climate.sharing && self.numbers.percent(25);
+        let kinds = if sharing { SHARED } else { KINDS };
+        let (take, give) = self.numbers.of(kinds);
+        self.names += 1;
+        let name = format!("n{}", self.names);
+        let size = self.numbers.of(SIZES);
+        let place = self.numbers.below(PLACES).to_string();
+        let folder = self.folder.display();
+        let fill = |text: &str| -> Vec<String> {
+            text.replace("NAME", &name)
+                .replace("SIZE", size)
+                .replace("PLACE", &format!("{folder}/{place}"))
+                .split(';')
+                .map(str::to_owned)
+                .collect()
+        };
+        (fill(take), fill(give))
+    }
+
+    fn step(&mut self) {
+        match self.numbers.below(10) {
+            0..5 => {
+                let (take, give) = self.pair();
+                self.lines.extend(take);
+                self.held.push(give.join("\n"));
+            }
+            5..9 if !self.held.is_empty() => {
+                let which = self.numbers.below(self.held.len());
+                let give = self.held.swap_remove(which);
+                self.lines.push(give);
+            }
+            _ => {
+                let line = self.numbers.of(BETWEEN);
+                self.add(line);
+            }
+        }
+    }
+
+    fn steps(&mut self, most: usize) {
+        for _ in 0..self.numbers.below(most) {
+            self.step();
+        }
+    }
+
+    /// Takes and gives back, `times` times, in some threads at once.
+    fn threads(&mut self, times: usize) {
+        let threads = 1 + self.numbers.below(4);
+        self.add(&format!("threads {threads} {{\nrepeat {times} {{"));
+        let mut gives = Vec::new();
+        for _ in 0..=self.numbers.below(6) {
+            let (take, give) = self.pair();
+            self.lines.extend(take);
+            gives.extend(give);
+        }
+        if self.numbers.percent(50) {
+            gives.reverse();
+        }
+        self.lines.extend(gives);
+        self.add("}\n}");
+    }
+
+    fn begin(&mut self) {
+        self.held.clear();
+        self.add("start\nstream work\npool pool 0");
+    }
+
+    /// A child, with or without waiting for it, that uses the GPU as far as it may.
+    fn family(&mut self) {
+        let kind = self.numbers.of(&["fork {", "background {"]);
+        self.add(kind);
+        let held = std::mem::take(&mut self.held);
+        self.begin();
+        self.steps(6);
+        if kind.starts_with('b') && self.numbers.percent(50) {
+            self.threads(1_000_000);
+        }
+        self.held = held;
+        self.add("}");
+    }
+
+    fn program(&mut self) {
+        if self.numbers.percent(8) {
+            self.family();
+        }
+        self.begin();
+        for _ in 0..=self.numbers.below(4) {
+            self.steps(12);
+            match self.numbers.below(100) {
+                0..40 => self.threads(3),
+                40..46 => self.family(),
+                46..50 => self.add("closefrom 3"),
+                50..53 => {
+                    self.add("exec");
+                    self.begin();
+                }
+                53..56 => self.add("reset 0\nstart"),
+                56..60 => break,
+                _ => {}
+            }
+        }
+        if self.numbers.percent(75) {
+            self.threads(1_000_000);
+        }
+        let end = self.numbers.of(&["exit 0", "exit 7"]);
+        self.add(end);
+    }
+}

@@ -1,0 +1,485 @@
+//! The storm: processes of all kinds at one limit, killed, stopped, forked and changed under at random.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use gpulimit::ledger::NoWitness;
+use gpulimit_programs::world::{self, BLOCK, MIB, Session, World, eventually};
+
+use crate::crowd::{Ended, Nursery, signal};
+use crate::judge::{Judge, Verdict};
+use crate::numbers::Numbers;
+use crate::program::{self, Climate};
+
+/// Some context, so small that many fit below a limit.
+const CONTEXT: &str = "10485760";
+/// A command of the controller that takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Actions that are told when something goes wrong.
+const REMEMBERED: usize = 40;
+
+/// A number of the environment.
+pub fn setting(name: &str, otherwise: u64) -> u64 {
+    let text = std::env::var(format!("GPULIMIT_STORM_{name}")).ok();
+    text.map_or(otherwise, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("GPULIMIT_STORM_{name}={text}: not a number"))
+    })
+}
+
+/// What came of a storm.
+#[derive(Default)]
+struct Tally {
+    processes: u64,
+    killed: u64,
+    /// Of those, with a context.
+    killed_on_gpu: u64,
+    stopped: u64,
+    exits: u64,
+    commands: u64,
+    limits: u64,
+    epochs: u64,
+    verdict: Verdict,
+    longest: Duration,
+}
+
+/// One epoch: a world, a limit that is never passed, and all that happens in it.
+struct Storm {
+    numbers: Numbers,
+    climate: Climate,
+    world: World,
+    cap: u64,
+    nurseries: Vec<Nursery>,
+    judge: Judge,
+    /// Programs that live through it, and what they hold beside contexts.
+    survivors: Vec<Session>,
+    stopped: Vec<i32>,
+    controller: Option<(String, Child, Instant)>,
+    last: VecDeque<String>,
+    tally: Tally,
+}
+
+/// Groups of an epoch: below that of the world, and their settings.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("narrow", &["max=700M"]),
+    ("kept", &["min=300M", "low=400M"]),
+    (
+        "patient",
+        &["on_limit=wait", "wait_timeout=300ms", "high=500M"],
+    ),
+];
+
+impl Storm {
+    fn begin(seed: u64, climate: Climate) -> Storm {
+        let mut numbers = Numbers::new(seed);
+        let cap = (1500 + 500 * numbers.below(8) as u64) * MIB;
+        let lag = numbers.of(&["0", "5", "30", "120"]);
+        let knobs = [
+            ("GPULIMIT_SIM_CONTEXT_BYTES", CONTEXT),
+            ("GPULIMIT_SIM_KILL_LAG_MS", lag),
+        ];
+        let world = World::with(cap, &knobs);
+        let groups: Vec<String> = GROUPS
+            .iter()
+            .map(|(name, settings)| world.below(name, settings).name().to_owned())
+            .chain([world::GROUP.to_owned()])
+            .collect();
+        let survivors: Vec<Session> = (0..2)
+            .map(|_| {
+                let mut program = world.on_gpu();
+                program.expect(&[("alloc a 20M", "0"), ("create b 10M 0", "0")]);
+                program
+            })
+            .collect();
+        let nurseries = groups.iter().map(|group| Nursery::open(&world, group));
+        let nurseries: Vec<Nursery> = nurseries.collect();
+        program::prepare(&world.file(""));
+        Storm {
+            judge: Judge::watch(&world, cap, 100),
+            numbers,
+            climate,
+            cap,
+            nurseries,
+            survivors,
+            stopped: Vec::new(),
+            controller: None,
+            last: VecDeque::new(),
+            tally: Tally::default(),
+            world,
+        }
+    }
+
+    fn note(&mut self, action: String) {
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+        }
+        self.last.push_back(action);
+    }
+
+    /// Some living process.
+    fn any(&mut self) -> Option<i32> {
+        let living: Vec<i32> = self.nurseries.iter().flat_map(Nursery::living).collect();
+        (!living.is_empty()).then(|| living[self.numbers.below(living.len())])
+    }
+
+    fn act(&mut self, processes: usize) -> Result<(), String> {
+        if self.numbers.below(8) == 0 {
+            self.reap()?;
+        }
+        let living: usize = self.nurseries.iter().map(|one| one.living().len()).sum();
+        if living < processes {
+            let seed = self.numbers.next();
+            let script = program::script(seed, self.climate, &self.world.file(""));
+            let which = self.numbers.below(self.nurseries.len());
+            let pid = self.nurseries[which].spawn(&script);
+            self.tally.processes += 1;
+            self.note(format!("spawn {pid}, seed {seed}, in nursery {which}"));
+            return Ok(());
+        }
+        match self.numbers.below(1000) {
+            0..800 => self.kill(),
+            800..870 => self.stop(),
+            870..940 => self.resume(),
+            940..970 => self.survive()?,
+            970..985 => self.control()?,
+            985..993 => self.limit(),
+            _ => self.slow_down(),
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self) {
+        if let Some(pid) = self.any() {
+            signal(pid, libc::SIGKILL);
+            self.note(format!("kill {pid}"));
+        }
+    }
+
+    fn stop(&mut self) {
+        // Not all of them: the others are to be seen going on.
+        if self.stopped.len() < 12
+            && let Some(pid) = self.any()
+        {
+            signal(pid, libc::SIGSTOP);
+            self.stopped.push(pid);
+            self.tally.stopped += 1;
+            self.note(format!("stop {pid}"));
+        }
+    }
+
+    fn resume(&mut self) {
+        if !self.stopped.is_empty() {
+            let which = self.numbers.below(self.stopped.len());
+            let pid = self.stopped.swap_remove(which);
+            if self.nurseries.iter().any(|nursery| nursery.has(pid)) {
+                signal(pid, libc::SIGCONT);
+                self.note(format!("continue {pid}"));
+            }
+        }
+    }
+
+    /// A survivor takes and gives back: nobody's death or sleep keeps it from that.
+    fn survive(&mut self) -> Result<(), String> {
+        let which = self.numbers.below(self.survivors.len());
+        let began = Instant::now();
+        let survivor = &mut self.survivors[which];
+        for (take, give) in [
+            ("alloc c 5M", "free c"),
+            ("async d 1M", "free-async d;sync"),
+        ] {
+            // There may be no room.
+            let answer = survivor.say(take);
+            if answer == "0" {
+                for line in give.split(';') {
+                    let answer = survivor.say(line);
+                    if answer != "0" {
+                        return Err(format!("a survivor's {line}: {answer}"));
+                    }
+                }
+            } else if answer != "2" {
+                return Err(format!("a survivor's {take}: {answer}"));
+            }
+        }
+        self.tally.longest = self.tally.longest.max(began.elapsed());
+        Ok(())
+    }
+
+    /// A command of the controller, beside all the others.
+    fn control(&mut self) -> Result<(), String> {
+        self.controlled(false)?;
+        if self.controller.is_some() {
+            return Ok(());
+        }
+        let commands = [
+            "ps",
+            "ls",
+            "tree",
+            "show",
+            "events",
+            "gc",
+            "get world max",
+            "kill --signal KILL world/narrow",
+            "kill --signal TERM world/patient",
+            "show --json",
+            "ps world/kept",
+            "kill --signal CONT world",
+        ];
+        let mut line = self.numbers.of(&commands).to_owned();
+        if self.numbers.percent(30) {
+            let max = self.cap / 4 * (1 + self.numbers.below(4) as u64);
+            line = format!("set world max={max}");
+            self.tally.limits += 1;
+        }
+        let errors = File::create(self.world.file("errors")).expect("a file");
+        let child = self
+            .world
+            .bare(&world::controller())
+            .args(line.split(' '))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .expect("the controller starts");
+        self.tally.commands += 1;
+        self.note(format!("gpulimit {line}"));
+        self.controller = Some((line, child, Instant::now()));
+        Ok(())
+    }
+
+    /// What became of the last command, once it has ended.
+    fn controlled(&mut self, to_the_end: bool) -> Result<(), String> {
+        while let Some((line, child, began)) = &mut self.controller {
+            let ended = child.try_wait().expect("a child of ours");
+            if began.elapsed() > PATIENCE {
+                return Err(format!("gpulimit {line} hangs"));
+            }
+            match ended {
+                Some(status) => {
+                    let errors = std::fs::read_to_string(self.world.file("errors"));
+                    let line = std::mem::take(line);
+                    self.controller = None;
+                    // Who was to be signalled may have gone.
+                    if !status.success() && !line.starts_with("kill") {
+                        return Err(format!("gpulimit {line}: {status}: {errors:?}"));
+                    }
+                }
+                None if to_the_end => std::thread::sleep(Duration::from_millis(2)),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Another limit, but none above that of the epoch.
+    fn limit(&mut self) {
+        let cap = self.cap / 8 * (1 + self.numbers.below(8) as u64);
+        self.world.set(cap);
+        self.tally.limits += 1;
+        self.note(format!("limit {cap}"));
+    }
+
+    /// The driver takes its time, or no more.
+    fn slow_down(&mut self) {
+        let latency = self.numbers.of(&[
+            "0",
+            "0",
+            "cuMemAlloc_v2:300000,cuMemFree_v2:100000",
+            "cuMemCreate:50000,cuMemRelease:50000,cuMemUnmap:100000",
+            "3000",
+        ]);
+        self.world.machine().knob("latency", latency);
+        self.note(format!("latency {latency}"));
+    }
+
+    fn reap(&mut self) -> Result<(), String> {
+        if let Some(objection) = self.judge.objection() {
+            return Err(format!("the judge: {objection}"));
+        }
+        for which in 0..self.nurseries.len() {
+            for ended in self.nurseries[which].reap() {
+                self.stopped.retain(|pid| *pid != ended.pid);
+                self.count(&ended)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, ended: &Ended) -> Result<(), String> {
+        let (script, log) = ended.files.clone().unwrap_or_default();
+        // It was refused the stream that it wanted to go on with. Whom it left behind writes to the same log.
+        let gave_up = ended.files.is_none() || log.contains("gpu-script: no work\n");
+        let expected = match ended.code {
+            code if code == 0 || code == 7 || (code == 2 && gave_up) => {
+                self.tally.exits += 1;
+                true
+            }
+            killed if killed == -libc::SIGKILL || killed == -libc::SIGTERM => {
+                self.tally.killed += 1;
+                self.tally.killed_on_gpu += u64::from(log.contains("start = 0 0"));
+                true
+            }
+            _ => false,
+        };
+        if expected && !log.contains("panicked") {
+            return Ok(());
+        }
+        Err(format!(
+            "{} ended with {}\nits program:\n{script}\nits answers:\n{log}",
+            ended.pid, ended.code
+        ))
+    }
+
+    /// Everybody but the survivors dies. Then usage is theirs alone, and nothing when they have gone.
+    fn end(mut self) -> Result<Tally, String> {
+        self.controlled(true)?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let living: Vec<i32> = self.nurseries.iter().flat_map(Nursery::living).collect();
+            if living.is_empty() {
+                break;
+            }
+            for pid in &living {
+                signal(*pid, libc::SIGKILL);
+            }
+            self.reap()?;
+            if Instant::now() > end {
+                return Err(format!("not dead: {living:?}"));
+            }
+        }
+        self.world.set(self.cap);
+        let alone = || {
+            let gpu = self.world.machine().gpu(0);
+            let own = |pid| self.survivors.iter().any(|program| program.pid() == pid);
+            gpu.holders.iter().all(|holder| own(holder.pid))
+        };
+        if !eventually(alone) {
+            return Err(format!(
+                "others still have memory: {:?}",
+                self.world.machine().gpus()
+            ));
+        }
+        // Who needs all of the memory has it, but for what is kept for a group, and the reserves of processes and pools.
+        let room = self.cap - self.world.machine().used() - (300 + 80) * MIB;
+        for _ in 0..2 {
+            for survivor in &mut self.survivors {
+                let answers = [format!("alloc all {room}"), "free all".to_owned()]
+                    .map(|line| survivor.say(&line));
+                if answers != ["0", "0"] {
+                    return Err(format!(
+                        "{room} bytes are free, but not for a survivor: {answers:?}: {:#?}",
+                        self.world.ledger().processes(&NoWitness)
+                    ));
+                }
+            }
+        }
+        self.world.bury();
+        let (used, counted) = (self.world.machine().used(), self.world.counted(0));
+        if used.abs_diff(counted) > BLOCK {
+            return Err(format!(
+                "the driver holds {used}, the ledger counts {counted}: {:#?}",
+                self.world.ledger().processes(&NoWitness)
+            ));
+        }
+        self.tally.verdict = self
+            .judge
+            .end()
+            .map_err(|objection| format!("the judge: {objection}"))?;
+        self.nurseries.clear();
+        for survivor in self.survivors.drain(..) {
+            survivor.end();
+        }
+        self.world.judge_end(self.cap);
+        Ok(self.tally)
+    }
+}
+
+/// Storms for so long; each with a world of its own.
+fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
+    let seed = setting("SEED", u64::from(std::process::id()));
+    let epoch = Duration::from_secs(setting("EPOCH", 20).min(seconds));
+    // Built before anybody needs it.
+    world::controller();
+    println!("{name}: seed {seed}, {seconds} s, {processes} processes");
+    let (began, mut all) = (Instant::now(), Tally::default());
+    while began.elapsed() < Duration::from_secs(seconds) {
+        let own = seed + all.epochs;
+        let mut storm = Storm::begin(own, climate);
+        let (start, mut failed) = (Instant::now(), None);
+        while start.elapsed() < epoch && failed.is_none() {
+            failed = storm.act(processes).err();
+        }
+        if let Some(why) = failed {
+            let last: Vec<String> = storm.last.drain(..).collect();
+            panic!(
+                "{name}: GPULIMIT_STORM_SEED={own}: {why}\nbefore that:\n  {}",
+                last.join("\n  ")
+            );
+        }
+        let tally = storm
+            .end()
+            .unwrap_or_else(|why| panic!("{name}: GPULIMIT_STORM_SEED={own}, at the end: {why}"));
+        all.epochs += 1;
+        all.processes += tally.processes;
+        all.killed += tally.killed;
+        all.killed_on_gpu += tally.killed_on_gpu;
+        all.stopped += tally.stopped;
+        all.exits += tally.exits;
+        all.commands += tally.commands;
+        all.limits += tally.limits;
+        all.longest = all.longest.max(tally.longest);
+        let (sum, more) = (&mut all.verdict, tally.verdict);
+        sum.least = if all.epochs == 1 {
+            more.least
+        } else {
+            sum.least.min(more.least)
+        };
+        sum.looks += more.looks;
+        sum.compared += more.compared;
+    }
+    let Tally {
+        processes: born,
+        killed,
+        killed_on_gpu,
+        stopped,
+        exits,
+        commands,
+        limits,
+        epochs,
+        verdict,
+        longest,
+    } = all;
+    println!(
+        "{name}: {} s, {epochs} worlds, {processes} at a time, {born} processes, {killed} killed ({killed_on_gpu} with a context), {stopped} stopped, {exits} exits, \
+         {commands} commands of the controller, {limits} changes of limits; {} looks of the judge, {} of them exact, ledger ahead by at least {} bytes; \
+         a survivor's four calls took {longest:?} at most",
+        began.elapsed().as_secs(),
+        verdict.looks,
+        verdict.compared,
+        verdict.least
+    );
+    assert!(killed > 0 && verdict.compared > 0);
+}
+
+#[test]
+fn everything_at_once() {
+    let (seconds, processes) = (setting("SECONDS", 8), setting("PROCESSES", 16));
+    blow(
+        "storm",
+        Climate { sharing: false },
+        seconds,
+        processes as usize,
+    );
+}
+
+#[test]
+fn with_memory_that_processes_share() {
+    let (seconds, processes) = (setting("SECONDS", 5), setting("PROCESSES", 12));
+    blow(
+        "shared",
+        Climate { sharing: true },
+        seconds,
+        processes as usize,
+    );
+}
