@@ -4,22 +4,29 @@
 //! can leave half-changed, and nothing that a stopped one can hold. Usage is the sum over the slots. Who owns a slot is
 //! a kernel lock that ends with the process. The ledger knows bytes and devices, nothing of CUDA.
 
+// The doors of models leave unused what only files need.
+#![cfg_attr(all(test, loom), allow(dead_code))]
+
 pub(crate) mod atomic;
 mod charge;
 mod error;
 mod events;
+#[cfg_attr(all(test, loom), path = "ledger/model/file.rs")]
 mod file;
 mod gpu_table;
 mod identity;
 mod layout;
 mod level;
+#[cfg_attr(all(test, loom), path = "ledger/model/lock.rs")]
 mod lock;
 mod map;
 #[cfg(all(test, loom))]
 mod model;
 mod orphans;
+#[cfg_attr(all(test, loom), path = "ledger/model/os.rs")]
 mod os;
 mod protection;
+#[cfg_attr(all(test, loom), path = "ledger/model/random.rs")]
 mod random;
 mod reap;
 mod record;

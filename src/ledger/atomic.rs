@@ -1,9 +1,13 @@
 //! The only door to the atomic operations of this crate.
 //!
-//! The file is made of [`AtomicU64`] from `std`. The charge algorithm is written against [`Word`], so that exactly the
-//! same code runs on loom's atomics under `--cfg loom`.
+//! The file is made of [`AtomicU64`] from `std`. Under `--cfg loom` it is that of the models, whose operations are steps there. The charge
+//! algorithm is written against [`Word`], so that it runs on loom's own atomics as well.
 
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(all(test, loom))]
+pub(crate) use super::model::word::{AtomicU64, fence};
+pub(crate) use std::sync::atomic::Ordering;
+#[cfg(not(all(test, loom)))]
+pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
 /// A 64-bit atomic word.
 pub(super) trait Word {
@@ -35,7 +39,7 @@ impl Word for AtomicU64 {
 
     #[inline]
     fn fence(order: Ordering) {
-        std::sync::atomic::fence(order);
+        fence(order);
     }
 }
 

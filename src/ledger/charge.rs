@@ -17,6 +17,8 @@ pub(super) const REQUEST_MAX: u64 = 1 << 30;
 const WORD_MAX: u64 = 1 << 31;
 /// Further looks that a refusal takes while the looks differ, that is while memory moves under them.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
+/// Of so many looks that find undecided requests in the way one asks whether those who made them live.
+const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
 /// Times that one request asks its process for idle memory.
 const RECLAIMS: u32 = 16;
 
@@ -87,7 +89,7 @@ pub(super) trait Surroundings<R> {
 /// What cleaning a level came to.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Reaped {
-    /// Memory came back.
+    /// Memory came back, or what a dead process had asked for is withdrawn.
     pub freed: bool,
     /// Units that will come back soon without anybody's doing: of slots that drain or that somebody is cleaning.
     pub pending: u64,
@@ -253,7 +255,7 @@ pub(super) fn contend<R: Rung>(
     mut level: usize,
     surroundings: &mut impl Surroundings<R>,
 ) -> Result<(), Refusal> {
-    let mut reclaims = 0;
+    let (mut reclaims, mut contended) = (0, 0_u32);
     loop {
         let mut worst = Verdict::Fits;
         for (index, rung) in rungs.iter().enumerate() {
@@ -279,7 +281,13 @@ pub(super) fn contend<R: Rung>(
                 Ok(()) => return Ok(()),
                 Err(refusing) => level = refusing,
             },
-            Verdict::Contended => {}
+            Verdict::Contended => {
+                contended += 1;
+                // What a dead process has asked for nobody decides.
+                if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
+                    continue;
+                }
+            }
             Verdict::Over => {
                 if reclaims < RECLAIMS && surroundings.reclaim() {
                     reclaims += 1;
@@ -306,6 +314,10 @@ pub(super) fn contend<R: Rung>(
             }
         }
         if !surroundings.back_off() {
+            let reap = |rung| surroundings.reap(rung).freed;
+            if rungs.get(level).is_some_and(reap) {
+                continue;
+            }
             let charged = rungs.get(level).map_or(0, |rung| look(rung).granted());
             return Err(Refusal { level, charged });
         }

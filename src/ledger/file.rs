@@ -1,6 +1,7 @@
 //! The ledger as a file: made whole or not at all, checked before it is mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE, VERSION};
+use super::lock::Description;
 use super::map::Mapping;
 use super::{LedgerError, os};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -152,7 +153,7 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
 
 impl Place {
     /// A description of its own of the same file.
-    pub(super) fn open(&self, write: bool) -> Result<File, LedgerError> {
+    pub(super) fn open(&self, write: bool) -> Result<Description, LedgerError> {
         let replaced = || LedgerError::Replaced {
             path: self.path.clone(),
         };

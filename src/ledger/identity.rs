@@ -73,7 +73,7 @@ impl Identity {
 
     /// The inode of this process's pid namespace; 0 unknown.
     pub(super) fn own_pid_ns() -> u64 {
-        fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
+        os::pid_ns()
     }
 
     /// The command for people: not UTF-8 and control characters are replaced. Does not allocate.

@@ -7,8 +7,7 @@ use super::protection::Protection;
 use super::random::Random;
 use super::reap;
 use super::usage;
-use super::{DeviceIndex, Slot, Witness, wait};
-use std::fs::File;
+use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::time::{Duration, Instant};
 
 /// One level of the path leaf → root.
@@ -256,12 +255,16 @@ impl<'a> Contention<'a> {
             leaf: levels.first().map(|level| level.device),
             pressure,
             random: Random::new(),
-            since: Instant::now(),
+            since: os::now(),
             backing_off_since: None,
             busy_since: None,
             back_offs: 0,
             asked_for: Duration::ZERO,
         }
+    }
+
+    fn waited(&self) -> Duration {
+        os::now().duration_since(self.since)
     }
 }
 
@@ -273,8 +276,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
         // Without a descriptor (the program has used them up) the dead cannot be told from the living.
-        let file: Option<File> = level.slot.ledger().place.open(true).ok();
-        let Some(file) = file else {
+        let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
         let swept = reap::sweep(
@@ -283,12 +285,13 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             level.device,
             level.slot.index(),
             self.pressure.witness(),
-            self.since.elapsed() < ENDING_PATIENCE,
+            self.waited() < ENDING_PATIENCE,
         );
+        let now = os::now();
         let busy = if swept.busy == 0 {
             self.busy_since = None;
             0
-        } else if self.busy_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+        } else if now.duration_since(*self.busy_since.get_or_insert(now)) < PATIENCE {
             swept.busy
         } else {
             0
@@ -305,11 +308,16 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let before = charge::look(level);
         // Asking for less than is needed would take from others for nothing.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
+        if lacking == 0 && self.asked_for < ASK_PATIENCE {
+            // There is room by now. Not for ever, as room is of no use to a process whose word is full.
+            self.asked_for += ASK_STEP;
+            return true;
+        }
         if self.asked_for >= ASK_PATIENCE || reclaimable() < lacking || !ledger.ask_members() {
             return false;
         }
         while self.asked_for < ASK_PATIENCE {
-            std::thread::sleep(ASK_STEP);
+            os::sleep(ASK_STEP);
             self.asked_for += ASK_STEP;
             if charge::look(level).granted() < before.granted() {
                 return true;
@@ -326,7 +334,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         if self.pressure.is_outdated() {
             return false;
         }
-        let now = Instant::now();
+        let now = os::now();
         let since = *self.backing_off_since.get_or_insert(now);
         if now.duration_since(since) > PATIENCE {
             return false;
@@ -335,14 +343,14 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         match self.back_offs {
             1..=3 => {
                 for _ in 0..self.random.below(64 << self.back_offs) {
-                    std::hint::spin_loop();
+                    os::spin();
                 }
             }
-            4..=8 => std::thread::yield_now(),
+            4..=8 => os::yield_now(),
             // Up to a millisecond.
             n => {
                 let nanos = self.random.below(50_000 << (n - 8).min(4));
-                std::thread::sleep(Duration::from_nanos(nanos as u64));
+                os::sleep(Duration::from_nanos(nanos as u64));
             }
         }
         true
@@ -350,7 +358,10 @@ impl Surroundings<Level<'_>> for Contention<'_> {
 
     fn wait_for_drain(&mut self) -> bool {
         self.backing_off_since = None;
-        std::thread::sleep(DRAIN_STEP);
-        self.since.elapsed() < DRAIN_PATIENCE && !self.pressure.is_outdated()
+        if self.waited() >= DRAIN_PATIENCE {
+            return false;
+        }
+        os::sleep(DRAIN_STEP);
+        !self.pressure.is_outdated()
     }
 }

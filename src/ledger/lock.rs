@@ -1,13 +1,17 @@
-//! Open-file-description locks: who owns a slot, and who is claiming or cleaning it.
+//! The only door to file locks. Open-file-description locks: who owns a slot, and who is claiming or cleaning it.
 //!
 //! Unlike POSIX record locks they belong to the description, not to the process: they exclude threads of one process,
 //! and closing another descriptor of the file does not drop them. No call here waits.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
-use std::fs::File;
+use super::map::{Birthmark, Pages};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
+
+/// What locks belong to.
+pub(super) use std::fs::File as Description;
 
 /// A range of lock bytes.
 #[derive(Copy, Clone)]
@@ -45,7 +49,7 @@ impl Bytes {
     };
 }
 
-fn control(file: &File, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
+fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
     // SAFETY: `flock` is plain integers, some of them padding in some libcs; zero is valid for all.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
@@ -67,7 +71,7 @@ fn control(file: &File, command: i32, kind: i32, bytes: Bytes) -> io::Result<lib
 }
 
 /// Takes the lock on `file`'s description; false when another description holds any of the bytes.
-pub(super) fn try_lock(file: &File, bytes: Bytes) -> io::Result<bool> {
+pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
@@ -78,12 +82,43 @@ pub(super) fn try_lock(file: &File, bytes: Bytes) -> io::Result<bool> {
 }
 
 /// Gives the lock back. Closing is not enough: a child forked meanwhile may have the descriptor too.
-pub(super) fn unlock(file: &File, bytes: Bytes) -> io::Result<()> {
+pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
 /// Whether another description holds any of the bytes. Works on a descriptor open for reading.
-pub(super) fn is_locked(file: &File, bytes: Bytes) -> io::Result<bool> {
+pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Keeps an open file description, and the locks on it, alive without a descriptor.
+///
+/// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child does not get it.
+pub(super) struct Anchor {
+    pages: ManuallyDrop<Pages>,
+    mark: Birthmark,
+}
+
+impl Anchor {
+    /// Anchors the description of `file`, whose descriptor may then be closed.
+    pub(super) fn new(file: &Description) -> io::Result<Self> {
+        let mark = Birthmark::new()?;
+        // Never accessed: only the reference to the description counts.
+        let pages = Pages::new(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
+        pages.advise(libc::MADV_DONTFORK)?;
+        Ok(Self {
+            pages: ManuallyDrop::new(pages),
+            mark,
+        })
+    }
+}
+
+impl Drop for Anchor {
+    fn drop(&mut self) {
+        if self.mark.is_ours() {
+            // SAFETY: dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
 }

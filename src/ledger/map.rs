@@ -1,4 +1,4 @@
-//! Memory mappings: the file's content, the page that keeps an owner's lock, and the page that tells a forked child.
+//! Memory mappings: the file's content, and the page that tells a forked child.
 //!
 //! A process that truncates the file of others makes them die of SIGBUS at the next access. Nothing on a tmpfs path
 //! prevents that (seals need a memfd), so the file's permissions are what protects a group: who may write its ledger
@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
 /// Pages mapped by this process and unmapped on drop.
-struct Pages {
+pub(super) struct Pages {
     start: NonNull<libc::c_void>,
     len: usize,
 }
@@ -25,7 +25,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    fn new(len: usize, protection: i32, flags: i32, fd: i32) -> io::Result<Self> {
+    pub(super) fn new(len: usize, protection: i32, flags: i32, fd: i32) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
         match NonNull::new(start) {
@@ -34,7 +34,7 @@ impl Pages {
         }
     }
 
-    fn advise(&self, advice: i32) -> io::Result<()> {
+    pub(super) fn advise(&self, advice: i32) -> io::Result<()> {
         // SAFETY: the range is a whole mapping of ours; both advices used only say what fork does with it.
         match unsafe { libc::madvise(self.start.as_ptr(), self.len, advice) } {
             0 => Ok(()),
@@ -122,6 +122,22 @@ impl Mapping {
         })
     }
 
+    /// Zeros in memory of this process's own, for models.
+    #[cfg(all(test, loom))]
+    pub(super) fn of_memory() -> io::Result<Self> {
+        let pages = Pages::new(
+            FILE_SIZE as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+        )?;
+        Ok(Self {
+            pages: std::mem::ManuallyDrop::new(pages),
+            mark: Birthmark::new()?,
+            writable: true,
+        })
+    }
+
     /// The content. Every bit pattern is valid; none is trusted. Must not be written when not [`Self::writable`].
     #[inline]
     pub(super) fn content(&self) -> &Content {
@@ -141,37 +157,6 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.mark.is_ours() {
-            // SAFETY: dropped here and nowhere else.
-            unsafe { std::mem::ManuallyDrop::drop(&mut self.pages) };
-        }
-    }
-}
-
-/// Keeps an open file description, and the locks on it, alive without a descriptor.
-///
-/// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child does not get it.
-pub(super) struct Anchor {
-    pages: std::mem::ManuallyDrop<Pages>,
-    mark: Birthmark,
-}
-
-impl Anchor {
-    /// Anchors the description of `file`, whose descriptor may then be closed.
-    pub(super) fn new(file: &File) -> io::Result<Self> {
-        let mark = Birthmark::new()?;
-        // Never accessed: only the reference to the description counts.
-        let pages = Pages::new(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
-        pages.advise(libc::MADV_DONTFORK)?;
-        Ok(Self {
-            pages: std::mem::ManuallyDrop::new(pages),
-            mark,
-        })
-    }
-}
-
-impl Drop for Anchor {
     fn drop(&mut self) {
         if self.mark.is_ours() {
             // SAFETY: dropped here and nowhere else.

@@ -1,11 +1,12 @@
-//! The few system calls that the standard library does not offer.
+//! What the ledger asks of the system besides files: the time, room, sleep.
 #![allow(unsafe_code)]
 
 use super::atomic::AtomicU64;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 /// Milliseconds since boot, the same for all processes of a machine (but for those in a time namespace of their own);
 /// never 0.
@@ -17,6 +18,26 @@ pub(super) fn boot_ms() -> u64 {
     // SAFETY: writes one `timespec`. The clock exists on every kernel since 2.6.39.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// The clock that waits are measured by.
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Lets others run for so long.
+pub(super) fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// Lets others run for a moment.
+pub(super) fn yield_now() {
+    std::thread::yield_now();
+}
+
+/// Waits for an instant without giving the processor away.
+pub(super) fn spin() {
+    std::hint::spin_loop();
 }
 
 /// The real user id.
@@ -50,6 +71,11 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
             _ => return Err(error),
         }
     }
+}
+
+/// The inode of this process's pid namespace; 0 unknown.
+pub(super) fn pid_ns() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
 /// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides other users' processes would be no.

@@ -5,10 +5,9 @@
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
-use super::lock::{self, Bytes};
+use super::lock::{self, Bytes, Description};
 use super::{DeviceIndex, EventKind, Happening, Identity, Ledger, charge, gpu_table, os};
 use crate::device::DeviceId;
-use std::fs::File;
 
 /// Knows what the driver still holds for the dead.
 pub trait Witness {
@@ -48,13 +47,18 @@ pub(super) enum Fate {
     Busy,
     /// Nothing was in it.
     Empty,
-    /// The driver may still hold memory of its owner.
+    /// The driver may still hold memory of its owner. What that had asked for and not got is withdrawn.
     Draining,
     Cleaned,
 }
 
 /// Cleans a slot if its owner is dead and it is drained. A question that the system does not answer leaves it alone.
-pub(super) fn reap(ledger: &Ledger, file: &File, slot: usize, witness: &dyn Witness) -> Fate {
+pub(super) fn reap(
+    ledger: &Ledger,
+    file: &Description,
+    slot: usize,
+    witness: &dyn Witness,
+) -> Fate {
     match lock::is_locked(file, Bytes::owner(slot)) {
         Ok(false) => {}
         Ok(true) | Err(_) => return Fate::Live,
@@ -73,7 +77,7 @@ pub(super) fn reap(ledger: &Ledger, file: &File, slot: usize, witness: &dyn Witn
 /// As [`reap`], with the claim lock held on `file`.
 pub(super) fn reap_claimed(
     ledger: &Ledger,
-    file: &File,
+    file: &Description,
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
@@ -92,10 +96,22 @@ pub(super) fn reap_claimed(
         record(ledger, slot);
         Fate::Cleaned
     } else {
+        withdraw(ledger, slot);
         return Fate::Draining;
     };
     zero(ledger, slot);
     fate
+}
+
+/// Withdraws the undecided requests of a dead owner: the driver is asked for nothing before it is decided, so there is no memory to wait for.
+fn withdraw(ledger: &Ledger, slot: usize) {
+    for device in DeviceIndex::all() {
+        let word = ledger.word(slot, device);
+        let before = word.load(Ordering::Relaxed);
+        if charge::undecided(before) != 0 {
+            word.store(charge::granted(before), Ordering::Release);
+        }
+    }
 }
 
 /// Writes down what comes back.
@@ -226,6 +242,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
 /// What cleaning the slots with charges on one device came to.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
+    /// Something came back.
     pub cleaned: bool,
     /// Units granted to slots that drain.
     pub pending: u64,
@@ -237,7 +254,7 @@ pub(super) struct Swept {
 /// still hold their lock count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
-    file: &File,
+    file: &Description,
     device: DeviceIndex,
     own: usize,
     witness: &dyn Witness,
@@ -261,8 +278,11 @@ pub(super) fn sweep(
         match reap(ledger, file, slot, witness) {
             Fate::Live if await_ending && is_ending(slot) => swept.pending += charge::granted(word),
             Fate::Live | Fate::Empty => {}
-            Fate::Draining => swept.pending += charge::granted(word),
             Fate::Busy => swept.busy += charge::granted(word),
+            Fate::Draining => {
+                swept.pending += charge::granted(word);
+                swept.cleaned |= charge::undecided(word) != 0;
+            }
             Fate::Cleaned => swept.cleaned = true,
         }
     }

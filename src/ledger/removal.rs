@@ -1,13 +1,12 @@
 //! Removing a group without losing a member that is just joining.
 
-use super::lock::{self, Bytes};
+use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
-use std::fs::File;
 
 /// While this lives nobody can claim a slot. Who is turned away finds the file gone and starts over.
 #[derive(Debug)]
 pub struct Removal {
-    file: File,
+    file: Description,
 }
 
 pub(super) fn begin(ledger: &Ledger) -> Result<Removal, LedgerError> {

@@ -4,14 +4,12 @@ use super::atomic::{AtomicU64, Ordering};
 use super::charge;
 use super::file::Place;
 use super::layout::{self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting};
-use super::lock::{self, Bytes};
-use super::map::Anchor;
+use super::lock::{self, Anchor, Bytes, Description};
 use super::protection::child_key;
 use super::random::Random;
 use super::reap::{self, Fate, NoWitness};
 use super::record::Record;
 use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_DEVICES, MAX_SLOTS, os};
-use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::sync::Arc;
@@ -164,13 +162,13 @@ impl std::fmt::Debug for Slot {
 /// How long nothing is granted after somebody else has changed what only this process may.
 const DISTRUST_MS: u64 = 1_000;
 /// Tries at random slots before all slots are gone through.
-const TRIES: u32 = 64;
+const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
 /// Free slots among which one is drawn, at most: `high_water` never sinks again.
 const CROWD_MAX: usize = MAX_SLOTS / 4;
 /// Slots of unknown owners that are asked after before the ledger grows.
 const PROBES: u32 = 16;
 /// Rounds through all slots while some are only being claimed, cleaned or drained.
-const ROUNDS: u32 = 200;
+const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 /// Claims a slot for this process.
@@ -283,8 +281,8 @@ struct Candidate<'a> {
     ledger: &'a Arc<Ledger>,
     identity: &'a Identity,
     below: &'a str,
-    owner: &'a File,
-    claim: &'a File,
+    owner: &'a Description,
+    claim: &'a Description,
 }
 
 impl Candidate<'_> {
@@ -320,7 +318,7 @@ impl Candidate<'_> {
             if !soon {
                 break;
             }
-            std::thread::sleep(ROUND_PAUSE);
+            os::sleep(ROUND_PAUSE);
         }
         Err(LedgerError::NoSlot {
             path: self.place().path.clone(),

@@ -72,7 +72,7 @@ impl<'a> Line<'a> {
         // Another value each time: who finds nobody asleep may only take back what it has seen.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if Instant::now() >= self.until {
+        if os::now() >= self.until {
             Turn::Over
         } else if is_before(ledger, self.slot.index(), self.device, self.ticket) {
             Turn::NotYet
@@ -83,7 +83,7 @@ impl<'a> Line<'a> {
 
     /// Sleeps until memory comes back, for a bounded time. [`Turn::Over`] when the time is over or a signal came.
     pub fn sleep(&self) -> Turn {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.until.saturating_duration_since(os::now());
         if left.is_zero() {
             return Turn::Over;
         }

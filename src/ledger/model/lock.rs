@@ -1,0 +1,210 @@
+//! File locks of models: all of a file in one word, one byte for each lock, which holds the number of the description that has it.
+//!
+//! As in the kernel a lock belongs to a description, goes with its last reference, and one operation is one step on the file.
+
+use super::MAX_SLOTS;
+use super::atomic::AtomicU64;
+use super::model::explorer::{self, Effect};
+use super::model::fault::{self, Fault};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+
+/// Slots that models may use.
+pub(super) const SLOTS: usize = 4;
+/// Ledgers that models may use.
+pub(super) const BOOKS: usize = 2;
+/// Descriptions that one process may have at a time.
+const DESCRIPTIONS: u8 = 8;
+
+thread_local! {
+    static LOCKS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
+    /// The numbers of the descriptions that exist, a bit each.
+    /// Slots that are there; all others are taken.
+    static USED: Cell<usize> = const { Cell::new(SLOTS) };
+    static OPEN: Cell<u128> = const { Cell::new(0) };
+}
+
+/// The locks of one file.
+pub(super) fn locks(book: usize) -> &'static AtomicU64 {
+    LOCKS.with(|locks| &locks[book])
+}
+
+/// There are so many slots.
+pub(super) fn use_slots(slots: usize) {
+    USED.set(slots);
+}
+
+/// The process that a description with this number belongs to.
+pub(super) fn process(number: u8) -> Option<usize> {
+    number
+        .checked_sub(1)
+        .map(|number| usize::from(number / DESCRIPTIONS))
+}
+
+/// A range of lock bytes.
+#[derive(Copy, Clone)]
+pub(super) struct Bytes {
+    start: usize,
+    len: usize,
+}
+
+impl Bytes {
+    pub(super) const fn owner(slot: usize) -> Self {
+        Self {
+            start: slot,
+            len: 1,
+        }
+    }
+
+    pub(super) const fn claim(slot: usize) -> Self {
+        Self {
+            start: MAX_SLOTS + slot,
+            len: 1,
+        }
+    }
+
+    pub(super) const OWNERS: Self = Self {
+        start: 0,
+        len: MAX_SLOTS,
+    };
+    pub(super) const CLAIMS: Self = Self {
+        start: MAX_SLOTS,
+        len: MAX_SLOTS,
+    };
+
+    fn are_claims(self) -> bool {
+        self.start >= MAX_SLOTS
+    }
+
+    /// Where they lie in the word of locks. Slots that are not there have none.
+    pub(super) fn bytes(self) -> std::ops::Range<usize> {
+        let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
+        let len = if first < USED.get() { len } else { 0 };
+        let first = first.min(SLOTS) + if self.are_claims() { SLOTS } else { 0 };
+        first..first + len
+    }
+
+    fn others(self, word: u64, own: u8) -> bool {
+        let holders = word.to_le_bytes();
+        self.bytes()
+            .any(|at| holders[at] != 0 && holders[at] != own)
+    }
+
+    pub(super) fn with(self, word: u64, holder: u8) -> u64 {
+        let mut holders = word.to_le_bytes();
+        holders[self.bytes()].fill(holder);
+        u64::from_le_bytes(holders)
+    }
+}
+
+/// Who holds the lock of one byte; 0 nobody.
+pub(super) fn holder(word: u64, bytes: Bytes) -> u8 {
+    word.to_le_bytes()[bytes.bytes().start]
+}
+
+/// The word without the locks of some.
+pub(super) fn without(word: u64, gone: impl Fn(usize, u8) -> bool) -> u64 {
+    let mut holders = word.to_le_bytes();
+    for (at, holder) in holders.iter_mut().enumerate() {
+        if gone(at, *holder) {
+            *holder = 0;
+        }
+    }
+    u64::from_le_bytes(holders)
+}
+
+struct Open {
+    book: usize,
+    number: u8,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let number = self.number;
+        let word = locks(self.book);
+        if word.peek().to_le_bytes().contains(&number) {
+            let close = |word| Some(without(word, |_, holder| holder == number));
+            word.change(Effect::Write, close);
+        }
+        OPEN.set(OPEN.get() & !(1 << number));
+    }
+}
+
+/// An open file.
+pub(super) struct Description(Arc<Open>);
+
+impl Description {
+    pub(super) fn new(book: usize) -> Self {
+        let first = 1 + explorer::process() as u8 * DESCRIPTIONS;
+        // Loom's threads and the judge have the numbers beyond those of processes.
+        let last = if usize::from(first) > explorer::AUDIENCE * usize::from(DESCRIPTIONS) {
+            127
+        } else {
+            first + DESCRIPTIONS
+        };
+        let number = (first..last)
+            .find(|number| OPEN.get() & 1 << number == 0)
+            .expect("a process opens a few files only");
+        OPEN.set(OPEN.get() | 1 << number);
+        Self(Arc::new(Open { book, number }))
+    }
+}
+
+impl std::fmt::Debug for Description {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "description {}", self.0.number)
+    }
+}
+
+pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
+    if bytes.are_claims() && fault::is(Fault::ClaimLockMissing) {
+        return Ok(true);
+    }
+    if bytes.bytes().is_empty() {
+        return Ok(false);
+    }
+    let own = file.0.number;
+    let take = |word| (!bytes.others(word, own)).then(|| bytes.with(word, own));
+    Ok(locks(file.0.book).change(Effect::Write, take))
+}
+
+pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
+    let own = file.0.number;
+    let give = |word: u64| {
+        let held = bytes.bytes();
+        Some(without(word, |at, holder| {
+            held.contains(&at) && holder == own
+        }))
+    };
+    locks(file.0.book).change(Effect::Write, give);
+    Ok(())
+}
+
+pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
+    if bytes.bytes().is_empty() {
+        return Ok(true);
+    }
+    let (own, word) = (file.0.number, locks(file.0.book));
+    let claimed = word.peek().to_le_bytes()[SLOTS..].contains(&own);
+    if fault::is(Fault::OwnerLockUnseen) || claimed && fault::is(Fault::SecondLookMissing) {
+        return Ok(false);
+    }
+    let free = word.change(Effect::Read, |word| {
+        (!bytes.others(word, own)).then_some(word)
+    });
+    Ok(!free)
+}
+
+/// Keeps a description without a descriptor.
+pub(super) struct Anchor {
+    _open: Arc<Open>,
+}
+
+impl Anchor {
+    pub(super) fn new(file: &Description) -> io::Result<Self> {
+        Ok(Self {
+            _open: Arc::clone(&file.0),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! Numbers of models: 1, 0, 1, 0, … of each process.
+
+use super::model::explorer;
+
+pub(super) struct Random;
+
+impl Random {
+    pub(super) fn new() -> Self {
+        Self
+    }
+
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        explorer::draw().checked_rem(end.min(2)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,384 @@
+//! The charge algorithm under every order of steps and every value that the memory model allows.
+//!
+//! Each thread is a process with a slot of its own. Patience is a few steps instead of a second; who runs out of it may
+//! be refused, as next to a process that was stopped in the middle of a charge.
+
+use super::super::atomic::{Ordering, Word};
+use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
+use super::super::record::Record;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+use std::sync::Arc;
+
+const N: usize = 3;
+
+/// A ledger in ordinary memory.
+struct Book {
+    words: [AtomicU64; N],
+    high_water: AtomicU64,
+}
+
+impl Book {
+    fn new(held: [u64; N], high_water: u64) -> Arc<Self> {
+        Arc::new(Self {
+            words: held.map(AtomicU64::new),
+            high_water: AtomicU64::new(high_water),
+        })
+    }
+
+    fn seat(self: &Arc<Self>, slot: usize, max: u64) -> Seat {
+        Seat {
+            book: Arc::clone(self),
+            slot,
+            max,
+        }
+    }
+
+    /// Claims a slot above `high_water`.
+    fn raise(&self, slot: usize) {
+        self.high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
+    }
+
+    fn words(&self) -> [u64; N] {
+        [0, 1, 2].map(|slot| self.words[slot].load(Ordering::SeqCst))
+    }
+}
+
+struct Seat {
+    book: Arc<Book>,
+    slot: usize,
+    max: u64,
+}
+
+impl Rung for Seat {
+    type Word = AtomicU64;
+
+    fn own(&self) -> &AtomicU64 {
+        &self.book.words[self.slot]
+    }
+
+    fn high_water(&self) -> &AtomicU64 {
+        &self.book.high_water
+    }
+
+    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    where
+        AtomicU64: 'a,
+    {
+        self.book.words[..high_water as usize].iter()
+    }
+
+    fn max(&self) -> u64 {
+        self.max
+    }
+
+    fn note(&self, total: u64, _: u64) {
+        assert!(
+            total <= self.max,
+            "granted at a sum of {total} of {}",
+            self.max
+        );
+    }
+
+    // What a process remembers is its own: it has models of its own below.
+    fn begin(&self) -> bool {
+        true
+    }
+
+    fn withdrawn(&self) {}
+
+    fn added(&self, _: u64) {}
+
+    fn taken(&self, _: u64) {}
+}
+
+/// Nothing to reclaim, nobody dead, patience for so many steps.
+struct Patience {
+    steps: u32,
+    over: bool,
+}
+
+impl Surroundings<Seat> for Patience {
+    fn reclaim(&mut self) -> bool {
+        false
+    }
+
+    fn reap(&mut self, _: &Seat) -> Reaped {
+        Reaped::default()
+    }
+
+    fn ask_others(&mut self, _: &Seat, _: u64) -> bool {
+        false
+    }
+
+    fn back_off(&mut self) -> bool {
+        thread::yield_now();
+        self.over = self.steps == 0;
+        self.steps = self.steps.saturating_sub(1);
+        !self.over
+    }
+
+    fn wait_for_drain(&mut self) -> bool {
+        unreachable!("nobody is dead")
+    }
+}
+
+#[derive(Copy, Clone, Debug, PartialEq)]
+enum Outcome {
+    Granted,
+    /// On grounds of what is granted to others.
+    Refused,
+    OutOfPatience,
+}
+
+fn charge(seats: &[Seat], n: u64, patience: u32) -> Outcome {
+    let mut patience = Patience {
+        steps: patience,
+        over: false,
+    };
+    let result = charge::attempt(seats, 0, n)
+        .or_else(|level| charge::contend(seats, n, level, &mut patience));
+    match result {
+        Ok(()) => Outcome::Granted,
+        Err(Refusal { .. }) if patience.over => Outcome::OutOfPatience,
+        Err(Refusal { .. }) => Outcome::Refused,
+    }
+}
+
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    bounded_model(None, run);
+}
+
+/// With so many places at which one takes the processor from another, at most.
+pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 10_000;
+    builder.check(run);
+}
+
+#[test]
+fn of_two_that_race_for_the_last_bytes_one_gets_them() {
+    model(|| {
+        let book = Book::new([0, 0, 0], 2);
+        let other = book.seat(1, 10);
+        let handle = thread::spawn(move || charge(&[other], 6, 2));
+        let mine = charge(&[book.seat(0, 10)], 6, 2);
+        let others = handle.join().expect("the other process");
+        assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
+        assert!(
+            [mine, others] != [Outcome::Refused; 2],
+            "both were refused for nothing"
+        );
+        if mine == Outcome::Refused {
+            assert_eq!(others, Outcome::Granted, "refused for nothing");
+        }
+        if others == Outcome::Refused {
+            assert_eq!(mine, Outcome::Granted, "refused for nothing");
+        }
+        let expect = |outcome| if outcome == Outcome::Granted { 6 } else { 0 };
+        assert_eq!(
+            book.words(),
+            [expect(mine), expect(others), 0],
+            "nothing undecided is left"
+        );
+    });
+}
+
+#[test]
+fn a_new_slot_is_seen_by_those_who_do_not_see_it_in_high_water() {
+    model(|| {
+        let book = Book::new([0, 0, 0], 1);
+        let newcomer = book.seat(1, 10);
+        let handle = thread::spawn(move || {
+            newcomer.book.raise(1);
+            charge(&[newcomer], 6, 1)
+        });
+        let mine = charge(&[book.seat(0, 10)], 6, 1);
+        let others = handle.join().expect("the newcomer");
+        assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
+    });
+}
+
+#[test]
+fn a_withdrawn_attempt_refuses_nobody() {
+    model(|| {
+        let book = Book::new([0, 0, 3], 3);
+        let greedy = book.seat(1, 10);
+        let handle = thread::spawn(move || charge(&[greedy], 8, 1));
+        let mine = charge(&[book.seat(0, 10)], 4, 2);
+        let others = handle.join().expect("the greedy process");
+        assert_ne!(others, Outcome::Granted, "3 + 8 is more than 10");
+        assert_ne!(mine, Outcome::Refused, "3 + 4 fits");
+    });
+}
+
+/// A path of two levels, of which the upper one says no, next to a process that is in the lower one only.
+fn two_levels(climb: fn(&[Seat], u64)) {
+    model(move || {
+        let leaf = Book::new([0, 0, 0], 2);
+        let root = Book::new([0, 0, 3], 3);
+        let path = [leaf.seat(1, 10), root.seat(1, 4)];
+        let handle = thread::spawn(move || climb(&path, 6));
+        let mine = charge(&[leaf.seat(0, 10)], 5, 2);
+        handle.join().expect("the process below both limits");
+        assert_ne!(mine, Outcome::Refused, "nothing else was ever granted");
+    });
+}
+
+#[test]
+fn a_refusal_further_up_refuses_nobody_below() {
+    two_levels(|path, n| {
+        assert_ne!(charge(path, n, 1), Outcome::Granted);
+    });
+}
+
+#[test]
+fn memory_that_moves_under_a_reader_is_not_counted_twice() {
+    model(|| {
+        let book = Book::new([0, 6, 0], 3);
+        let (from, to) = (book.seat(1, 10), book.seat(2, 10));
+        let handle = thread::spawn(move || {
+            charge::uncharge(&[from], 6);
+            charge(&[to], 6, 2)
+        });
+        let mine = charge(&[book.seat(0, 10)], 4, 2);
+        let moved = handle.join().expect("the mover");
+        assert_ne!(mine, Outcome::Refused, "6 + 4 fits at any time");
+        assert_ne!(moved, Outcome::Refused, "4 + 6 fits at any time");
+    });
+}
+
+#[test]
+fn two_threads_of_one_process_share_a_word() {
+    model(|| {
+        let book = Book::new([0, 0, 0], 1);
+        let other = book.seat(0, 10);
+        let handle = thread::spawn(move || charge(&[other], 6, 2));
+        let mine = charge(&[book.seat(0, 10)], 6, 2);
+        let others = handle.join().expect("the other thread");
+        assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
+        let granted = [mine, others]
+            .iter()
+            .filter(|&&o| o == Outcome::Granted)
+            .count() as u64;
+        assert_eq!(book.words(), [6 * granted, 0, 0]);
+    });
+}
+
+/// A word of the file and what its process remembers of it.
+struct Remembered {
+    word: AtomicU64,
+    record: Record<AtomicU64>,
+}
+
+impl Remembered {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            word: AtomicU64::new(5),
+            record: Record::of(5),
+        })
+    }
+
+    fn begin(&self) -> u64 {
+        self.record
+            .begin(|| charged(self.word.load(Ordering::Acquire)))
+    }
+
+    fn take(&self, n: u64) -> u64 {
+        let lacks = self.begin();
+        self.word.fetch_sub(n, Ordering::SeqCst);
+        self.record.taken(n);
+        lacks
+    }
+
+    fn add(&self, n: u64) -> u64 {
+        let lacks = self.begin();
+        self.word.fetch_add(n, Ordering::Release);
+        self.record.added(n);
+        lacks
+    }
+}
+
+#[test]
+fn threads_of_one_process_are_no_strangers_to_each_other() {
+    model(|| {
+        let shared = Remembered::new();
+        let other = Arc::clone(&shared);
+        let handle = thread::spawn(move || [other.take(2), other.add(3)]);
+        let mine = [shared.add(1), shared.take(4)];
+        let others = handle.join().expect("the other thread");
+        assert_eq!([mine, others], [[0; 2]; 2], "nobody else was there");
+        assert_eq!(shared.begin(), 0);
+        assert_eq!(shared.word.load(Ordering::Relaxed), 3);
+    });
+}
+
+#[test]
+fn what_a_stranger_took_is_found_by_the_next_who_is_alone() {
+    model(|| {
+        let shared = Remembered::new();
+        let stranger = Arc::clone(&shared);
+        let handle = thread::spawn(move || stranger.word.fetch_sub(4, Ordering::Relaxed));
+        let found = shared.add(1);
+        handle.join().expect("the stranger");
+        assert!(found == 0 || found == 4, "{found}");
+        assert_eq!(shared.begin(), 4);
+    });
+}
+
+// The model is able to find what goes wrong: algorithms that are known to be wrong fail in it.
+
+#[test]
+#[should_panic(expected = "both were granted")]
+fn check_before_publish_is_found() {
+    fn wrong(seat: &Seat, n: u64) -> bool {
+        let fits = charge::look(seat).charged + n <= seat.max();
+        if fits {
+            seat.own().fetch_add(n, Ordering::SeqCst);
+        }
+        fits
+    }
+    model(|| {
+        let book = Book::new([0, 0, 0], 2);
+        let other = book.seat(1, 10);
+        let handle = thread::spawn(move || wrong(&other, 6));
+        let mine = wrong(&book.seat(0, 10), 6);
+        let others = handle.join().expect("the other process");
+        assert!(!(mine && others), "both were granted");
+    });
+}
+
+#[test]
+#[should_panic(expected = "both were granted")]
+fn publish_without_a_fence_is_found() {
+    fn wrong(seat: &Seat, n: u64) -> bool {
+        seat.own().fetch_add(n, Ordering::AcqRel);
+        let sum: u64 = seat
+            .words(2)
+            .map(|word| charged(Word::load(word, Ordering::Acquire)))
+            .sum();
+        sum <= seat.max()
+    }
+    model(|| {
+        let book = Book::new([0, 0, 0], 2);
+        let other = book.seat(1, 10);
+        let handle = thread::spawn(move || wrong(&other, 6));
+        let mine = wrong(&book.seat(0, 10), 6);
+        let others = handle.join().expect("the other process");
+        assert!(!(mine && others), "both were granted");
+    });
+}
+
+#[test]
+#[should_panic(expected = "nothing else was ever granted")]
+fn levels_decided_one_by_one_are_found() {
+    two_levels(|path, n| {
+        let [leaf, root] = path else { unreachable!() };
+        if charge::attempt(std::slice::from_ref(leaf), 0, n).is_ok()
+            && charge::attempt(std::slice::from_ref(root), 0, n).is_err()
+        {
+            charge::uncharge(std::slice::from_ref(leaf), n);
+        }
+    });
+}
