@@ -174,8 +174,12 @@ impl<'a> Request<'a, '_> {
                     path.iter().any(|level| level.protection.is_some()),
                 )
             });
-            if answer.0.is_ok() || !current.is_outdated() {
+            if !current.is_outdated() {
                 return answer;
+            }
+            // Granted by a limit that is none any more.
+            if answer.0.is_ok() {
+                self.member.uncharge(self.device, self.bytes);
             }
         };
         match charge(Held::Low) {

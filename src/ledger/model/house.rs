@@ -23,7 +23,7 @@ struct House {
 struct Alone;
 
 impl Witness for Alone {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
         Some(false)
     }
 }

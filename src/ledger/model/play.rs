@@ -728,7 +728,7 @@ impl Pressure for Eyes<'_> {
 }
 
 impl Witness for Eyes<'_> {
-    fn holds_memory(&self, dead: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, dead: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
         if self.0.sight == Sight::Grace {
             return None;
         }
@@ -747,7 +747,7 @@ impl Witness for Eyes<'_> {
 struct AllFreed;
 
 impl Witness for AllFreed {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
         Some(false)
     }
 }
