@@ -108,6 +108,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let options = Options::parse(arguments)?;
     let setup = Setup::new(options.library.clone(), options.callgrind)?;
+    let footprints = if options.is_whole() {
+        Footprint::all(&setup)?
+    } else {
+        Vec::new()
+    };
     let mut rows = Vec::new();
     for series in SERIES {
         for point in series.points() {
@@ -116,11 +121,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let footprints = if options.is_whole() {
-        Footprint::all(&setup)?
-    } else {
-        Vec::new()
-    };
     if options.json {
         row::print_json(&rows);
         memory::print_json(&footprints);

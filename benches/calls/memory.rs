@@ -5,12 +5,14 @@ use crate::run::{Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
-const MANY: u32 = 1_000_000;
+/// As many pieces of 4 KiB, and of 2 MiB, as are held at most.
+const MANY: [u32; 2] = [1_000_000, 25_000];
 /// At most this much for a live allocation: bytes.
 const AIM_EACH: f64 = 64.0;
 /// At most this much otherwise: bytes.
 const AIM_BASE: u64 = 1 << 20;
 
+/// In turns of 4 KiB and of 2 MiB.
 static KINDS: [Case; 4] = [
     Case {
         name: "hold-small",
@@ -42,10 +44,13 @@ pub struct Footprint {
 impl Footprint {
     /// For memory of each kind.
     pub fn all(setup: &Setup) -> Result<Vec<Self>, Box<dyn Error>> {
-        KINDS.iter().map(|kind| Self::of(setup, kind)).collect()
+        let kinds = KINDS.iter().zip(MANY.into_iter().cycle());
+        kinds
+            .map(|(kind, many)| Self::of(setup, kind, many))
+            .collect()
     }
 
-    fn of(setup: &Setup, kind: &'static Case) -> Result<Self, Box<dyn Error>> {
+    fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
         // What a process has beside us differs by some pages from run to run.
         let added = |live| -> Result<u64, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
@@ -56,11 +61,11 @@ impl Footprint {
             };
             Ok(least(Way::Limited)?.saturating_sub(least(Way::Bare)?))
         };
-        let (base, all) = (added(1)?, added(MANY)?);
+        let (base, all) = (added(1)?, added(many)?);
         Ok(Self {
             kind,
             base,
-            each: all.saturating_sub(base) as f64 / f64::from(MANY - 1),
+            each: all.saturating_sub(base) as f64 / f64::from(many - 1),
         })
     }
 }

@@ -48,6 +48,7 @@ pub struct Time {
 const STARTS: u32 = 20;
 /// Iterations that callgrind counts.
 const COUNTED: u32 = 500;
+/// Never reached.
 const LIMIT: u64 = 64 << 30;
 /// Names of groups below the first.
 const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
