@@ -291,3 +291,15 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
         }
     }
 }
+
+/// Bytes of a GPU's shared memory that its exporter has not any more: the figure of an importer's, or nobody's.
+pub fn unowned(machine: &Machine, device: usize) -> u64 {
+    let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
+    let left = |(_, object): &(usize, &Object)| {
+        object.birth.load(SeqCst) != 0 && on_device(object) && holders(machine, object).0.is_none()
+    };
+    let objects = machine.objects.iter().enumerate().filter(left);
+    objects
+        .map(|(at, _)| grant::held(machine, MAX_PROCESSES + at, device) * BLOCK)
+        .sum()
+}
