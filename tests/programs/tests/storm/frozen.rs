@@ -20,6 +20,8 @@ struct Others<'a> {
 
 impl<'a> Others<'a> {
     fn new(world: &'a World) -> Others<'a> {
+        // Built before anybody is held.
+        world::controller();
         Others {
             member: world.on_gpu(),
             longest: Default::default(),
@@ -240,6 +242,75 @@ fn at_every_system_call_of_cleaning_up() {
     assert!(longest < Duration::from_secs(20), "{longest:?}");
     peer.end();
     world.judge_end(cap);
+}
+
+/// Steps a program that takes and gives back to the first instruction of ours at which the world looks so.
+fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
+    let ours = tracer.code_of("libgpulimit.so");
+    for _ in 0..200_000 {
+        let place = tracer.step();
+        if ours.iter().any(|code| code.contains(&place)) && so() {
+            return;
+        }
+    }
+    panic!("never so");
+}
+
+/// A member that stands still for as long as somebody wants to look at it, with a request that is neither granted nor refused, or with one that is
+/// granted and of which the driver does not know: all others live on meanwhile, and then it goes on, too.
+#[test]
+fn held_for_long() {
+    let cap = 1024 * MIB;
+    let hold = Duration::from_secs(setting("HOLD", 3));
+    for undecided in [true, false] {
+        let world = World::with(cap, KNOBS);
+        let mut others = Others::new(&world);
+        let mut victim = world.on_gpu();
+        let lines = "alloc a 10M\nfree a";
+        victim.tell(lines);
+        assert_eq!([victim.answer(), victim.answer()], ["0", "0"]);
+        let before = world.usage(0).charged;
+        let tracer = Tracer::attach(victim.pid());
+        victim.tell(lines);
+        step_until(&tracer, || {
+            let usage = world.usage(0);
+            if undecided {
+                usage.undecided >= 10 * MIB
+            } else {
+                usage.charged >= before + 10 * MIB
+            }
+        });
+        let (began, mut rounds) = (Instant::now(), 0);
+        while began.elapsed() < hold || rounds < 10 {
+            rounds += 1;
+            let place = format!("round {rounds}");
+            others.member(&place);
+            if rounds % 10 != 1 {
+                continue;
+            }
+            others.newcomer(&place);
+            others.controller(&place);
+            // What the dead had comes back.
+            let mut dies = world.on_gpu();
+            dies.expect(&[("alloc a 600M", "0")]);
+            dies.kill();
+            others.timed(format!("who follows the dead, {place}"), |others| {
+                let member = &mut others.member;
+                member.expect(&[("alloc b 600M", "0"), ("free b", "0")]);
+            });
+        }
+        let (longest, what) = &others.longest;
+        println!(
+            "held for {:?}, undecided: {undecided}; {rounds} rounds, at most {longest:?}: {what}",
+            began.elapsed()
+        );
+        tracer.detach();
+        assert_eq!([victim.answer(), victim.answer()], ["0", "0"]);
+        world.judge(cap);
+        drop(others);
+        victim.end();
+        world.judge_end(cap);
+    }
 }
 
 fn world_peak_is_below(world: &World, stops: u64, cap: u64) -> bool {
