@@ -155,8 +155,10 @@ fn pay(
 ) -> Result<Payment, Refused> {
     let until = Instant::now() + PATIENCE;
     let paid = |until| {
-        pool.pay(device, growth, until, |rest| device.charge_ahead_without_trim(rest))
-            .is_ok()
+        pool.pay(device, growth, until, |rest| {
+            device.charge_ahead_without_trim(rest)
+        })
+        .is_ok()
     };
     if paid(None) {
         return Ok(Payment::Done);
