@@ -104,19 +104,15 @@ pub struct Pool {
 
 impl Pool {
     fn new(handle: MemPool, device: Ordinal, counted: bool) -> Self {
-        let state = State {
-            steps: Steps::incomplete(),
-            ..State::default()
-        };
         let pool = Pool {
             handle,
             device,
             counted,
-            state: Mutex::new(state),
+            state: Mutex::default(),
             settled: Condvar::new(),
         };
-        if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == Some(0) {
-            pool.state.lock().steps.clear();
+        if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != Some(0) {
+            pool.state.lock().steps = Steps::incomplete();
         }
         pool
     }
@@ -247,13 +243,14 @@ impl Pool {
     fn look(&self, device: &Device, state: &mut State) {
         // The attribute is read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
         // A pool that no longer answers has nothing.
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
+        let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
-        if reserved == 0 {
-            state.steps.clear();
+        match seen {
+            Some(0) => state.steps = Steps::default(),
+            None => state.steps = Steps::incomplete(),
+            _ => {}
         }
+        let reserved = seen.unwrap_or(0);
         let before = state.reserved;
         if reserved != before {
             let headroom = state.headroom();

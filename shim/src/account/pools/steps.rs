@@ -1,9 +1,9 @@
 //! Which steps of address space a pool's memory lies in: what lets most allocations do without a look at the pool.
 //!
 //! A pool's memory comes in steps of 32 MiB that are aligned to it, and an allocation that makes the pool grow lies in what it grew by, at least in
-//! part (measured). So the steps in which an allocation ever lay are all that the pool can have, whatever it gave back and took again meanwhile. As
-//! long as they are no more than the pool had when it was last looked at, it cannot have more now than it had then, if only steps that are known
-//! have been handed out since.
+//! part (measured, H100, 580.159.04: half a million allocations in three streams, with and without work under way). So the steps in which an
+//! allocation ever lay are all that the pool can have, whatever it gave back and took again meanwhile. As long as they are no more than the pool had
+//! when it was last looked at, it cannot have more now than it had then, if only steps that are known have been handed out since.
 //!
 //! One step may escape that: the pool grows, and serves the request from an older gap after all, because work ended meanwhile that had kept it.
 //! Such a step is unused, and fits every request of up to a step, so that no other follows it as long as it stays so: the headroom pays for it. Who is
@@ -24,7 +24,7 @@ use crate::account::blocks::BlockHasher;
 /// As many are known of a pool at most: 256 GiB, in 72 KiB.
 const MOST: usize = 8192;
 
-/// The steps of a pool that allocations have been in since it was last empty.
+/// The steps of a pool that allocations have been in since it was last empty, as it is by default.
 #[derive(Default)]
 pub struct Steps {
     known: HashSet<u64, BuildHasherDefault<BlockHasher>>,
@@ -58,11 +58,6 @@ impl Steps {
             }
             self.known.insert(step);
         }
-    }
-
-    /// The pool holds nothing.
-    pub fn clear(&mut self) {
-        *self = Steps::default();
     }
 }
 
@@ -102,7 +97,7 @@ mod tests {
         assert!(!steps.cover(&at(0, 1), 2 * STEP), "given back, and which?");
         assert!(!steps.cover(&at(0, 1), 3 * STEP + 2 * MIB), "other steps");
         assert!(!steps.cover(&at(0, 1), 4 * STEP));
-        steps.clear();
+        steps = Steps::default();
         steps.learn(&at(32, 1));
         assert!(!steps.cover(&at(0, 1), STEP));
         assert!(steps.cover(&at(32, 1), STEP));
@@ -113,7 +108,7 @@ mod tests {
         let mut steps = Steps::incomplete();
         steps.learn(&at(0, 1));
         assert!(!steps.cover(&at(0, 1), STEP));
-        steps.clear();
+        steps = Steps::default();
         let many = MOST as u64 * STEP;
         steps.learn(&at(0, many));
         assert!(steps.cover(&at(0, 1), many));

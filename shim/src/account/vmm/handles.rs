@@ -1,6 +1,6 @@
 //! What is known by a handle, and by a number of its own, in few bytes: programs have allocations by the ten thousand.
 //!
-//! Entries lie side by side, their number is their place. Those whose handles fall into the same bucket are chained.
+//! Entries lie side by side in pieces that stay where they are, their number is their place. Those whose handles fall into the same bucket are chained.
 
 use std::iter;
 
@@ -8,6 +8,9 @@ use std::iter;
 pub type Id = u32;
 
 const NONE: Id = Id::MAX;
+
+/// Entries of a piece.
+const PIECE: usize = 256;
 
 struct Slot<T> {
     handle: u64,
@@ -18,7 +21,7 @@ struct Slot<T> {
 
 /// A set of entries.
 pub struct Handles<T> {
-    slots: Vec<Slot<T>>,
+    pieces: Vec<Vec<Slot<T>>>,
     /// First of the chain of each bucket: a power of two of them, or none.
     buckets: Vec<Id>,
     free: Id,
@@ -27,7 +30,7 @@ pub struct Handles<T> {
 impl<T> Default for Handles<T> {
     fn default() -> Self {
         Handles {
-            slots: Vec::new(),
+            pieces: Vec::new(),
             buckets: Vec::new(),
             free: NONE,
         }
@@ -36,11 +39,14 @@ impl<T> Default for Handles<T> {
 
 impl<T> Handles<T> {
     fn slot(&self, id: Id) -> Option<&Slot<T>> {
-        self.slots.get(id as usize)
+        self.pieces
+            .get(id as usize / PIECE)?
+            .get(id as usize % PIECE)
     }
 
     fn slot_mut(&mut self, id: Id) -> Option<&mut Slot<T>> {
-        self.slots.get_mut(id as usize)
+        let piece = self.pieces.get_mut(id as usize / PIECE)?;
+        piece.get_mut(id as usize % PIECE)
     }
 
     fn bucket(&self, handle: u64) -> usize {
@@ -65,7 +71,8 @@ impl<T> Handles<T> {
     }
 
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut())
+        let slots = self.pieces.iter_mut().flatten();
+        slots.filter_map(|slot| slot.entry.as_mut())
     }
 
     /// Enters what `handle` stands for from now on. Who had it before keeps his number only.
@@ -87,14 +94,32 @@ impl<T> Handles<T> {
                 id
             }
             None => {
-                self.slots.push(slot);
-                (self.slots.len() - 1) as Id
+                let id = self.places();
+                self.push(slot);
+                id as Id
             }
         };
-        if self.slots.len() > self.buckets.len() {
+        if self.places() > self.buckets.len() {
             self.spread();
         }
         self.link(id);
+    }
+
+    /// Slots, free ones among them.
+    fn places(&self) -> usize {
+        let last = self.pieces.last().map_or(PIECE, Vec::len);
+        self.pieces.len() * PIECE + last - PIECE
+    }
+
+    fn push(&mut self, slot: Slot<T>) {
+        match self.pieces.last_mut() {
+            Some(piece) if piece.len() < PIECE => piece.push(slot),
+            _ => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push(slot);
+                self.pieces.push(piece);
+            }
+        }
     }
 
     pub fn remove(&mut self, id: Id) -> Option<T> {
@@ -112,11 +137,12 @@ impl<T> Handles<T> {
             return;
         };
         let bucket = self.bucket(handle);
-        if let (Some(first), Some(slot)) = (
-            self.buckets.get_mut(bucket),
-            self.slots.get_mut(id as usize),
-        ) {
-            slot.next = std::mem::replace(first, id);
+        let Some(first) = self.buckets.get_mut(bucket) else {
+            return;
+        };
+        let next = std::mem::replace(first, id);
+        if let Some(slot) = self.slot_mut(id) {
+            slot.next = next;
         }
     }
 
@@ -148,7 +174,7 @@ impl<T> Handles<T> {
 
     /// Chains everything anew, over as many buckets as there may be slots soon.
     fn spread(&mut self) {
-        let buckets = vec![NONE; self.slots.len().next_power_of_two()];
+        let buckets = vec![NONE; self.places().next_power_of_two()];
         for mut id in std::mem::replace(&mut self.buckets, buckets) {
             while let Some(next) = self.slot(id).map(|slot| slot.next) {
                 self.link(id);
@@ -192,7 +218,7 @@ mod tests {
                 assert_eq!(handles.remove(id), Some(handle));
             }
         }
-        assert!(handles.slots.len() <= 15_000, "places are used again");
+        assert!(handles.places() <= 15_000, "places are used again");
     }
 
     #[test]

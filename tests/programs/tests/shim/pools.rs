@@ -136,15 +136,19 @@ fn reuse_inside_a_full_group_is_never_refused() {
 fn reuse_of_known_steps_needs_no_look() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    program.expect(&[("async kept 1M", "0"), ("async a 40M", "0")]);
+    program.expect(&[
+        ("async kept 1M", "0"),
+        ("async a 24M", "0"),
+        ("async b 24M", "0"),
+    ]);
     let pools = || world.usage(0).by[Category::Pools as usize];
-    assert_eq!(pools(), 96 * MIB);
+    assert_eq!(pools(), 64 * MIB);
     let fail = |calls| world.machine().knob("fail", calls);
     fail("cuMemPoolGetAttribute:999");
-    let reuse = "free-async kept\nasync kept 1M\nfree-async a\nasync a 30M";
+    let reuse = "free-async kept\nasync kept 1M\nfree-async a\nasync a 20M";
     let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
-    assert_eq!((&*round, pools()), ("0:40", 96 * MIB));
-    program.expect(&[("async b 40M", "0")]);
+    assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
+    program.expect(&[("async c 40M", "0")]);
     assert_eq!(pools(), 0, "more than a step");
     fail("none");
     program.expect(&[("sync", "0")]);
