@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod guard;
+#[cfg(target_arch = "x86_64")]
 mod pass;
 
 use std::ffi::c_void;
@@ -229,4 +230,6 @@ macro_rules! table {
         }
     )* };
 }
-pub(crate) use {pass::pass, table};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pass::pass;
+pub(crate) use table;

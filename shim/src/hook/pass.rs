@@ -1,4 +1,4 @@
-//! The way of a launch that is known: a tail jump.
+//! The way of a launch that is known: a tail jump. On x86-64; elsewhere a call after the same look.
 //!
 //! A function of ours that calls the driver's would push its eleven arguments once more. So the exports of launches are naked: they look for the handle
 //! among those seen launched, with registers that no argument is in, and jump on to the driver's function with everything as it came. No frame of ours is
