@@ -1,7 +1,7 @@
 //! Memory of our own in a process.
 
 use crate::case::{Axis, Case, Point};
-use crate::run::{Setup, Way};
+use crate::run::{Resident, Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
@@ -37,6 +37,8 @@ pub struct Footprint {
     kind: &'static Case,
     /// With one live allocation: bytes.
     base: u64,
+    /// Of these, what is no page of a file or of shared memory.
+    own: u64,
     /// For each further one: bytes.
     each: f64,
 }
@@ -52,20 +54,28 @@ impl Footprint {
 
     fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
         // What a process has beside us differs by some pages from run to run.
-        let added = |live| -> Result<u64, Box<dyn Error>> {
+        let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
-            let least = |way| {
-                let runs = (0..3).map(|_| place.resident(kind, way));
-                runs.collect::<Result<Vec<_>, _>>()
-                    .map(|all| all.into_iter().min().unwrap_or_default())
+            let least = |way| -> Result<[u64; 2], Box<dyn Error>> {
+                let mut least = [u64::MAX; 2];
+                for _ in 0..3 {
+                    let Resident { all, own } = place.resident(kind, way)?;
+                    least = [least[0].min(all), least[1].min(own)];
+                }
+                Ok(least)
             };
-            Ok(least(Way::Limited)?.saturating_sub(least(Way::Bare)?))
+            let (limited, bare) = (least(Way::Limited)?, least(Way::Bare)?);
+            Ok(Resident {
+                all: limited[0].saturating_sub(bare[0]),
+                own: limited[1].saturating_sub(bare[1]),
+            })
         };
-        let (base, all) = (added(1)?, added(many)?);
+        let (base, many_of_it) = (added(1)?, added(many)?);
         Ok(Self {
             kind,
-            base,
-            each: all.saturating_sub(base) as f64 / f64::from(many - 1),
+            base: base.all,
+            own: base.own,
+            each: many_of_it.all.saturating_sub(base.all) as f64 / f64::from(many - 1),
         })
     }
 }
@@ -76,14 +86,21 @@ pub fn table(footprints: &[Footprint]) -> String {
         return String::new();
     }
     let mut table = String::from(
-        "| live allocations | with one: KiB | aim | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|\n",
+        "| live allocations | with one: KiB | of these its own | aim | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|\n",
     );
-    for Footprint { kind, base, each } in footprints {
+    for footprint in footprints {
+        let Footprint {
+            kind,
+            base,
+            own,
+            each,
+        } = footprint;
         let _ = writeln!(
             table,
-            "| {} | {} | ≤ {} | {each:.1} | ≤ {AIM_EACH:.0} |",
+            "| {} | {} | {} | ≤ {} | {each:.1} | ≤ {AIM_EACH:.0} |",
             kind.what,
             base / 1024,
+            own / 1024,
             AIM_BASE / 1024
         );
     }
@@ -92,9 +109,15 @@ pub fn table(footprints: &[Footprint]) -> String {
 
 /// One object per line.
 pub fn print_json(footprints: &[Footprint]) {
-    for Footprint { kind, base, each } in footprints {
+    for footprint in footprints {
+        let Footprint {
+            kind,
+            base,
+            own,
+            each,
+        } = footprint;
         println!(
-            r#"{{"case": "{}", "base_bytes": {base}, "bytes_per_allocation": {each:.1}}}"#,
+            r#"{{"case": "{}", "base_bytes": {base}, "own_bytes": {own}, "bytes_per_allocation": {each:.1}}}"#,
             kind.name
         );
     }

@@ -44,6 +44,14 @@ pub struct Time {
     pub interval: f64,
 }
 
+/// What one worker has in memory: bytes.
+#[derive(Clone, Copy)]
+pub struct Resident {
+    pub all: u64,
+    /// Nobody else's: no page of a file, nor of shared memory.
+    pub own: u64,
+}
+
 /// Starts of a program that make one time.
 const STARTS: u32 = 20;
 /// Iterations that callgrind counts.
@@ -203,10 +211,15 @@ impl Place<'_> {
         Ok(Some(collected / f64::from(times)))
     }
 
-    /// Bytes that a process of `case` has resident when everything of it is there.
-    pub fn resident(&self, case: &Case, way: Way) -> Result<u64, Box<dyn Error>> {
+    /// What a process of `case` has resident when everything of it is there.
+    pub fn resident(&self, case: &Case, way: Way) -> Result<Resident, Box<dyn Error>> {
         let (said, _) = text(&mut self.worker(way, "memory", case))?;
-        Ok(said.trim().parse()?)
+        let mut figures = said.split_whitespace().map(str::parse);
+        let mut next = || figures.next().ok_or("a worker said nothing");
+        Ok(Resident {
+            all: next()??,
+            own: next()??,
+        })
     }
 
     fn worker(&self, way: Way, how: &str, case: &Case) -> Command {

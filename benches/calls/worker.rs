@@ -27,7 +27,7 @@ type Handle = *mut c_void;
 /// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one and the next;
 /// - `rival`: says `ready` and goes on until it is killed;
 /// - `count`: runs [`measured`] once with so many TIMES;
-/// - `memory`: prints the resident bytes of this process.
+/// - `memory`: prints the resident bytes of this process, and how many of them are nobody else's.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
@@ -50,7 +50,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
             }
         }
         "count" => measured(next()?.parse()?, &mut body),
-        "memory" => println!("{}", resident()?),
+        "memory" => println!("{} {}", resident("VmRSS:")?, resident("RssAnon:")?),
         _ => return Err(format!("no way to run called {how}").into()),
     }
     Ok(())
@@ -126,16 +126,13 @@ fn processor_time() -> f64 {
     spent.tv_sec as f64 * 1e9 + spent.tv_nsec as f64
 }
 
-/// Bytes of this process that are in memory.
-fn resident() -> Result<u64, Box<dyn Error>> {
+/// Bytes of this process that are in memory: a figure that the kernel has of it.
+fn resident(figure: &str) -> Result<u64, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(figure));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    Ok(kib
-        .ok_or("no VmRSS in /proc/self/status")?
-        .trim()
-        .parse::<u64>()?
-        * 1024)
+    let kib = kib.ok_or_else(|| format!("no {figure} in /proc/self/status"))?;
+    Ok(kib.trim().parse::<u64>()? * 1024)
 }
 
 /// The loop that is timed and counted. Callgrind knows it by this name.

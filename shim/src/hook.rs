@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 
 mod guard;
+#[cfg(target_arch = "x86_64")]
+mod pass;
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -114,7 +116,7 @@ fn panicked(symbol: &str, broken: Status) -> Status {
 macro_rules! table {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)? ; )* }
+            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
@@ -164,24 +166,48 @@ macro_rules! table {
             /// What the dynamic linker binds programs to.
             mod exports {
                 use super::*;
-                $(
-                    #[cfg_attr(not(test), unsafe(no_mangle))]
-                    pub extern "C" fn $name($($arg: $ty),*) -> Status {
-                        let real = || super::$name($($arg),*);
-                        // The common case of calls that programs make by the million: one look, no guard, no handler.
-                        $( if $known($handle) { return real(); } )?
-                        crate::hook::enter(
-                            Class::$class,
-                            stringify!($name),
-                            $broken,
-                            real,
-                            |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
-                        )
-                    }
-                )*
+                $( table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler $(, unless $known : $handle)? $(, known by $register $launched)?); )*
             }
         }
     )* };
+
+    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C" fn $name($($arg: $ty),*) -> Status {
+            let real = || super::$name($($arg),*);
+            // The common case of calls that programs make by the million: one look, no guard, no handler.
+            $( if $known($handle) { return real(); } )?
+            crate::hook::enter(
+                Class::$class,
+                stringify!($name),
+                $broken,
+                real,
+                |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
+            )
+        }
+    };
+
+    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
+        /// What passes a launch that is known.
+        #[cfg(target_arch = "x86_64")]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[unsafe(naked)]
+        pub extern "C" fn $name($($arg: $ty),*) -> Status {
+            extern "C" fn others($($arg: $ty),*) -> Status {
+                crate::hook::enter(
+                    Class::$class,
+                    stringify!($name),
+                    $broken,
+                    || super::$name($($arg),*),
+                    |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
+                )
+            }
+            crate::hook::pass!($register, ADDRESSES, Index::$name as usize, others)
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
+    };
 
     (@real $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
         /// The driver's own function; a fixed error when this driver has none of that name.
@@ -204,4 +230,6 @@ macro_rules! table {
         }
     )* };
 }
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pass::pass;
 pub(crate) use table;

@@ -7,7 +7,6 @@
 )]
 
 use crate::abi::*;
-use crate::account::launched::is_recent;
 use crate::handler::lazy::is_recent as is_loaded;
 use crate::handler::{
     array, code, context, graph, graph_node, graph_update, green, ipc, launch, lazy, limits,
@@ -114,16 +113,16 @@ table! {
             measured cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
             measured cuOccupancyMaxActiveClusters(count: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
 
-            launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
-            launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, unless is_recent: function;
-            launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
-            launch   cuLaunchKernelEx_ptsz(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, unless is_recent: function;
-            launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
-            launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, unless is_recent: function;
+            launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, known by rdi function;
+            launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, known by rdi function;
+            launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, known by rsi function;
+            launch   cuLaunchKernelEx_ptsz(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, known by rsi function;
+            launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, known by rdi function;
+            launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, known by rdi function;
             launch   cuLaunchCooperativeKernelMultiDevice(list: In<LaunchParams>, count: u32, flags: u32) => launch::multi_device;
-            launch   cuLaunch(function: Opaque) => launch::plain, unless is_recent: function;
-            launch   cuLaunchGrid(function: Opaque, width: i32, height: i32) => launch::grid, unless is_recent: function;
-            launch   cuLaunchGridAsync(function: Opaque, width: i32, height: i32, stream: Stream) => launch::grid_async, unless is_recent: function;
+            launch   cuLaunch(function: Opaque) => launch::plain, known by rdi function;
+            launch   cuLaunchGrid(function: Opaque, width: i32, height: i32) => launch::grid, known by rdi function;
+            launch   cuLaunchGridAsync(function: Opaque, width: i32, height: i32, stream: Stream) => launch::grid_async, known by rdi function;
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
@@ -148,10 +147,10 @@ table! {
             launch   cuGraphExecKernelNodeSetParams_v2(exec: GraphExec, node: Node, params: In<KernelNodeParams>) => graph_update::set_kernel;
             launch   cuGraphExecChildGraphNodeSetParams(exec: GraphExec, node: Node, child: Graph) => graph_update::set_child;
             launch   cuGraphExecNodeSetParams(exec: GraphExec, node: Node, params: In<NodeParams>) => graph_update::set_node;
-            launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
-            launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
-            launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
-            launch   cuGraphUpload_ptsz(exec: GraphExec, stream: Stream) => graph::launch, unless is_recent: exec;
+            launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
+            launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
+            launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
+            launch   cuGraphUpload_ptsz(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
             track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy;
             release  cuDeviceGraphMemTrim(device: Device) => graph::trim;
 

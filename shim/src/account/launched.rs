@@ -1,62 +1,53 @@
 //! Which kernels and graphs have been launched before.
 //!
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
-//! A launch therefore looks its function up, first among the last few of its own thread.
+//! A launch therefore looks its function up, first in a table of those seen lately.
 
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
 use super::blocks::BlockHasher;
 use crate::abi::{Context, Opaque};
 
-/// Of each thread: a training step of PyTorch launches some seventy kernels.
-const RECENT: usize = 256;
-
 /// Handles are aligned: the number beside a kernel's says that it needs no local memory.
 const NEEDS_NONE: Opaque = 2;
 
-/// What a thread has lately seen launched; counts only in the generation it was seen in.
-struct Recent {
-    generation: Cell<u64>,
-    functions: [Cell<Opaque>; RECENT],
+/// As many places has the table of what was lately seen launched: a training step of PyTorch launches some seventy kernels.
+const PLACES: usize = 4096;
+
+/// What was lately seen launched, each handle in its place; the exports of launches look here by themselves (`hook::pass`). Written under the lock of
+/// [`Launched::functions`], so that nothing is remembered that another thread has just forgotten.
+pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
+
+/// A handle and itself shifted by `FOLD`, times `SPREAD`, shifted by `DOWN`: its place.
+pub const FOLD: u32 = 3;
+pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
+pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
+
+#[inline]
+fn place(function: Opaque) -> Option<&'static AtomicUsize> {
+    RECENT.get(((function >> FOLD) ^ function).wrapping_mul(SPREAD) >> DOWN)
 }
 
-thread_local! {
-    static RECENTLY: Recent = const {
-        Recent { generation: Cell::new(0), functions: [const { Cell::new(0) }; RECENT] }
-    };
-}
-
-/// The last generation given out.
-static GENERATIONS: AtomicU64 = AtomicU64::new(0);
-/// The generation of this process: a forked child's account begins one of its own.
-static CURRENT: AtomicU64 = AtomicU64::new(0);
-
-fn next_generation() {
-    CURRENT.store(
-        GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1,
-        Ordering::Release,
-    );
-}
-
-fn place(function: Opaque) -> usize {
-    (function >> 3 ^ function).wrapping_mul(0x9e37_79b9_7f4a_7c15usize)
-        >> (usize::BITS - RECENT.trailing_zeros())
-}
-
-/// Whether this thread knows that `function` has been launched: the whole cost of nearly every launch.
+/// Whether `function` is known to have been launched: the whole cost of nearly every launch.
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
-    let generation = CURRENT.load(Ordering::Acquire);
-    generation != 0
-        && RECENTLY.with(|recent| {
-            recent.functions[place(function)].get() == function
-                && recent.generation.get() == generation
-        })
+    function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
+}
+
+fn remember(function: Opaque) {
+    if let Some(place) = place(function) {
+        place.store(function, Ordering::Relaxed);
+    }
+}
+
+fn forget_all() {
+    for place in &RECENT {
+        place.store(0, Ordering::Relaxed);
+    }
 }
 
 /// A `CUkernel`, or the odd number beside the handle of something that is loaded in every context by itself.
@@ -83,7 +74,8 @@ pub struct Launched {
 
 impl Default for Launched {
     fn default() -> Self {
-        next_generation();
+        // A forked child's account begins with what its parent remembered.
+        forget_all();
         Launched {
             functions: RwLock::default(),
             kernels: RwLock::default(),
@@ -100,20 +92,19 @@ impl Launched {
         if is_recent(function) {
             return true;
         }
-        // Before the look: what is forgotten meanwhile must not be remembered as of the generation after.
-        let generation = CURRENT.load(Ordering::Acquire);
-        let known = self.functions.read().contains(&function);
+        let functions = self.functions.read();
+        let known = functions.contains(&function);
         if known {
-            remember(generation, function);
+            remember(function);
         }
         known
     }
 
     /// `function` has been launched.
     pub fn insert(&self, function: Opaque) {
-        let generation = CURRENT.load(Ordering::Acquire);
-        self.functions.write().insert(function);
-        remember(generation, function);
+        let mut functions = self.functions.write();
+        functions.insert(function);
+        remember(function);
     }
 
     /// `kernel` is a `CUkernel` of this library (0: of one unknown).
@@ -189,11 +180,10 @@ impl Launched {
         let is_kernel = |handle: &Opaque| {
             kernels.contains_key(handle) || kernels.contains_key(&(handle & !NEEDS_NONE))
         };
-        self.functions
-            .write()
-            .retain(|function| !is_kernel(function));
         self.needs.write().retain(|kernel, _| !is_kernel(kernel));
-        next_generation();
+        let mut functions = self.functions.write();
+        functions.retain(|function| !is_kernel(function));
+        forget_all();
     }
 
     /// Nothing launched so far?
@@ -206,8 +196,11 @@ impl Launched {
         self.large
             .write()
             .retain(|(large, _), _| *large != function);
-        if self.functions.write().remove(&function) {
-            next_generation();
+        let mut functions = self.functions.write();
+        if functions.remove(&function)
+            && let Some(place) = place(function)
+        {
+            let _ = place.compare_exchange(function, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -218,8 +211,9 @@ impl Launched {
         }
         self.large.write().clear();
         self.needs.write().clear();
-        self.functions.write().clear();
-        next_generation();
+        let mut functions = self.functions.write();
+        functions.clear();
+        forget_all();
     }
 
     /// A library, or a module, was unloaded, and with it perhaps kernels of an unknown one.
@@ -231,23 +225,16 @@ impl Launched {
     }
 }
 
-fn remember(generation: u64, function: Opaque) {
-    RECENTLY.with(|recent| {
-        if recent.generation.replace(generation) != generation {
-            for place in &recent.functions {
-                place.set(0);
-            }
-        }
-        recent.functions[place(function)].set(function);
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What is remembered is the process's: one test at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     #[test]
     fn remembers_until_code_is_unloaded() {
+        let _alone = ALONE.lock();
         let launched = Launched::default();
         for function in (1..500).map(|at| at * 64) {
             assert!(!launched.contains(function));
@@ -263,6 +250,7 @@ mod tests {
 
     #[test]
     fn a_kernel_counts_once_it_was_launched_in_every_context() {
+        let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.note_kernel(64, 1);
         launched.insert_in(64, 1, 2);
@@ -285,6 +273,7 @@ mod tests {
 
     #[test]
     fn what_needs_much_is_never_known_without_its_context() {
+        let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.insert_large(64, 1, 4096);
         assert!(!launched.contains(64) && !launched.is_empty());
@@ -298,6 +287,7 @@ mod tests {
 
     #[test]
     fn needs_are_known_until_code_is_unloaded() {
+        let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.learn_need(64, 0);
         launched.learn_need(128, 4096);
@@ -313,6 +303,7 @@ mod tests {
 
     #[test]
     fn a_new_account_knows_nothing() {
+        let _alone = ALONE.lock();
         let parent = Launched::default();
         parent.insert(64);
         assert!(parent.contains(64));
@@ -323,8 +314,9 @@ mod tests {
 
     #[test]
     fn no_handle_is_never_known() {
+        let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.insert(64);
-        assert!(!launched.contains(128));
+        assert!(!launched.contains(128) && !launched.contains(0));
     }
 }

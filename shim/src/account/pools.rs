@@ -3,12 +3,15 @@
 //! A pool's reserved bytes grow in steps of 32 MiB inside an allocation (never by more than the request rounded up to a step: measured) and
 //! shrink inside synchronise calls, `TrimTo` and destruction. Whether an allocation makes the pool grow only the driver knows: it depends on
 //! how the unused memory lies and on which work has come to an end. So its largest possible growth is charged before the call, always, and
-//! one look at the pool's attribute follows it.
+//! one look at the pool's attribute follows it, unless the address tells that the pool has no more than before ([`steps`]).
 //!
 //! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the next allocation, also when the group is
 //! full, so that what the pool holds can be reused there. Growth that consumes it must charge it anew, or is undone and refused.
 
+mod steps;
+
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,17 +21,21 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::device::Device;
 use super::{Account, round_up};
 use crate::abi::{
-    Device as Ordinal, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT, MemPool,
-    Out, SUCCESS,
+    Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
+    MemPool, Out, SUCCESS,
 };
 use crate::capture::relaxed;
 use crate::table::cuda;
+use steps::Steps;
 
 /// A pool's reserved bytes grow in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
 /// How long an allocation waits before it is refused: for those of other threads, which have the headroom, and for the work on its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// So many allocations go without a look at most: whatever a driver may do that none has been seen to do, it is found soon.
+const UNSEEN: u32 = 63;
 
 #[derive(Default)]
 struct State {
@@ -40,6 +47,12 @@ struct State {
     growing: u32,
     /// Reserved by the pool as last seen.
     reserved: u64,
+    /// Allocations since then.
+    unseen: u32,
+    /// Calls under way that have paid for more than a step.
+    large: u32,
+    /// Where its memory lies.
+    steps: Steps,
 }
 
 impl State {
@@ -56,6 +69,26 @@ impl State {
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
+
+    /// Whether the pool is known to have no more than when it was last seen, now that it has handed out `range`, and the headroom that it should.
+    #[inline]
+    fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
+        self.large == 0
+            && self.unseen < UNSEEN
+            && self.held - self.reserved == STEP + self.prepaid
+            && self.steps.cover(range, self.reserved)
+    }
+
+    /// A call begins for which `paid` has been found, of the `bytes` by which the pool may grow.
+    fn begin(&mut self, paid: u64, bytes: u64) {
+        self.prepaid += paid;
+        self.large += u32::from(bytes > STEP);
+    }
+
+    fn end(&mut self, paid: u64, bytes: u64) {
+        self.prepaid = self.prepaid.saturating_sub(paid);
+        self.large = self.large.saturating_sub(u32::from(bytes > STEP));
+    }
 }
 
 /// A memory pool whose memory lies on a device (`counted`), or elsewhere.
@@ -70,6 +103,20 @@ pub struct Pool {
 }
 
 impl Pool {
+    fn new(handle: MemPool, device: Ordinal, counted: bool) -> Self {
+        let pool = Pool {
+            handle,
+            device,
+            counted,
+            state: Mutex::default(),
+            settled: Condvar::new(),
+        };
+        if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != Some(0) {
+            pool.state.lock().steps = Steps::incomplete();
+        }
+        pool
+    }
+
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
         let mut bytes = 0u64;
@@ -80,19 +127,29 @@ impl Pool {
 
     /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see [`Pool::pay`].
     #[inline]
-    pub fn prepay(&self, bytes: u64) -> bool {
+    pub fn prepay(&self, device: &Device, bytes: u64) -> bool {
         let mut state = self.state.lock();
+        self.look_for(device, &mut state, bytes);
         let enough = state.idle() >= bytes;
         if enough {
-            state.prepaid += bytes;
+            state.begin(bytes, bytes);
         }
         enough
+    }
+
+    /// Before more than a step is paid for: the headroom may be all that pays for what has not been seen.
+    #[inline]
+    fn look_for(&self, device: &Device, state: &mut State, bytes: u64) {
+        if bytes > STEP && state.unseen > 0 {
+            self.look(device, state);
+        }
     }
 
     /// Pays for the growth of `bytes` out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no longer
     /// than `until`, for calls of other threads that have the headroom.
     pub fn pay<E>(
         &self,
+        device: &Device,
         bytes: u64,
         until: Option<Instant>,
         charge: impl FnOnce(u64) -> Result<(), E>,
@@ -107,8 +164,9 @@ impl Pool {
                     }
                 }
             }
+            self.look_for(device, &mut state, bytes);
             let lent = state.idle().min(bytes);
-            state.prepaid += lent;
+            state.begin(lent, bytes);
             lent
         };
         let rest = bytes - lent;
@@ -118,19 +176,30 @@ impl Pool {
             state.held += rest;
             state.prepaid += rest;
         } else {
-            state.prepaid = state.prepaid.saturating_sub(lent);
+            state.end(lent, bytes);
             self.settled.notify_all();
         }
         charged
     }
 
-    /// The call that had paid `bytes` ahead is over: looks how the pool stands now. True when it has its headroom. Without it, it has grown:
-    /// the caller sees to that and ends with [`Pool::grown`].
+    /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks how the pool stands now, unless the range
+    /// tells. True when it has its headroom. Without it, it has grown: the caller sees to that and ends with [`Pool::grown`].
     #[inline]
-    pub fn settle(&self, device: &Device, bytes: u64) -> bool {
+    pub fn settle(&self, device: &Device, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.end(bytes, bytes);
+        if let Some(range) = &range
+            && bytes == STEP
+            && state.is_as_seen(range)
+        {
+            state.unseen += 1;
+            self.settled.notify_all();
+            return true;
+        }
         self.look(device, &mut state);
+        if let Some(range) = &range {
+            state.steps.learn(range);
+        }
         let whole = state.short() == 0;
         if whole {
             self.settled.notify_all();
@@ -174,9 +243,14 @@ impl Pool {
     fn look(&self, device: &Device, state: &mut State) {
         // The attribute is read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
         // A pool that no longer answers has nothing.
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
+        let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+        state.unseen = 0;
+        match seen {
+            Some(0) => state.steps = Steps::default(),
+            None => state.steps = Steps::incomplete(),
+            _ => {}
+        }
+        let reserved = seen.unwrap_or(0);
         let before = state.reserved;
         if reserved != before {
             let headroom = state.headroom();
@@ -259,15 +333,11 @@ impl Pools {
             return pool;
         }
         let (device, counted) = describe();
-        self.by_handle.write().entry(handle).or_insert_with(|| {
-            Box::leak(Box::new(Pool {
-                handle,
-                device,
-                counted,
-                state: Mutex::default(),
-                settled: Condvar::new(),
-            }))
-        })
+        let pool = Pool::new(handle, device, counted);
+        self.by_handle
+            .write()
+            .entry(handle)
+            .or_insert_with(|| Box::leak(Box::new(pool)))
     }
 
     /// The pool that a cached pointer stands for.

@@ -3,26 +3,26 @@
 //!
 //! Every call that may end it is announced first and concluded after the driver's answer. With the announcement that leaves neither reference nor
 //! mapping the memory loses its name (`leaving`), so that it is never counted as named while the driver has freed it; it is uncharged when
-//! no announced call is left (`gone`). Entries have numbers of their own, because the driver may hand a handle value out again before the
+//! no announced call is left (`gone`). Entries have numbers of their own as long as they are there, because the driver may hand a handle value out again before the
 //! concluding call of its predecessor has come back.
 //!
 //! Imported memory counts for somebody else until the driver shows it for this process ([`Vmm::take_over`]).
 
-use std::collections::{BTreeMap, HashMap};
+mod handles;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::BLOCK;
 use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
-
-type Id = u64;
+use handles::{Handles, Id};
 
 struct Allocation {
-    handle: AllocationHandle,
+    /// Of an import that was never mapped: not known, 0.
+    size: u64,
     device: Ordinal,
-    bytes: u64,
     references: u32,
     mappings: u32,
     announced: u32,
@@ -30,8 +30,8 @@ struct Allocation {
     named: bool,
     /// Other processes may hold it, too.
     shared: bool,
-    /// Imported, and not charged here: with its size, once a mapping has told.
-    elsewhere: Option<u64>,
+    /// Imported, and not charged here.
+    elsewhere: bool,
 }
 
 /// Memory that has ended.
@@ -46,6 +46,11 @@ pub struct Gone {
 }
 
 impl Allocation {
+    /// Charged here.
+    fn bytes(&self) -> u64 {
+        if self.elsewhere { 0 } else { self.size }
+    }
+
     fn is_needed(&self) -> bool {
         self.references > 0 || self.mappings > 0
     }
@@ -55,7 +60,7 @@ impl Allocation {
         self.announced += 1;
         if self.named && !self.is_needed() {
             self.named = false;
-            leaving(self.device, self.bytes);
+            leaving(self.device, self.bytes());
             return self.shared.then_some(self.device);
         }
         None
@@ -65,38 +70,32 @@ impl Allocation {
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
-            staying(self.device, self.bytes);
+            staying(self.device, self.bytes());
         }
     }
 }
 
 #[derive(Default)]
 struct State {
-    next: Id,
-    allocations: HashMap<Id, Allocation>,
-    by_handle: HashMap<AllocationHandle, Id>,
+    allocations: Handles<Allocation>,
     mappings: BTreeMap<DevicePtr, Id>,
 }
 
 impl State {
     /// Ends one announced call; the memory when it is gone with it.
     fn conclude(&mut self, id: Id) -> Option<Gone> {
-        let allocation = self.allocations.get_mut(&id)?;
+        let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
         if allocation.is_needed() || allocation.announced > 0 {
             return None;
         }
-        let handle = allocation.handle;
         let gone = Gone {
             device: allocation.device,
-            bytes: allocation.bytes,
-            size: allocation.elsewhere.unwrap_or(allocation.bytes),
+            bytes: allocation.bytes(),
+            size: allocation.size,
             shared: allocation.shared,
         };
-        self.allocations.remove(&id);
-        if self.by_handle.get(&handle) == Some(&id) {
-            self.by_handle.remove(&handle);
-        }
+        self.allocations.remove(id);
         Some(gone)
     }
 }
@@ -129,41 +128,27 @@ pub struct Vmm {
 impl Vmm {
     /// A new allocation with one reference.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
-        self.enter(Allocation {
-            handle,
-            device,
-            bytes,
-            references: 1,
-            mappings: 0,
-            announced: 0,
-            named: true,
-            shared: false,
-            elsewhere: None,
-        });
+        self.enter(handle, device, bytes, false);
     }
 
     /// An import with one reference, which is charged where it was exported.
     pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
         self.imports.fetch_add(1, Ordering::AcqRel);
-        self.enter(Allocation {
-            handle,
+        self.enter(handle, device, 0, true);
+    }
+
+    fn enter(&self, handle: AllocationHandle, device: Ordinal, size: u64, imported: bool) {
+        let allocation = Allocation {
+            size,
             device,
-            bytes: 0,
             references: 1,
             mappings: 0,
             announced: 0,
             named: true,
-            shared: true,
-            elsewhere: Some(0),
-        });
-    }
-
-    fn enter(&self, allocation: Allocation) {
-        let mut state = self.state.lock();
-        let id = state.next;
-        state.next += 1;
-        state.by_handle.insert(allocation.handle, id);
-        state.allocations.insert(id, allocation);
+            shared: imported,
+            elsewhere: imported,
+        };
+        self.state.lock().allocations.insert(handle, allocation);
     }
 
     /// Imported allocations that may come to this process without a call of its own.
@@ -175,10 +160,10 @@ impl Vmm {
     /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first time.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
-        let id = state.by_handle.get(&handle).copied()?;
-        let allocation = state.allocations.get_mut(&id)?;
+        let id = state.allocations.find(handle)?;
+        let allocation = state.allocations.get_mut(id)?;
         let first = !std::mem::replace(&mut allocation.shared, true);
-        first.then_some((allocation.device, allocation.bytes))
+        first.then_some((allocation.device, allocation.bytes()))
     }
 
     /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. One that was never mapped has
@@ -196,7 +181,7 @@ impl Vmm {
         let mut taken = 0;
         let mut state = self.state.lock();
         let mut take = |allocation: &mut Allocation, bytes| {
-            (allocation.elsewhere, allocation.bytes) = (None, bytes);
+            (allocation.elsewhere, allocation.size) = (false, bytes);
             self.imports.fetch_sub(1, Ordering::AcqRel);
             charge(bytes);
             taken += bytes;
@@ -208,9 +193,9 @@ impl Vmm {
             if allocation.device != device || !allocation.named {
                 continue;
             }
-            match allocation.elsewhere {
-                Some(0) => unknown = Some(allocation),
-                Some(bytes) if bytes <= left => left = take(allocation, bytes),
+            match (allocation.elsewhere, allocation.size) {
+                (true, 0) => unknown = Some(allocation),
+                (true, bytes) if bytes <= left => left = take(allocation, bytes),
                 _ => {}
             }
         }
@@ -228,8 +213,8 @@ impl Vmm {
     /// One reference more; false when the handle is none of ours. `staying` as in [`Vmm::undone`].
     pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
         let mut state = self.state.lock();
-        let id = state.by_handle.get(&handle).copied();
-        let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) else {
+        let id = state.allocations.find(handle);
+        let Some(allocation) = id.and_then(|id| state.allocations.get_mut(id)) else {
             return false;
         };
         allocation.references += 1;
@@ -240,13 +225,13 @@ impl Vmm {
     /// A mapping at `address` now shows the memory of `handle`, up to the byte `end` of it.
     pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
         let mut state = self.state.lock();
-        let Some(id) = state.by_handle.get(&handle).copied() else {
+        let Some(id) = state.allocations.find(handle) else {
             return;
         };
-        if let Some(allocation) = state.allocations.get_mut(&id) {
+        if let Some(allocation) = state.allocations.get_mut(id) {
             allocation.mappings += 1;
-            if let Some(bytes) = &mut allocation.elsewhere {
-                *bytes = end.max(*bytes);
+            if allocation.elsewhere {
+                allocation.size = end.max(allocation.size);
             }
             state.mappings.insert(address, id);
         }
@@ -255,9 +240,9 @@ impl Vmm {
     /// A reference is about to be released. Calls `leaving` with device and bytes of what may go with it.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
-        let id = state.by_handle.get(&handle).copied();
+        let id = state.allocations.find(handle);
         let mut left = None;
-        if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(&id)) {
+        if let Some(allocation) = id.and_then(|id| state.allocations.get_mut(id)) {
             allocation.references = allocation.references.saturating_sub(1);
             left = allocation.announce(&leaving);
         }
@@ -285,7 +270,7 @@ impl Vmm {
         let mut left = None;
         for (at, id) in &going {
             state.mappings.remove(at);
-            if let Some(allocation) = state.allocations.get_mut(id) {
+            if let Some(allocation) = state.allocations.get_mut(*id) {
                 allocation.mappings = allocation.mappings.saturating_sub(1);
                 left = allocation.announce(&leaving).or(left);
             }
@@ -309,8 +294,8 @@ impl Vmm {
         for id in ids {
             let elsewhere = state
                 .allocations
-                .get(&id)
-                .is_some_and(|allocation| allocation.elsewhere.is_some());
+                .get_mut(id)
+                .is_some_and(|allocation| allocation.elsewhere);
             if let Some(one) = state.conclude(id) {
                 gone.push(one);
                 if elsewhere {
@@ -325,14 +310,14 @@ impl Vmm {
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some((_, id)) = announced.handle
-            && let Some(allocation) = state.allocations.get_mut(&id)
+            && let Some(allocation) = state.allocations.get_mut(id)
         {
             allocation.references += 1;
             allocation.announced -= 1;
             allocation.keep(&staying);
         }
         for (at, id) in announced.mappings {
-            if let Some(allocation) = state.allocations.get_mut(&id) {
+            if let Some(allocation) = state.allocations.get_mut(id) {
                 allocation.mappings += 1;
                 allocation.announced -= 1;
                 allocation.keep(&staying);

@@ -93,7 +93,7 @@ fn allocate(
     }
     let growth = growth(bytesize as u64);
     let mark = call.process.mark();
-    let mut paid = pool.prepay(growth);
+    let mut paid = pool.prepay(device, growth);
     let mut tries = 0;
     loop {
         if !paid {
@@ -104,7 +104,9 @@ fn allocate(
             }
         }
         let status = real();
-        let whole = pool.settle(device, growth);
+        let taken = dptr.read().filter(|_| status == SUCCESS);
+        let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
+        let whole = pool.settle(device, growth, range);
         call.process.pools.touch();
         if whole {
             return status;
@@ -153,8 +155,10 @@ fn pay(
 ) -> Result<Payment, Refused> {
     let until = Instant::now() + PATIENCE;
     let paid = |until| {
-        pool.pay(growth, until, |rest| device.charge_ahead_without_trim(rest))
-            .is_ok()
+        pool.pay(device, growth, until, |rest| {
+            device.charge_ahead_without_trim(rest)
+        })
+        .is_ok()
     };
     if paid(None) {
         return Ok(Payment::Done);
@@ -176,7 +180,7 @@ fn pay(
         await_work(call.symbol, stream, until);
     }
     pool.trim(device, u64::MAX);
-    pool.pay(growth, Some(until), |rest| {
+    pool.pay(device, growth, Some(until), |rest| {
         device.charge_ahead(call.symbol, rest)
     })?;
     Ok(Payment::Done)

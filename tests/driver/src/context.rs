@@ -494,22 +494,23 @@ impl Context {
     /// # Errors
     /// `OUT_OF_MEMORY`.
     pub fn launch(&self, local: u64, needs: Needs) -> Outcome<()> {
-        let launched = LAUNCHED.load(Relaxed);
-        if local <= self.backed.load(Relaxed) && launched && !needs.heap {
+        if local <= self.backed.load(Relaxed) && LAUNCHED.load(Relaxed) && !needs.heap {
             return Ok(());
         }
-        self.grow_for_launch(local, launched, needs)
+        self.grow_for_launch(local, needs)
     }
 
     #[cold]
-    fn grow_for_launch(&self, local: u64, launched: bool, needs: Needs) -> Outcome<()> {
-        if !launched {
+    fn grow_for_launch(&self, local: u64, needs: Needs) -> Outcome<()> {
+        // Of several threads that launch for the first time, one takes it.
+        if !LAUNCHED.swap(true, Relaxed) {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
             let mut state = self.state();
-            driver.take(self.device(), bytes)?;
+            driver
+                .take(self.device(), bytes)
+                .inspect_err(|_| LAUNCHED.store(false, Relaxed))?;
             state.first_launch += bytes;
-            LAUNCHED.store(true, Relaxed);
         }
         self.grow_local(local, needs.heap)
     }

@@ -131,6 +131,63 @@ fn reuse_inside_a_full_group_is_never_refused() {
     world.judge_end(cap);
 }
 
+/// A look at the pool that fails takes it for empty: who is not seen to do so has not looked.
+#[test]
+fn reuse_of_known_steps_needs_no_look() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("async kept 1M", "0"),
+        ("async a 24M", "0"),
+        ("async b 24M", "0"),
+    ]);
+    let pools = || world.usage(0).by[Category::Pools as usize];
+    assert_eq!(pools(), 64 * MIB);
+    let fail = |calls| world.machine().knob("fail", calls);
+    fail("cuMemPoolGetAttribute:999");
+    let reuse = "free-async kept\nasync kept 1M\nfree-async a\nasync a 20M";
+    let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
+    assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
+    program.expect(&[("async c 40M", "0")]);
+    assert_eq!(pools(), 0, "more than a step");
+    fail("none");
+    program.expect(&[("sync", "0")]);
+    world.judge(CAP);
+    program.expect(&[("free-async kept", "0"), ("async kept 2M", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// The pool has given a step back and takes one anew where that was: the address is known, and all the same it has grown.
+#[test]
+fn growth_at_a_known_address_is_paid_for() {
+    // Three steps, and the driver's part.
+    let cap = CONTEXT + 106 * MIB;
+    for (keep, give_back) in [("0", "sync"), ("max", "trim p 0")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("default-pool p 0", "0"),
+            (&format!("threshold p {keep}"), "0"),
+            ("async a 32M", "0"),
+            ("async b 32M", "0"),
+            ("free-async a", "0"),
+            (give_back, "0"),
+        ]);
+        assert_eq!(world.machine().used(), CONTEXT + 32 * MIB);
+        // What was given back goes to something else: one step is the headroom.
+        program.expect(&[("alloc linear 32M", "0")]);
+        let answer = program.say("repeat 3 {\nasync c 32M\n}");
+        assert_eq!(answer, "2:3", "{give_back}");
+        world.judge(cap);
+        program.expect(&[("free linear", "0"), ("async c 32M", "0")]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
 #[test]
 fn small_reuse_at_the_limit_leaves_the_reserve_alone() {
     let cap = CONTEXT + 490 * MIB;

@@ -1,0 +1,247 @@
+//! What is known by a handle, and by a number of its own, in few bytes: programs have allocations by the ten thousand.
+//!
+//! Entries lie side by side in pieces that stay where they are, their number is their place. Those whose handles fall into the same bucket are chained.
+
+use std::iter;
+
+/// The number of an entry: another's once it is gone.
+pub type Id = u32;
+
+const NONE: Id = Id::MAX;
+
+/// Entries of a piece.
+const PIECE: usize = 256;
+
+struct Slot<T> {
+    handle: u64,
+    /// The next of its chain; of a free slot, the next free one.
+    next: Id,
+    entry: Option<T>,
+}
+
+/// A set of entries.
+pub struct Handles<T> {
+    pieces: Vec<Vec<Slot<T>>>,
+    /// First of the chain of each bucket: a power of two of them, or none.
+    buckets: Vec<Id>,
+    free: Id,
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Handles {
+            pieces: Vec::new(),
+            buckets: Vec::new(),
+            free: NONE,
+        }
+    }
+}
+
+impl<T> Handles<T> {
+    fn slot(&self, id: Id) -> Option<&Slot<T>> {
+        self.pieces
+            .get(id as usize / PIECE)?
+            .get(id as usize % PIECE)
+    }
+
+    fn slot_mut(&mut self, id: Id) -> Option<&mut Slot<T>> {
+        let piece = self.pieces.get_mut(id as usize / PIECE)?;
+        piece.get_mut(id as usize % PIECE)
+    }
+
+    fn bucket(&self, handle: u64) -> usize {
+        let mixed = handle.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize & self.buckets.len().wrapping_sub(1)
+    }
+
+    fn chain(&self, handle: u64) -> impl Iterator<Item = Id> {
+        let first = self.buckets.get(self.bucket(handle)).copied();
+        let next = |id: &Id| self.slot(*id).map(|slot| slot.next);
+        iter::successors(first, next).take_while(|id| *id != NONE)
+    }
+
+    /// The entry that has last been entered with this handle, if it is still there.
+    pub fn find(&self, handle: u64) -> Option<Id> {
+        self.chain(handle)
+            .find(|id| self.slot(*id).is_some_and(|slot| slot.handle == handle))
+    }
+
+    pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
+        self.slot_mut(id)?.entry.as_mut()
+    }
+
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        let slots = self.pieces.iter_mut().flatten();
+        slots.filter_map(|slot| slot.entry.as_mut())
+    }
+
+    /// Enters what `handle` stands for from now on. Who had it before keeps his number only.
+    pub fn insert(&mut self, handle: u64, entry: T) {
+        if let Some(before) = self.find(handle) {
+            self.unlink(before);
+        }
+        let slot = Slot {
+            handle,
+            next: NONE,
+            entry: Some(entry),
+        };
+        let id = self.free;
+        let id = match self.slot_mut(id) {
+            Some(free) => {
+                let next = free.next;
+                *free = slot;
+                self.free = next;
+                id
+            }
+            None => {
+                let id = self.places();
+                self.push(slot);
+                id as Id
+            }
+        };
+        if self.places() > self.buckets.len() {
+            self.spread();
+        }
+        self.link(id);
+    }
+
+    /// Slots, free ones among them.
+    fn places(&self) -> usize {
+        let last = self.pieces.last().map_or(PIECE, Vec::len);
+        self.pieces.len() * PIECE + last - PIECE
+    }
+
+    fn push(&mut self, slot: Slot<T>) {
+        match self.pieces.last_mut() {
+            Some(piece) if piece.len() < PIECE => piece.push(slot),
+            _ => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push(slot);
+                self.pieces.push(piece);
+            }
+        }
+    }
+
+    pub fn remove(&mut self, id: Id) -> Option<T> {
+        self.unlink(id);
+        let free = self.free;
+        let slot = self.slot_mut(id)?;
+        let entry = slot.entry.take()?;
+        slot.next = free;
+        self.free = id;
+        Some(entry)
+    }
+
+    fn link(&mut self, id: Id) {
+        let Some(handle) = self.slot(id).map(|slot| slot.handle) else {
+            return;
+        };
+        let bucket = self.bucket(handle);
+        let Some(first) = self.buckets.get_mut(bucket) else {
+            return;
+        };
+        let next = std::mem::replace(first, id);
+        if let Some(slot) = self.slot_mut(id) {
+            slot.next = next;
+        }
+    }
+
+    /// Takes an entry out of its chain, if it is in it.
+    fn unlink(&mut self, id: Id) {
+        let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
+            return;
+        };
+        let mut before = None;
+        let chained = self.chain(handle).any(|at| {
+            let found = at == id;
+            if !found {
+                before = Some(at);
+            }
+            found
+        });
+        if !chained {
+            return;
+        }
+        let bucket = self.bucket(handle);
+        let link = match before {
+            Some(before) => self.slot_mut(before).map(|slot| &mut slot.next),
+            None => self.buckets.get_mut(bucket),
+        };
+        if let Some(link) = link {
+            *link = next;
+        }
+    }
+
+    /// Chains everything anew, over as many buckets as there may be slots soon.
+    fn spread(&mut self) {
+        let buckets = vec![NONE; self.places().next_power_of_two()];
+        for mut id in std::mem::replace(&mut self.buckets, buckets) {
+            while let Some(next) = self.slot(id).map(|slot| slot.next) {
+                self.link(id);
+                id = next;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_what_is_there() {
+        let mut handles = Handles::default();
+        for round in 0..3 {
+            // Aligned, as handles are, and more than before.
+            for handle in 1..=5000 * (round + 1) {
+                handles.insert(handle * 64, handle);
+            }
+            for handle in 1..=5000 * (round + 1) {
+                let id = handles.find(handle * 64).expect("entered");
+                assert_eq!(handles.get_mut(id), Some(&mut handle.clone()));
+                if handle % 3 != round {
+                    assert_eq!(handles.remove(id), Some(handle));
+                    assert_eq!(handles.remove(id), None, "gone");
+                    assert_eq!(handles.find(handle * 64), None);
+                }
+            }
+            let left: Vec<u64> = handles.values_mut().map(|value| *value).collect();
+            assert!(left.iter().all(|handle| handle % 3 == round));
+            assert_eq!(
+                left.len() as u64,
+                (1..=5000 * (round + 1))
+                    .filter(|handle| handle % 3 == round)
+                    .count() as u64
+            );
+            for handle in left {
+                let id = handles.find(handle * 64).expect("left");
+                assert_eq!(handles.remove(id), Some(handle));
+            }
+        }
+        assert!(handles.places() <= 15_000, "places are used again");
+    }
+
+    #[test]
+    fn a_handle_is_the_last_ones_who_had_it() {
+        let mut handles = Handles::default();
+        handles.insert(5, "first");
+        let first = handles.find(5).expect("entered");
+        handles.insert(5, "second");
+        let second = handles.find(5).expect("entered");
+        assert_ne!(first, second);
+        for handle in 6..100 {
+            handles.insert(handle, "other");
+        }
+        assert_eq!(handles.find(5), Some(second), "also in other buckets");
+        assert_eq!(handles.get_mut(first), Some(&mut "first"));
+        assert_eq!(handles.remove(second), Some("second"));
+        assert_eq!(handles.find(5), None);
+        assert_eq!(handles.remove(first), Some("first"));
+    }
+
+    #[test]
+    fn an_allocation_takes_few_bytes() {
+        // And a bucket or two of four bytes.
+        assert!(size_of::<Slot<super::super::Allocation>>() <= 48);
+    }
+}
