@@ -1,6 +1,7 @@
 //! Snippets for logins, run by the shells that will run them.
 
-use crate::place::{GPULIMIT, Place, have, read, text};
+use crate::place::{GPULIMIT, Place, have, me, read, repository, text};
+use std::fs;
 use std::process::Command;
 
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
@@ -85,4 +86,30 @@ fn the_lines_for_pam_are_pams() {
         ["GPULIMIT_GROUP", "DEFAULT=users/@{PAM_USER}"],
     ];
     assert_eq!(words.collect::<Vec<_>>(), expected);
+}
+
+/// `su` with our lines in the place of this machine's rules for it.
+#[test]
+fn pam_puts_a_session_into_its_users_group() {
+    const SESSION: &str = "mount --bind \"$1\" /etc/pam.d/su && exec su -s /bin/sh daemon -c \
+        'echo \"$GPULIMIT_GROUP ${LD_PRELOAD-unset}\"'";
+    if me() != 0 || !have("unshare") || !fs::exists("/etc/pam.d/su").is_ok_and(|there| there) {
+        eprintln!("skipped: it takes root and a PAM with su");
+        return;
+    }
+    let place = Place::new();
+    let lines = repository("config/login/pam_env.conf");
+    let rules = format!(
+        "auth sufficient pam_rootok.so\naccount required pam_permit.so\nsession required pam_env.so conffile={}\n",
+        lines.display()
+    );
+    let rules = place.write("su", &rules);
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", SESSION, "sh"])
+        .arg(rules)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    assert_eq!(said, format!("users/daemon {LIBRARY}\n"), "{output:?}");
 }

@@ -363,9 +363,9 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
         "sbatch -o /dev/null --requeue --gres=shard:1 \"$J\"/job.sh",
     );
     node.says(ALICE, "until [ -e \"$J\"/jobs/again ]; do sleep 0.1; done");
-    // Slurm lets a job that was queued again wait, for two minutes as it is set here.
+    // Slurm lets such a job wait for two minutes; what it must wait for is the end of the second in which it was stopped.
     node.says(0, "job=$(squeue -h -o %A); scontrol requeue $job; until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done; \
-        scontrol update jobid=$job starttime=now");
+        scontrol update jobid=$job starttime=now+3");
     node.nothing_is_left();
     let runs = fs::read_to_string(folder.join("runs")).expect("written");
     let runs: Vec<_> = runs.lines().collect();
@@ -419,7 +419,7 @@ fn a_jobs_mistake_is_its_own_and_a_broken_node_does_what_is_set() {
         0,
         &format!(
             "mv /run/kept {LIBRARY}; scontrol update nodename=$(hostname -s) state=resume; \
-        scontrol update jobid=$(squeue -h -o %A) starttime=now"
+        scontrol update jobid=$(squeue -h -o %A) starttime=now+3"
         ),
     );
     node.nothing_is_left();
