@@ -83,9 +83,16 @@ END
     block "**Slurm's own"
 } >/etc/slurm/slurm.conf
 grep -q ^Epilog= /etc/slurm/slurm.conf
+# Older ones need none where no plugin wants cgroups; newer ones would ask systemd for some.
+case $(slurmd -V) in
+    *\ 2[4-9].*) echo CgroupPlugin=disabled >/etc/slurm/cgroup.conf ;;
+esac
 slurmctld
 slurmd
-until sinfo -h -o %T | grep -qx idle; do sleep 0.1; done
+if ! timeout 120 sh -c 'until sinfo -h -o %T | grep -qx idle; do sleep 0.1; done' >&2; then
+    cat /var/log/slurmctld.log /var/log/slurmd.log >&2
+    exit 1
+fi
 
 echo ready
 while read -r number; do

@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use gpulimit_programs::world::{self, World, repository};
+use gpulimit_programs::world::{self, World, repository, text};
 use serde_json::Value;
 
 /// Users of the node.
@@ -25,6 +25,10 @@ fn missing() -> Option<String> {
         if !found.is_ok_and(|output| output.status.success()) {
             return Some(format!("there is no {tool} (scripts/setup slurm)"));
         }
+    }
+    let version = Command::new("/usr/sbin/slurmd").arg("-V").output();
+    if version.is_ok_and(|output| text(&output.stdout).contains(" 23.")) {
+        return Some("slurmd of version 23 does not start without systemd's cgroups".into());
     }
     let namespaces = Command::new("unshare")
         .args(["-mpf", "--mount-proc", "sh", "-c"])
