@@ -64,8 +64,9 @@ impl Place {
         path
     }
 
-    /// The same, to be run.
+    /// The same, to be run; in the place of what is there, which may be a link.
     pub fn script(&self, path: &str, text: &str) -> PathBuf {
+        let _ = fs::remove_file(self.at(path));
         let path = self.write(path, text);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
         path

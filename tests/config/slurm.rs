@@ -273,7 +273,8 @@ fn a_jobs_mistake_fails_the_job_alone() {
 fn a_broken_node_does_what_is_set() {
     in_each_shell(|shell| {
         // What is broken, how, and what is said.
-        let broken: [(&str, &dyn Fn(&Node), &str); 6] = [
+        type Damage<'a> = &'a dyn Fn(&Node);
+        let broken: [(&str, Damage<'_>, &str); 6] = [
             (
                 "",
                 &|node| fs::remove_file(node.place.at("libgpulimit.so")).expect("removed"),
@@ -282,10 +283,10 @@ fn a_broken_node_does_what_is_set() {
             (
                 "",
                 &|node| {
-                    drop(node.place.script(
-                        "bin/gpulimit.new",
-                        "#!/bin/sh\necho gpulimit: broken; exit 1\n",
-                    ))
+                    drop(
+                        node.place
+                            .script("bin/gpulimit", "#!/bin/sh\necho gpulimit: broken; exit 1\n"),
+                    )
                 },
                 "broken",
             ),
@@ -306,13 +307,6 @@ fn a_broken_node_does_what_is_set() {
             for on_error in ["drain", "closed", "open"] {
                 let node = Node::new(shell, &format!("{settings}\non_error={on_error}"));
                 damage(&node);
-                if node.place.at("bin/gpulimit.new").exists() {
-                    fs::rename(
-                        node.place.at("bin/gpulimit.new"),
-                        node.place.at("bin/gpulimit"),
-                    )
-                    .expect("replaced");
-                }
                 let status = node.prolog("");
                 assert!(node.log().contains(says), "{on_error}: {}", node.log());
                 let (may, said) = node.task(&[("SLURM_STEP_GPUS", "0")]);
@@ -448,7 +442,6 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
         assert_eq!(node.prolog(""), 0);
         // It does not remove anything.
         let works = node.place.at("bin/gpulimit");
-        fs::remove_file(&works).expect("removed");
         let stuck = format!(
             "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n"
         );
