@@ -462,6 +462,17 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
         let other = node.run("epilog", &[("SLURM_JOB_ID", "2")]);
         assert!(other.status.success(), "{other:?}");
         node.clean();
+        // A job of the same number, which runs by then, keeps its group.
+        assert_eq!(node.prolog(""), 0);
+        node.place.script("bin/gpulimit", &stuck);
+        node.epilog();
+        fs::remove_file(&works).expect("removed");
+        std::os::unix::fs::symlink(GPULIMIT, &works).expect("made");
+        assert_eq!(node.prolog(""), 0);
+        node.run("epilog", &[("SLURM_JOB_ID", "2")]);
+        assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
+        node.epilog();
+        node.clean();
         // Removed by hand meanwhile.
         assert_eq!(node.prolog(""), 0);
         assert!(node.place.gpulimit(&["rm", "slurm/1"]).status.success());

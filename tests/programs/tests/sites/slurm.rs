@@ -150,10 +150,12 @@ impl Cluster {
     /// The groups of jobs, by number, and what they may use of each GPU.
     #[track_caller]
     fn groups(&mut self) -> Vec<Value> {
-        let text = self.says(0, "gpulimit tree slurm --json");
+        let text = self.says(0, "gpulimit tree --json");
         let tree: Value = serde_json::from_str(&text).expect("JSON");
-        let below = &tree["groups"][0]["groups"];
-        below.as_array().expect("groups").clone()
+        // The group of all jobs, once there was one.
+        let tops = tree["groups"].as_array().expect("groups");
+        let below = tops.iter().flat_map(|top| top["groups"].as_array());
+        below.flatten().cloned().collect()
     }
 
     /// No job, no group, no program, no memory, no note; and the node takes jobs.
@@ -246,7 +248,7 @@ fn a_job_gets_what_its_shards_are_worth() {
         ALICE,
         "srun sh -c 'echo \"${GPULIMIT_GROUP:-none} ${LD_PRELOAD:-none}\"'",
     );
-    assert_eq!(none, "none none\n");
+    assert!(has(&none, "none none"), "{none}");
     node.nothing_is_left();
 }
 
@@ -284,7 +286,7 @@ fn tasks_share_and_the_jobs_of_an_array_do_not() {
     // The script, a step, and a step in a group below that the script has made.
     let job = "echo \"script $GPULIMIT_GROUP $LD_PRELOAD\"; \
         srun sh -c 'echo \"step $GPULIMIT_GROUP $LD_PRELOAD\"'; \
-        gpulimit run --max 2G --name small -- srun sh -c 'echo \"below $GPULIMIT_GROUP\"'";
+        gpulimit run --max 2G -- srun sh -c 'echo \"below $GPULIMIT_GROUP\"'";
     fs::write(node.world.file("job.sh"), format!("#!/bin/sh\n{job}\n")).expect("written");
     node.says(
         ALICE,
@@ -299,7 +301,7 @@ fn tasks_share_and_the_jobs_of_an_array_do_not() {
             let (group, preload) = line.split_once(' ').expect("two words");
             assert_eq!(preload, library);
             assert!(has(&text, &format!("step {group} {library}")), "{text}");
-            assert!(has(&text, &format!("below {group}/small")), "{text}");
+            assert!(text.contains(&format!("below {group}/run-")), "{text}");
             groups.push(group.to_owned());
         }
     }
@@ -400,18 +402,17 @@ fn a_jobs_mistake_is_its_own_and_a_broken_node_does_what_is_set() {
         )),
         "{said}"
     );
-    assert_eq!(
-        node.says(ALICE, "srun echo no GPU, no matter"),
-        "no GPU, no matter\n"
-    );
-    assert_eq!(node.says(0, "sinfo -h -o %T"), "idle\n");
+    let other = node.says(ALICE, "srun echo no GPU, no matter");
+    assert!(has(&other, "no GPU, no matter"), "{other}");
+    // The node is not drained.
+    node.nothing_is_left();
 
     node.says(0, "echo on_error=open >>/etc/gpulimit/slurm.conf");
     let open = node.says(
         ALICE,
         "srun --gres=shard:1 sh -c 'echo \"${GPULIMIT_GROUP:-none} ${LD_PRELOAD:-none}\"'",
     );
-    assert_eq!(open, "none none\n");
+    assert!(has(&open, "none none"), "{open}");
 
     node.says(0, "echo on_error=drain >>/etc/gpulimit/slurm.conf");
     node.says(
