@@ -1,6 +1,6 @@
 //! Snippets for logins, run by the shells that will run them.
 
-use crate::place::{GPULIMIT, Place, have, me, read, repository, text};
+use crate::place::{GPULIMIT, Place, have, may_mount, read, repository, text};
 use std::fs;
 use std::process::Command;
 
@@ -93,8 +93,11 @@ fn the_lines_for_pam_are_pams() {
 fn pam_puts_a_session_into_its_users_group() {
     const SESSION: &str = "mount --bind \"$1\" /etc/pam.d/su && exec su -s /bin/sh daemon -c \
         'echo \"$GPULIMIT_GROUP ${LD_PRELOAD-unset}\"'";
-    if me() != 0 || !have("unshare") || !fs::exists("/etc/pam.d/su").is_ok_and(|there| there) {
-        eprintln!("skipped: it takes root and a PAM with su");
+    if !may_mount() {
+        return;
+    }
+    if !fs::exists("/etc/pam.d/su").is_ok_and(|there| there) {
+        eprintln!("skipped: there is no PAM with su");
         return;
     }
     let place = Place::new();

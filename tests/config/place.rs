@@ -36,6 +36,18 @@ pub fn have(program: &str) -> bool {
     found
 }
 
+/// Whether we may mount in a namespace of our own; said where we may not.
+pub fn may_mount() -> bool {
+    let mounted = Command::new("unshare")
+        .args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/run"])
+        .output();
+    let may = mounted.is_ok_and(|output| output.status.success());
+    if !may {
+        eprintln!("skipped: mounts take root");
+    }
+    may
+}
+
 /// A folder that goes away with it.
 pub struct Place(PathBuf);
 

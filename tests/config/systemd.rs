@@ -1,6 +1,6 @@
 //! Units, drop-ins and tmpfiles: what systemd's own tools say of them, and what they come to.
 
-use crate::place::{GPULIMIT, Place, have, me, read, repository, text};
+use crate::place::{GPULIMIT, Place, have, may_mount, me, read, repository, text};
 use gpulimit::group::{Root, SYSTEM};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -243,4 +243,46 @@ fn tmpfiles_make_a_root_for_everybody() {
     assert_eq!(mode, 0o755);
     let root = Root::at(made).expect("safe");
     root.make().expect("a root");
+}
+
+/// The commands of docs/systemd.md, on a copy of this machine's `/etc`; systemctl only takes note. What the unit starts then makes the
+/// groups of the policy.
+#[test]
+fn the_pages_commands_set_a_machine_up() {
+    const MACHINE: &str = "set -eu; place=$1 gpulimit=$2; cp -a /etc \"$place/etc\"; mount --bind \"$place/etc\" /etc; \
+        for empty in /run /usr/local; do mount -t tmpfs -o mode=755 tmpfs $empty; done; \
+        install -D -m 755 \"$gpulimit\" /usr/local/bin/gpulimit; \
+        echo 'lab:x:41000:daemon' >>/etc/group; rm -rf /etc/gpulimit; \
+        export PATH=\"$place/bin:/usr/local/bin:$PATH\"; sh -eux \"$place/commands\" >&2; \
+        stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' /etc/systemd/system/gpulimit-apply.service) >&2; \
+        gpulimit ls; ls /run/gpulimit/.rules";
+    if !may_mount() || !have("systemd-tmpfiles") {
+        return;
+    }
+    let page = read("docs/systemd.md");
+    let blocks = page.split("```").skip(1).step_by(2);
+    let blocks = blocks.filter(|block| !block.contains("[[rule]]"));
+    let commands: String = blocks.collect();
+    assert!(commands.matches("systemctl daemon-reload").count() >= 3);
+    let place = Place::new();
+    place.write("commands", &commands);
+    let note = format!(
+        "#!/bin/sh\necho \"$*\" >>{}\n",
+        place.at("systemctl.log").display()
+    );
+    place.script("bin/systemctl", &note);
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", MACHINE, "sh"])
+        .arg(place.at(""))
+        .arg(GPULIMIT)
+        .current_dir(repository(""))
+        .env_remove("LD_PRELOAD")
+        .env_remove("GPULIMIT_ROOT")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    let expected = "755 root\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\n";
+    assert_eq!(said, expected, "{}", text(&output.stderr));
+    let asked = fs::read_to_string(place.at("systemctl.log")).expect("written");
+    assert!(asked.contains("enable --now gpulimit-apply"), "{asked}");
 }
