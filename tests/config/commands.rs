@@ -1,0 +1,120 @@
+//! Every command line of the controller in these files and their pages is one that it takes.
+
+use crate::place::{GPULIMIT, Place, read, repository, text};
+use std::fs;
+use std::process::Command;
+
+/// The files of a folder and those below it, by their paths in the repository.
+fn files(folder: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(repository(folder)).expect(folder) {
+        let entry = entry.expect(folder);
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => found.extend(files(&path)),
+            false => found.push(path),
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Its command lines, from the verb on: those that systemd runs, code of pages, and what comments quote.
+fn commands(path: &str) -> Vec<Vec<String>> {
+    let text = read(path);
+    let mut found = Vec::new();
+    let mut code = false;
+    for line in text.lines() {
+        let line = line.trim();
+        if line.starts_with("```") {
+            code = !code;
+            continue;
+        }
+        let unit = line.starts_with("Exec");
+        let mut quoted: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
+        if unit || (path.ends_with(".md") && code) {
+            quoted.push(line);
+        }
+        if let Some((_, command)) = line.split_once(": gpulimit ") {
+            // `for: gpulimit create …, or a policy.` in a comment.
+            quoted.push(&line[line.len() - command.len() - "gpulimit ".len()..]);
+        }
+        for command in quoted {
+            let command = command.split([',', '#', '…']).next().unwrap_or_default();
+            let mut words = command.split_whitespace().peekable();
+            // What stands before it: prefixes of systemd, other programs and their options.
+            let is_controller = |word: &str| word == "gpulimit" || word.ends_with("/gpulimit");
+            let before: Vec<_> = words
+                .by_ref()
+                .take_while(|word| !is_controller(word))
+                .collect();
+            let foreign = before
+                .iter()
+                .any(|word| ["install", "journalctl"].contains(word));
+            let arguments: Vec<String> = words.map(str::to_owned).collect();
+            let verb = arguments.first().is_some_and(|verb| {
+                verb.bytes().all(|c| c.is_ascii_lowercase()) && verb != "in" && verb != "tells"
+            });
+            if verb && !foreign {
+                found.push(arguments);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_controller_takes_every_command() {
+    let pages = ["docs/slurm.md", "docs/systemd.md", "config/README.md"].map(str::to_owned);
+    let folders = ["config/systemd", "config/login", "config/slurm"];
+    let paths = folders.into_iter().flat_map(files).chain(pages);
+    let mut count = 0;
+    for path in paths {
+        for arguments in commands(&path) {
+            // Its parser goes through all options before it comes to this one.
+            let (own, rest) = match arguments.iter().position(|word| word == "--") {
+                Some(end) => arguments.split_at(end),
+                None => (&arguments[..], &[][..]),
+            };
+            let output = Command::new(GPULIMIT)
+                .args(own)
+                .arg("--help")
+                .args(rest)
+                .output()
+                .expect("started");
+            assert!(
+                output.status.success(),
+                "{path}: gpulimit {}: {}",
+                arguments.join(" "),
+                text(&output.stderr)
+            );
+            count += 1;
+        }
+    }
+    assert!(count >= 15, "{count} commands were found");
+}
+
+#[test]
+fn policies_of_the_pages_are_right() {
+    for page in ["docs/slurm.md", "docs/systemd.md"] {
+        let text = read(page);
+        let blocks = text.split("```").skip(1).step_by(2);
+        let policies: Vec<_> = blocks.filter(|block| block.contains("[[rule]]")).collect();
+        assert!(!policies.is_empty(), "{page}");
+        for policy in policies {
+            let place = Place::new();
+            let file = place.write("policy.toml", policy);
+            let output = place.gpulimit(&["check", file.to_str().expect("UTF-8")]);
+            assert!(output.status.success(), "{page}: {policy}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_command_would_be_found() {
+    let output = Command::new(GPULIMIT)
+        .args(["create", "lab", "--onwer", "alice", "--help"])
+        .output()
+        .expect("started");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}

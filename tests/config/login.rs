@@ -1,0 +1,118 @@
+//! Snippets for logins, run by the shells that will run them.
+
+use crate::place::{GPULIMIT, Place, have, may_mount, read, repository, text};
+use std::fs;
+use std::process::Command;
+
+const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
+
+/// The profile with the controller and a library of the test's own, and the variables after it.
+fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String {
+    let library = place.write("libgpulimit.so", "");
+    let library = library.to_str().expect("UTF-8");
+    let snippet = read("config/login/profile.sh");
+    assert!(snippet.contains("/usr/local/bin/gpulimit ") && snippet.contains(LIBRARY));
+    let snippet = snippet
+        .replace("/usr/local/bin/gpulimit ", &format!("{GPULIMIT} "))
+        .replace(LIBRARY, library);
+    let path = place.write("profile.sh", &snippet);
+    // Built-in commands only: the library is none.
+    let show = format!(
+        ". {}; echo \"${{GPULIMIT_GROUP-unset}} ${{LD_PRELOAD-unset}} ${{gpulimit_user-unset}}\"",
+        path.display()
+    );
+    let mut command = Command::new(shell[0]);
+    command
+        .args(&shell[1..])
+        .args(["-c", &show])
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("GPULIMIT_ROOT", place.at("root"))
+        .envs(variables.iter().copied());
+    let output = command.output().expect("started");
+    assert!(output.status.success(), "{shell:?}: {output:?}");
+    text(&output.stdout).replace(library, "LIBRARY")
+}
+
+#[test]
+fn a_login_shell_is_in_its_users_group() {
+    let name = Command::new("id").arg("-un").output().expect("started");
+    let group = format!("users/{}", text(&name.stdout).trim());
+    let preloads = [("", "LIBRARY"), ("other.so", "LIBRARY:other.so")];
+    for shell in [
+        &["sh", "-eu"][..],
+        &["dash", "-eu"],
+        &["bash", "-eu"],
+        &["bash", "--posix", "-eu"],
+    ] {
+        if !have(shell[0]) {
+            continue;
+        }
+        let place = Place::new();
+        assert_eq!(profile(&place, shell, &[]), "unset unset unset\n");
+        let made = place.gpulimit(&["create", &group, "max=1G", "--parents"]);
+        assert!(made.status.success(), "{made:?}");
+        for (before, after) in preloads {
+            // A preload that is not there makes the linker complain, and the shell goes on.
+            let variables = [("LD_PRELOAD", before)];
+            let variables = if before.is_empty() {
+                &[][..]
+            } else {
+                &variables
+            };
+            assert_eq!(
+                profile(&place, shell, variables),
+                format!("{group} {after} unset\n")
+            );
+        }
+        // A group that was chosen stays.
+        let chosen = profile(&place, shell, &[("GPULIMIT_GROUP", "own")]);
+        assert_eq!(chosen, "own unset unset\n");
+    }
+}
+
+#[test]
+fn the_lines_for_pam_are_pams() {
+    let text = read("config/login/pam_env.conf");
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let words = lines
+        .iter()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let expected = [
+        [
+            "LD_PRELOAD",
+            "DEFAULT=/usr/local/lib/gpulimit/libgpulimit.so",
+        ],
+        ["GPULIMIT_GROUP", "DEFAULT=users/@{PAM_USER}"],
+    ];
+    assert_eq!(words.collect::<Vec<_>>(), expected);
+}
+
+/// `su` with our lines in the place of this machine's rules for it.
+#[test]
+fn pam_puts_a_session_into_its_users_group() {
+    const SESSION: &str = "mount --bind \"$1\" /etc/pam.d/su && exec su -s /bin/sh daemon -c \
+        'echo \"$GPULIMIT_GROUP ${LD_PRELOAD-unset}\"'";
+    if !may_mount() {
+        return;
+    }
+    if !fs::exists("/etc/pam.d/su").is_ok_and(|there| there) {
+        eprintln!("skipped: there is no PAM with su");
+        return;
+    }
+    let place = Place::new();
+    let lines = repository("config/login/pam_env.conf");
+    let rules = format!(
+        "auth sufficient pam_rootok.so\naccount required pam_permit.so\nsession required pam_env.so conffile={}\n",
+        lines.display()
+    );
+    let rules = place.write("su", &rules);
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", SESSION, "sh"])
+        .arg(rules)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    assert_eq!(said, format!("users/daemon {LIBRARY}\n"), "{output:?}");
+}

@@ -1,0 +1,114 @@
+//! A root and files of a test's own, and what the tests ask of the machine.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The controller.
+pub const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Its text.
+pub fn read(path: &str) -> String {
+    fs::read_to_string(repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Who we are.
+pub fn me() -> u32 {
+    fs::metadata("/proc/self").expect("/proc").uid()
+}
+
+/// Whether a program is there; said where it is not.
+pub fn have(program: &str) -> bool {
+    let found = Command::new("sh")
+        .args(["-c", &format!("command -v {program}")])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: there is no {program}");
+    }
+    found
+}
+
+/// Whether we may mount in a namespace of our own; said where we may not.
+pub fn may_mount() -> bool {
+    let mounted = Command::new("unshare")
+        .args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/run"])
+        .output();
+    let may = mounted.is_ok_and(|output| output.status.success());
+    if !may {
+        eprintln!("skipped: mounts take root");
+    }
+    may
+}
+
+/// A folder that goes away with it.
+pub struct Place(PathBuf);
+
+impl Place {
+    pub fn new() -> Place {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-config-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).expect("a temporary directory");
+        // Groups of other users are made below it with their rights.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+        Place(path)
+    }
+
+    /// A path in it.
+    pub fn at(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// Writes a file and the folders above it.
+    pub fn write(&self, path: &str, text: &str) -> PathBuf {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(&path, text).expect("written");
+        path
+    }
+
+    /// The same, to be run; in the place of what is there, which may be a link.
+    pub fn script(&self, path: &str, text: &str) -> PathBuf {
+        let _ = fs::remove_file(self.at(path));
+        let path = self.write(path, text);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+        path
+    }
+
+    /// Runs the controller with its root in here.
+    pub fn gpulimit(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(GPULIMIT);
+        command
+            .args(arguments)
+            .env_remove("LD_PRELOAD")
+            .env("GPULIMIT_ROOT", self.at("root"));
+        command.output().expect("started")
+    }
+
+    /// The names of the groups.
+    pub fn groups(&self) -> Vec<String> {
+        let output = self.gpulimit(&["ls"]);
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout).lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a program wrote.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,288 @@
+//! Units, drop-ins and tmpfiles: what systemd's own tools say of them, and what they come to.
+
+use crate::place::{GPULIMIT, Place, have, may_mount, me, read, repository, text};
+use gpulimit::group::{Root, SYSTEM};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+/// What stands after `KEY=` in a unit, line by line.
+fn values(unit: &str, key: &str) -> Vec<String> {
+    let text = read(unit);
+    let start = format!("{key}=");
+    let lines = text.lines().filter_map(|line| line.strip_prefix(&start));
+    lines.map(str::to_owned).collect()
+}
+
+/// A system with our units and drop-ins in their places, the others being this machine's.
+fn system() -> Place {
+    let place = Place::new();
+    let units = "usr/lib/systemd/system";
+    fs::create_dir_all(place.at("usr/lib/systemd")).expect("made");
+    let copied = Command::new("cp")
+        .args(["-r", &format!("/{units}")])
+        .arg(place.at(units))
+        .status();
+    assert!(copied.expect("started").success());
+    std::os::unix::fs::symlink("usr/lib", place.at("lib")).expect("made");
+    place.script("usr/local/bin/gpulimit", "#!/bin/sh\n");
+    place.script("usr/lib/systemd/systemd", "#!/bin/sh\n");
+    for unit in ["gpulimit-apply.service", "batch.slice"] {
+        let text = read(&format!("config/systemd/{unit}"));
+        place.write(&format!("etc/systemd/system/{unit}"), &text);
+    }
+    for (drop_in, unit) in [
+        ("limit", "limited.service"),
+        ("service", "train.service"),
+        ("user", "user@.service"),
+    ] {
+        if drop_in != "user" {
+            let service = "[Service]\nExecStart=/usr/local/bin/gpulimit ls\n";
+            place.write(&format!("etc/systemd/system/{unit}"), service);
+        }
+        let text = read(&format!("config/systemd/drop-in/{drop_in}.conf"));
+        let path = format!("etc/systemd/system/{unit}.d/gpulimit.conf");
+        place.write(&path, &text);
+    }
+    place
+}
+
+/// What `systemd-analyze verify` says of all of them; nothing where all is right.
+fn verify(place: &Place) -> (bool, String) {
+    let output = Command::new("systemd-analyze")
+        .args(["verify", "--man=no", "--root"])
+        .arg(place.at(""))
+        .args(["gpulimit-apply.service", "limited.service", "train.service"])
+        .args(["user@1000.service", "batch.slice"])
+        .output()
+        .expect("started");
+    (output.status.success(), text(&output.stderr))
+}
+
+/// Whether it can look at another root (systemd 250).
+fn can_verify() -> bool {
+    if !have("systemd-analyze")
+        || !fs::exists("/usr/lib/systemd/system/sysinit.target").is_ok_and(|there| there)
+    {
+        return false;
+    }
+    let help = Command::new("systemd-analyze").arg("--help").output();
+    let can = help.is_ok_and(|output| text(&output.stdout).contains("--root"));
+    if !can {
+        eprintln!("skipped: systemd-analyze has no --root");
+    }
+    can
+}
+
+#[test]
+fn systemd_takes_the_units_and_drop_ins() {
+    if !can_verify() {
+        return;
+    }
+    let place = system();
+    assert_eq!(verify(&place), (true, String::new()));
+    // It would say so.
+    let wrong = "[Service]\nEnvironmnt=A=b\n";
+    place.write("etc/systemd/system/train.service.d/wrong.conf", wrong);
+    assert!(verify(&place).1.contains("Environmnt"));
+}
+
+#[test]
+fn the_unit_is_between_the_driver_and_the_users() {
+    let unit = "config/systemd/gpulimit-apply.service";
+    let words = |key| {
+        let lines = values(unit, key);
+        let words = lines.iter().flat_map(|line| line.split_whitespace());
+        words.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (after, before) = (words("After"), words("Before"));
+    assert!(
+        after
+            .iter()
+            .any(|name| name == "nvidia-persistenced.service")
+    );
+    assert!(
+        after
+            .iter()
+            .any(|name| name == "systemd-tmpfiles-setup.service")
+    );
+    assert!(
+        before
+            .iter()
+            .any(|name| name == "systemd-user-sessions.service")
+    );
+    assert_eq!(values(unit, "RemainAfterExit"), ["yes"]);
+    assert_eq!(values(unit, "ExecReload"), values(unit, "ExecStart"));
+    // What would hide the GPUs, or the root.
+    for key in [
+        "PrivateDevices",
+        "ProtectClock",
+        "DevicePolicy",
+        "DynamicUser",
+        "User",
+    ] {
+        assert_eq!(values(unit, key), [""; 0], "{key}");
+    }
+    assert_eq!(values(unit, "ReadWritePaths"), [SYSTEM]);
+}
+
+/// The unit's capabilities, and nothing that a program could gain, suffice for groups of users.
+#[test]
+fn the_units_capabilities_suffice() {
+    if me() != 0 || !have("setpriv") {
+        eprintln!("skipped: only root gives capabilities up");
+        return;
+    }
+    let allowed = values(
+        "config/systemd/gpulimit-apply.service",
+        "CapabilityBoundingSet",
+    );
+    let allowed = allowed[0]
+        .to_lowercase()
+        .replace("cap_", "+")
+        .replace(' ', ",");
+    let place = Place::new();
+    let apply = |policy: &str, bounding: &str| {
+        let file = place.write("policy.toml", policy);
+        let output = Command::new("setpriv")
+            .arg(format!("--bounding-set=-all{bounding}"))
+            .args(["--no-new-privs", GPULIMIT, "apply"])
+            .arg(file)
+            .env_remove("LD_PRELOAD")
+            .env("GPULIMIT_ROOT", place.at("root"))
+            .output()
+            .expect("started");
+        (
+            output.status.success(),
+            text(&output.stdout) + &text(&output.stderr),
+        )
+    };
+    let users = "[group.a]\nmax = '90%'\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
+    let rule = "[[rule]]\nuser = 'daemon'\ngroup = 'a/b'\n";
+    let (_, said) = apply(users, "");
+    assert!(said.contains("cannot"), "without capabilities: {said}");
+    let allowed = format!(",{allowed}");
+    for policy in [
+        format!("{users}{rule}"),
+        users.replace("90%", "80%"),
+        String::new(),
+    ] {
+        let (done, said) = apply(&policy, &allowed);
+        assert!(done, "{policy}{said}");
+    }
+    assert_eq!(place.groups(), [""; 0]);
+}
+
+#[test]
+fn drop_ins_make_the_groups_that_they_name() {
+    let place = Place::new();
+    let uid = me().to_string();
+    let expand = |line: &str, instance: &str| {
+        let line = line.trim_start_matches(['-', '+', '@', '!', ':']);
+        let line = line.replace("%N", instance).replace("%i", instance);
+        line.replace("%%", "%")
+    };
+    for (file, instance, group, max) in [
+        ("service", "train", "services/train", "4GiB"),
+        ("user", &uid, &format!("users/{uid}"), "25%"),
+    ] {
+        let file = format!("config/systemd/drop-in/{file}.conf");
+        let run = |key: &str| {
+            for line in values(&file, key) {
+                let command = expand(&line, instance);
+                let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
+                let output = place.gpulimit(&arguments);
+                let may_fail = line.starts_with('-');
+                assert!(may_fail || output.status.success(), "{line}: {output:?}");
+            }
+        };
+        run("ExecStartPre");
+        // A second start, after an end that nobody cleaned up after.
+        run("ExecStartPre");
+        let environment = values(&file, "Environment");
+        let named = environment.iter().map(|line| expand(line, instance));
+        assert!(
+            named
+                .clone()
+                .any(|line| line == format!("GPULIMIT_GROUP={group}"))
+        );
+        let limit = place.gpulimit(&["get", group, "max"]);
+        assert_eq!(text(&limit.stdout).trim(), max, "{limit:?}");
+        run("ExecStopPost");
+    }
+    assert_eq!(
+        place.groups(),
+        ["services", "users", &format!("users/{uid}")]
+    );
+}
+
+#[test]
+fn tmpfiles_make_a_root_for_everybody() {
+    let file = "config/systemd/tmpfiles.d/gpulimit.conf";
+    let text = read(file);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let words: Vec<&str> = lines[0].split_whitespace().collect();
+    assert_eq!(
+        (lines.len(), &words[..]),
+        (1, &["d", SYSTEM, "0755", "root", "root", "-"][..])
+    );
+    if me() != 0 || !have("systemd-tmpfiles") {
+        eprintln!("skipped: systemd-tmpfiles as root");
+        return;
+    }
+    let place = Place::new();
+    let output = Command::new("systemd-tmpfiles")
+        .arg("--create")
+        .arg(format!("--root={}", place.at("").display()))
+        .arg(repository(file))
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{output:?}");
+    let made = place.at(SYSTEM.trim_start_matches('/'));
+    let mode = fs::metadata(&made).expect("made").permissions().mode() & 0o7777;
+    assert_eq!(mode, 0o755);
+    let root = Root::at(made).expect("safe");
+    root.make().expect("a root");
+}
+
+/// The commands of docs/systemd.md, on a copy of this machine's `/etc`; systemctl only takes note. What the unit starts then makes the
+/// groups of the policy.
+#[test]
+fn the_pages_commands_set_a_machine_up() {
+    const MACHINE: &str = "set -eu; place=$1 gpulimit=$2; cp -a /etc \"$place/etc\"; mount --bind \"$place/etc\" /etc; \
+        for empty in /run /usr/local; do mount -t tmpfs -o mode=755 tmpfs $empty; done; \
+        install -D -m 755 \"$gpulimit\" /usr/local/bin/gpulimit; \
+        echo 'lab:x:41000:daemon' >>/etc/group; rm -rf /etc/gpulimit; \
+        export PATH=\"$place/bin:/usr/local/bin:$PATH\"; sh -eux \"$place/commands\" >&2; \
+        stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' /etc/systemd/system/gpulimit-apply.service) >&2; \
+        gpulimit ls; ls /run/gpulimit/.rules";
+    if !may_mount() || !have("systemd-tmpfiles") {
+        return;
+    }
+    let page = read("docs/systemd.md");
+    let blocks = page.split("```").skip(1).step_by(2);
+    let blocks = blocks.filter(|block| !block.contains("[[rule]]"));
+    let commands: String = blocks.collect();
+    assert!(commands.matches("systemctl daemon-reload").count() >= 3);
+    let place = Place::new();
+    place.write("commands", &commands);
+    let note = format!(
+        "#!/bin/sh\necho \"$*\" >>{}\n",
+        place.at("systemctl.log").display()
+    );
+    place.script("bin/systemctl", &note);
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", MACHINE, "sh"])
+        .arg(place.at(""))
+        .arg(GPULIMIT)
+        .current_dir(repository(""))
+        .env_remove("LD_PRELOAD")
+        .env_remove("GPULIMIT_ROOT")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    let expected = "755 root\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\n";
+    assert_eq!(said, expected, "{}", text(&output.stderr));
+    let asked = fs::read_to_string(place.at("systemctl.log")).expect("written");
+    assert!(asked.contains("enable --now gpulimit-apply"), "{asked}");
+}

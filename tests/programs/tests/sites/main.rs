@@ -1,0 +1,3 @@
+//! gpulimit where others start the programs: batch systems. See tests/README.md.
+
+mod slurm;
