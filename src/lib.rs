@@ -4,5 +4,6 @@ pub mod device;
 pub mod group;
 pub mod ledger;
 pub mod limits;
+mod pages;
 pub mod policy;
 pub mod units;
