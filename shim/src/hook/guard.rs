@@ -31,7 +31,7 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The work is done inside, so that the thread's word is looked up once.
     let done = INSIDE.try_with(|inside| {
         let mut word = 0;
-        let here = (&raw mut word).addr();
+        let here = (&raw mut word).expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }

@@ -82,6 +82,24 @@ def free() -> dict:
     return {"status": status}
 
 
+def mark(size: int) -> dict:
+    """Write its number into every word of each allocation, all of which have `size` bytes."""
+    steps = [cuda.cuMemsetD32_v2(u64(address), number + 1, size_t(size // 4)) for number, address in enumerate(held)]
+    return {"status": max([*steps, cuda.cuCtxSynchronize()])}
+
+
+def marked(size: int) -> dict:
+    """How many allocations do not have their number at the beginning, in the middle and at the end."""
+    status, wrong = 0, set()
+    for number, address in enumerate(held):
+        for place in (0, size // 2 & ~3, size - 4):
+            word = ctypes.c_uint()
+            status = max(status, cuda.cuMemcpyDtoH_v2(ctypes.byref(word), u64(address + place), size_t(4)))
+            if word.value != number + 1:
+                wrong.add(number)
+    return {"status": status, "wrong": len(wrong)}
+
+
 def info() -> dict:
     """cuMemGetInfo and cuDeviceTotalMem."""
     left, total, device = size_t(), size_t(), size_t()
@@ -117,4 +135,5 @@ def calls() -> dict:
 
 
 if __name__ == "__main__":
-    agent.serve({"start": start, "alloc": alloc, "fill": fill, "churn": churn, "free": free, "info": info, "calls": calls})
+    orders = (start, alloc, fill, churn, free, mark, marked, info, calls)
+    agent.serve({order.__name__: order for order in orders})

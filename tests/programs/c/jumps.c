@@ -10,7 +10,8 @@ static void jump(int number) { siglongjmp(back, 1); }
 
 __attribute__((noinline)) static address deeper(size_t mib) {
     volatile char room[1 << 16];
-    memset((char *)room, 7, sizeof room);
+    for (size_t at = 0; at < sizeof room; at++)
+        room[at] = 7;
     address found = gpu_alloc(mib);
     room[0] = 8;
     return found;
