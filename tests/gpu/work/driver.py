@@ -82,22 +82,26 @@ def free() -> dict:
     return {"status": status}
 
 
+def words(size: int) -> list[tuple[int, int]]:
+    """Addresses all over what is held, allocations of `size` bytes, and a number for each."""
+    places = [address + at for address in held for at in range(0, size, 16 << 20)]
+    return list(zip(places, range(1, len(places) + 1)))
+
+
 def mark(size: int) -> dict:
-    """Write its number into every word of each allocation, all of which have `size` bytes."""
-    steps = [cuda.cuMemsetD32_v2(u64(address), number + 1, size_t(size // 4)) for number, address in enumerate(held)]
+    """Write its number into every one of `words`."""
+    steps = [cuda.cuMemsetD32_v2(u64(place), number, size_t(1)) for place, number in words(size)]
     return {"status": max([*steps, cuda.cuCtxSynchronize()])}
 
 
 def marked(size: int) -> dict:
-    """How many allocations do not have their number at the beginning, in the middle and at the end."""
-    status, wrong = 0, set()
-    for number, address in enumerate(held):
-        for place in (0, size // 2 & ~3, size - 4):
-            word = ctypes.c_uint()
-            status = max(status, cuda.cuMemcpyDtoH_v2(ctypes.byref(word), u64(address + place), size_t(4)))
-            if word.value != number + 1:
-                wrong.add(number)
-    return {"status": status, "wrong": len(wrong)}
+    """How many of `words` have another number."""
+    status = wrong = 0
+    for place, number in words(size):
+        word = ctypes.c_uint()
+        status = max(status, cuda.cuMemcpyDtoH_v2(ctypes.byref(word), u64(place), size_t(4)))
+        wrong += word.value != number
+    return {"status": status, "wrong": wrong}
 
 
 def info() -> dict:

@@ -31,7 +31,14 @@ fn what_is_moved_away_is_kept_for_its_return() {
     let before = world.usage(0).charged;
     let mut tool = tool(&world);
     let state = format!("process-state {}", program.pid());
-    assert_eq!(tool.say(&state), "0 0");
+    let pid = program.pid();
+    tool.expect(&[
+        (&format!("checkpoint-process {pid}"), "401"),
+        (&format!("unlock-process {pid}"), "401"),
+        (&state, "0 0"),
+        (&format!("restore-thread {pid}"), &format!("0 {pid}")),
+        ("lock-process 1", "1"),
+    ]);
     does(&mut tool, &["lock", "checkpoint"], &program);
     assert_eq!(tool.say(&state), "0 2");
     let listed = |pid| {
