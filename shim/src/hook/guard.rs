@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 
 thread_local! {
     /// The address of a word in the frame of the hook, which holds it, too; 0 outside.
@@ -30,13 +31,13 @@ impl Drop for Inside<'_> {
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The work is done inside, so that the thread's word is looked up once.
     let done = INSIDE.try_with(|inside| {
-        let mut word = 0;
-        let here = (&raw mut word).expose_provenance();
+        let mut word = MaybeUninit::<usize>::uninit();
+        let here = word.as_mut_ptr().expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
         // SAFETY: a local variable; nobody but `is_abandoned` reads it, of which the compiler knows nothing.
-        unsafe { (&raw mut word).write_volatile(here) };
+        unsafe { word.as_mut_ptr().write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
         Some(work())

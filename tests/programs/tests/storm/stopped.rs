@@ -103,6 +103,7 @@ fn again_and_again(
     assert_eq!(member.answer(), format!("0:{calls}"));
     println!("{rounds} rounds, at most {:?}", others.longest());
     drop(others);
+    world.bury();
     world.judge(CAP);
     member.end_quietly();
     world.judge_end(CAP);
