@@ -124,32 +124,23 @@ mod tests {
 
     #[test]
     fn a_hook_that_was_left_without_its_end_is_none() {
-        far_down(|| {
-            alone(|| {
-                // Not its end: as if somebody had jumped away from here.
-                let place = INSIDE.get();
-                assert_ne!(place, 0);
-                std::thread_local!(static KEPT: Cell<usize> = const { Cell::new(0) });
-                KEPT.set(place);
-                KEPT.get()
-            })
-        })
-        .map(|place| {
-            INSIDE.set(place);
-            assert_eq!(alone(|| 7), Some(7), "from further up");
-            // What has come into its place.
-            let mut word = 5usize;
-            INSIDE.set((&raw mut word).addr());
-            assert_eq!(far_down(|| alone(|| 7)), Some(7), "from further down");
+        let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
+        assert_ne!(place, 0);
+        // As if somebody had jumped away from there.
+        INSIDE.set(place);
+        assert_eq!(alone(|| 7), Some(7), "from further up");
+        let mut word = MaybeUninit::<usize>::uninit();
+        let there = word.as_mut_ptr().expose_provenance();
+        for (content, answer) in [(5, Some(7)), (there, None)] {
             // SAFETY: as `alone` writes it.
-            unsafe { (&raw mut word).write_volatile((&raw mut word).addr()) };
-            INSIDE.set((&raw mut word).addr());
-            assert_eq!(far_down(|| alone(|| 7)), None, "inside of it");
-        });
+            unsafe { word.as_mut_ptr().write_volatile(content) };
+            INSIDE.set(there);
+            assert_eq!(far_down(|| alone(|| 7)), answer, "from further down");
+        }
         // A stack that is gone.
         INSIDE.set(usize::MAX & !0xfff);
         assert_eq!(alone(|| 7), Some(7));
-        // Far below, with nothing in between.
+        // Another one, far below, with nothing in between.
         INSIDE.set(4096);
         assert_eq!(alone(|| 7), None);
         INSIDE.set(0);
