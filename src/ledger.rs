@@ -198,6 +198,18 @@ impl Ledger {
         !self.place.is_current()
     }
 
+    /// What has become of the file that is mapped, where nothing in it can be relied on any more: nothing is granted then.
+    pub fn damage(&self) -> Option<LedgerError> {
+        let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
+        if self.map.is_lost() {
+            damaged("cut short")
+        } else if !self.content().header.preface.is_whole() {
+            damaged("overwritten")
+        } else {
+            None
+        }
+    }
+
     /// The index of a device; it is put into the table when it is new. `capacity` in bytes.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
         let header = &self.content().header;

@@ -4,5 +4,8 @@ pub mod device;
 pub mod group;
 pub mod ledger;
 pub mod limits;
+// Models map nothing.
+#[cfg_attr(all(test, loom), allow(dead_code))]
+mod pages;
 pub mod policy;
 pub mod units;

@@ -214,6 +214,15 @@ impl Limits {
         rules(&self.map, &self.path)
     }
 
+    /// What has become of the file that is mapped, where it does not say what holds any more: nothing is allowed then.
+    pub fn damage(&self) -> Option<LimitsError> {
+        if self.map.is_lost() {
+            Some(cut_short(&self.path))
+        } else {
+            self.rules().err()
+        }
+    }
+
     /// Changes the rules; members see all of the change or nothing of it.
     ///
     /// Returns the rules as they are now. Writers wait for each other, for a bounded time.
@@ -238,6 +247,9 @@ impl Limits {
             return Err(LimitsError::Full { path: path.into() });
         }
         mapped.replace(&set);
+        if mapped.is_lost() {
+            return Err(cut_short(path));
+        }
         Ok(set)
     }
 }
@@ -279,7 +291,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
         return Err(damaged("not a regular file"));
     }
     if about.len() < SIZE as u64 {
-        return Err(damaged("too short"));
+        return Err(cut_short(path));
     }
     let map = Map::of(&file, write).map_err(failed("map"))?;
     if map.magic.load(Ordering::Relaxed) != MAGIC {
@@ -297,6 +309,13 @@ fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
     }
     rules(&map, path)?;
     Ok((map, file))
+}
+
+fn cut_short(path: &Path) -> LimitsError {
+    LimitsError::Damaged {
+        path: path.into(),
+        why: "cut short",
+    }
 }
 
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
@@ -492,7 +511,7 @@ mod tests {
         };
         refused("No such file");
         fs::write(&path, "short").expect("written");
-        refused("too short");
+        refused("cut short");
         fs::write(&path, vec![0; SIZE]).expect("written");
         refused("not a limits file");
         fs::write(&path, [layout::File::bytes(&set()), vec![0; 64]].concat()).expect("written");

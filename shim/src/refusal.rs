@@ -56,6 +56,15 @@ pub fn report(
         .next()
         .unwrap_or(symbol)
         .trim_end_matches("_ptsz");
+    if let Some(damage) = member.damage() {
+        message::line(format_args!(
+            "refused {} by {name} on GPU {} ({}): {damage}",
+            gib(bytes),
+            device.ordinal,
+            device.id.short(),
+        ));
+        return;
+    }
     let mut holders = member.holders(share, &crate::nvml::ProcessList);
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.usage.charged));
     let context = device.context_hint().max(device.least_context);

@@ -141,6 +141,11 @@ impl Member {
             .any(|station| station.ledger.is_unlinked())
     }
 
+    /// What has become of the files of the group, or of one above it, where nothing can be charged in them any more: all is refused then.
+    pub fn damage(&self) -> Option<GroupError> {
+        self.levels.iter().find_map(Station::damage)
+    }
+
     /// The device of this identity, which has `capacity` bytes in all.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<MemberDevice, GroupError> {
         let first = self.leaf().ledger.device(id, capacity)?;
@@ -300,6 +305,9 @@ impl Member {
                     .protection(&station.ledger)
                     .map_or(0, |kept| kept.untaken(&station.ledger, index, false));
                 let charged = station.ledger.charged(index);
+                if station.ledger.damage().is_some() {
+                    return (0, charged);
+                }
                 (max.saturating_sub(kept).saturating_sub(charged), charged)
             })
         });
@@ -457,7 +465,7 @@ impl Station {
         let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
         let slot = ledger.claim(&Identity::of_self(), below)?;
         let own = name::upwards(below).last().filter(|own| !own.is_empty());
-        Ok(Self {
+        let station = Self {
             name: group.name().into(),
             limits,
             slot,
@@ -465,7 +473,14 @@ impl Station {
             answered: AtomicU64::new(ledger.asked()),
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
-        })
+        };
+        // They were whole when they were opened, and somebody may have cut them before they were mapped.
+        station.damage().map_or(Ok(station), Err)
+    }
+
+    fn damage(&self) -> Option<GroupError> {
+        let ledger = self.ledger.damage().map(GroupError::Ledger);
+        ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
 
     /// This group as a level of a charge; `at` is its place on the path.

@@ -59,6 +59,10 @@ pub(super) trait Rung {
         Self::Word: 'a;
     /// The limit in units, less what is kept for others. To be read before the words that it is compared with.
     fn max(&self) -> u64;
+    /// Whether what was read is not the words that others write. To be asked after they were read.
+    fn is_lost(&self) -> bool {
+        false
+    }
     /// A request was granted: `total` units were seen in sum, `own` are this process's.
     fn note(&self, total: u64, own: u64);
     /// Before the own word is changed; one of the next three comes after it. False: somebody else has changed what only this process may.
@@ -120,7 +124,7 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     // too: a slot that is not below it now will see this request when it publishes its own first.
     R::Word::fence(Ordering::SeqCst);
     let total = total(rung);
-    if total > max {
+    if total > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
         rung.withdrawn();
         return Err(level);

@@ -9,7 +9,7 @@
 //! instead, the same lines would fall into one set of the first-level cache and into as many TLB entries as slots.
 //! A change of any of this is a new [`VERSION`].
 
-use super::atomic::AtomicU64;
+use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
 use std::mem::{offset_of, size_of};
 
@@ -57,6 +57,34 @@ pub(super) const PREFACE: [u64; 8] = [
     MAX_DEVICES as u64,
     FILE_SIZE,
 ];
+
+impl Preface {
+    fn words(&self) -> [&AtomicU64; 8] {
+        [
+            &self.magic,
+            &self.version,
+            &self.header_size,
+            &self.words_size,
+            &self.slot_size,
+            &self.slots,
+            &self.devices,
+            &self.file_size,
+        ]
+    }
+
+    /// Whether it is one of this version.
+    pub fn is_whole(&self) -> bool {
+        self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
+    }
+
+    /// Makes it one, for models: a file has it from the start.
+    #[cfg(all(test, loom))]
+    pub fn write(&self) {
+        for (word, value) in self.words().into_iter().zip(PREFACE) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
 
 /// Length of the file.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;

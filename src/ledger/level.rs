@@ -179,6 +179,11 @@ impl Rung for Level<'_> {
     }
 
     #[inline]
+    fn is_lost(&self) -> bool {
+        self.slot.ledger().map.is_lost()
+    }
+
+    #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
         // What this process has charged ahead is no usage. Of the others' that cannot be told at this price.

@@ -5,7 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
-use super::map::{Birthmark, Pages};
+use super::map::Birthmark;
+use crate::pages::Pages;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
@@ -105,7 +106,7 @@ impl Anchor {
     pub(super) fn new(file: &Description) -> io::Result<Self> {
         let mark = Birthmark::new()?;
         // Never accessed: only the reference to the description counts.
-        let pages = Pages::new(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
+        let pages = Pages::unreadable(file)?;
         pages.advise(libc::MADV_DONTFORK)?;
         Ok(Self {
             pages: ManuallyDrop::new(pages),

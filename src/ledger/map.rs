@@ -1,54 +1,13 @@
 //! Memory mappings: the file's content, and the page that tells a forked child.
 //!
-//! A process that truncates the file of others makes them die of SIGBUS at the next access. Nothing on a tmpfs path
-//! prevents that (seals need a memfd), so the file's permissions are what protects a group: who may write its ledger
-//! may also break it.
+//! Who may write the file of others can also cut it short. What they have mapped is then [lost](Mapping::is_lost).
 #![allow(unsafe_code)]
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::{Content, FILE_SIZE};
+use crate::pages::{Pages, lost};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::ptr::{self, NonNull};
-
-/// Pages mapped by this process and unmapped on drop.
-pub(super) struct Pages {
-    start: NonNull<libc::c_void>,
-    len: usize,
-}
-
-// SAFETY: `Pages` is an address range; what may be done with the bytes is said by the types below, which hand out
-// nothing but shared references to atomics.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    pub(super) fn new(len: usize, protection: i32, flags: i32, fd: i32) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
-        match NonNull::new(start) {
-            Some(start) if start.as_ptr() != libc::MAP_FAILED => Ok(Self { start, len }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    pub(super) fn advise(&self, advice: i32) -> io::Result<()> {
-        // SAFETY: the range is a whole mapping of ours; both advices used only say what fork does with it.
-        match unsafe { libc::madvise(self.start.as_ptr(), self.len, advice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the range is a mapping of ours, and every reference into it borrows from `self`.
-        unsafe { libc::munmap(self.start.as_ptr(), self.len) };
-    }
-}
 
 /// Tells whether this memory belongs to the process that made it, or was copied by fork.
 ///
@@ -64,12 +23,7 @@ impl Birthmark {
     const PID_ONLY: u64 = 2;
 
     pub(super) fn new() -> io::Result<Self> {
-        let pages = Pages::new(
-            4096,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-        )?;
+        let pages = Pages::private(4096)?;
         let wipes = pages.advise(libc::MADV_WIPEONFORK).is_ok();
         let mark = Self {
             pages,
@@ -82,7 +36,7 @@ impl Birthmark {
 
     fn word(&self) -> &AtomicU64 {
         // SAFETY: the page is mapped as long as `self`, aligned, zeroed by the kernel, and used as this word only.
-        unsafe { self.pages.start.cast().as_ref() }
+        unsafe { self.pages.start().cast().as_ref() }
     }
 
     /// Whether this process made the mark.
@@ -107,13 +61,7 @@ impl Mapping {
     /// Maps the whole ledger. The file's length has been checked to be [`FILE_SIZE`].
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
         let mark = Birthmark::new()?;
-        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        let pages = Pages::new(
-            FILE_SIZE as usize,
-            protection,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-        )?;
+        let pages = Pages::of_file(file, FILE_SIZE as usize, writable)?;
         pages.advise(libc::MADV_DONTFORK)?;
         Ok(Self {
             pages: std::mem::ManuallyDrop::new(pages),
@@ -125,14 +73,8 @@ impl Mapping {
     /// Zeros in memory of this process's own, for models.
     #[cfg(all(test, loom))]
     pub(super) fn of_memory() -> io::Result<Self> {
-        let pages = Pages::new(
-            FILE_SIZE as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-        )?;
         Ok(Self {
-            pages: std::mem::ManuallyDrop::new(pages),
+            pages: std::mem::ManuallyDrop::new(Pages::private(FILE_SIZE as usize)?),
             mark: Birthmark::new()?,
             writable: true,
         })
@@ -143,11 +85,17 @@ impl Mapping {
     pub(super) fn content(&self) -> &Content {
         // SAFETY: the mapping is as long as `Content` (asserted by `FILE_SIZE`), page-aligned, and lives as long as
         // `self`; `Content` is made of atomics only, for which every value is valid and concurrent writes are fine.
-        unsafe { self.pages.start.cast().as_ref() }
+        unsafe { self.pages.start().cast().as_ref() }
     }
 
     pub(super) fn writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether the file was cut short: the content is then zeros of this process's own. One load as long as nothing ever was.
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        lost::any() && self.pages.is_lost()
     }
 
     /// Whether the mapping exists in this process: false in a forked child.

@@ -28,7 +28,8 @@ pub struct Slot {
     index: usize,
     /// What this process has charged of each device, where nobody else can change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes were not seen.
+    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes were not seen. For ever where the file is none
+    /// any more.
     distrust: AtomicU64,
     // The lock. Dropped after the words are zeroed.
     _owner: Anchor,
@@ -97,6 +98,11 @@ impl Slot {
     /// anything is granted.
     #[cold]
     fn put_right(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
+        // Nobody is let in any more. Without `high_water` all members come here, so it stays as it is.
+        if self.ledger.damage().is_some() {
+            self.distrust.store(u64::MAX, Ordering::Relaxed);
+            return false;
+        }
         self.word(device).fetch_add(lacks, Ordering::SeqCst);
         self.high_water()
             .fetch_max(self.index as u64 + 1, Ordering::SeqCst);

@@ -8,7 +8,7 @@
 //! of them sees the other, and a waiter that sleeps is woken.
 
 use super::atomic::{Ordering, fence};
-use super::layout::Signals;
+use super::layout::{Signals, Waiting};
 use super::lock::{self, Bytes};
 use super::{DeviceIndex, Ledger, Slot, os};
 use std::time::{Duration, Instant};
@@ -45,9 +45,16 @@ impl<'a> Line<'a> {
         let signals = signals(slot.ledger());
         let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
         let waiting = slot.waiting();
+        let before = waiting.ticket.load(Ordering::Relaxed);
+        let now = os::boot_ms();
+        // Left behind by a thread that has jumped out of its wait (`siglongjmp`), if nobody has looked for so long.
+        if before != 0 && !is_absent(waiting, now) {
+            return None;
+        }
+        waiting.seen.store(now, Ordering::Relaxed);
         waiting
             .ticket
-            .compare_exchange(0, ticket, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(before, ticket, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         waiting.device.store(device.get() as u64, Ordering::Relaxed);
         let line = Self {
@@ -98,7 +105,11 @@ impl<'a> Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         let waiting = self.slot.waiting();
-        waiting.ticket.store(0, Ordering::Release);
+        // Unless another thread has taken the place over, while this one could not look.
+        let _ =
+            waiting
+                .ticket
+                .compare_exchange(self.ticket, 0, Ordering::Release, Ordering::Relaxed);
         // The next in line need not wait for memory to come back.
         wake(self.slot.ledger());
     }
@@ -132,7 +143,7 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         if theirs == 0
             || theirs >= ticket
             || waiting.device.load(Ordering::Relaxed) != device.get() as u64
-            || now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
+            || is_absent(waiting, now)
         {
             continue;
         }
@@ -148,6 +159,11 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         }
     }
     false
+}
+
+/// Whether a waiter has not looked for so long that it is passed by.
+fn is_absent(waiting: &Waiting, now: u64) -> bool {
+    now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
 fn signals(ledger: &Ledger) -> &Signals {

@@ -2,43 +2,26 @@
 #![allow(unsafe_code)]
 
 use super::layout::{File, SIZE};
+use crate::pages::Pages;
 use std::fs;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::ptr::{self, NonNull};
 
 /// A limits file in memory, shared with everybody who maps it.
-pub(super) struct Map(NonNull<File>);
-
-// SAFETY: the mapping is memory like any other, and `File` is atomics throughout.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
+pub(super) struct Map(Pages);
 
 impl Map {
     /// Maps `file`, which has [`SIZE`] bytes at least; writable only where `write` says so.
     ///
     /// The descriptor is not needed afterwards.
     pub(super) fn of(file: &fs::File, write: bool) -> io::Result<Self> {
-        let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists.
-        let at = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                SIZE,
-                protection,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(at.cast())
-            .map(Self)
-            .ok_or_else(|| io::Error::other("mapped at address 0"))
+        Pages::of_file(file, SIZE, write).map(Self)
+    }
+
+    /// Whether the file was cut short: the content is then zeros, which allow nothing.
+    pub(super) fn is_lost(&self) -> bool {
+        self.0.is_lost()
     }
 }
 
@@ -48,14 +31,7 @@ impl Deref for Map {
     fn deref(&self) -> &File {
         // SAFETY: page-aligned, `SIZE` bytes, mapped until drop; every bit pattern is a valid `File`. Nobody
         // stores through a read-only mapping: `Limits` only loads.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `of` with this size, and no borrow outlives the owner.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
+        unsafe { self.0.start().cast().as_ref() }
     }
 }
 

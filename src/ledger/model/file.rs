@@ -32,5 +32,6 @@ pub(super) fn open(path: &Path, _write: bool) -> Result<(Place, Mapping), Ledger
         book,
     };
     let mapping = Mapping::of_memory().map_err(|error| LedgerError::io(path, "map", error))?;
+    mapping.content().header.preface.write();
     Ok((place, mapping))
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use crate::machine::Machine;
-use crate::{Outcome, Status};
+use crate::{Outcome, Status, checkpoint};
 
 /// A pointer to which the call writes a result.
 #[repr(transparent)]
@@ -204,6 +204,7 @@ impl Site {
         if machine.knobs.active.load(Acquire) == 0 {
             return work();
         }
+        checkpoint::wait_if_locked();
         let calls = self.calls.fetch_add(1, Relaxed) + 1;
         let orders = machine.knobs.orders(self.name, calls);
         wait(orders.latency);

@@ -10,11 +10,14 @@ use crate::machine::{BLOCK, MAX_DEVICES};
 /// Rules for single symbols that can be set at a time.
 pub const MAX_RULES: usize = 64;
 const NAME_WORDS: usize = 6;
+/// Bits of [`Knobs::active`].
+const SET: u32 = 1;
+const LOCKED: u32 = 2;
 
 /// The settings that the shared state holds.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 when any latency, failure or work is set: the only word that an ordinary call reads.
+    /// Not 0 when any latency, failure or work is set, or a process was ever locked: the only word that an ordinary call reads.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -222,8 +225,17 @@ impl Knobs {
                     || !matches!(rule.latency.load(Relaxed), 0 | u64::MAX)
                     || !matches!(rule.delay.load(Relaxed), 0 | u64::MAX)
             });
-        self.active.store(set.into(), Release);
+        if set {
+            self.active.fetch_or(SET, Release);
+        } else {
+            self.active.fetch_and(!SET, Release);
+        }
         Ok(())
+    }
+
+    /// A process was locked: from now on calls look whether theirs is.
+    pub fn note_locked(&self) {
+        self.active.fetch_or(LOCKED, Release);
     }
 
     /// Sets the waits of all calls, and those of single symbols.

@@ -9,6 +9,7 @@ pub mod array;
 pub mod blocks;
 pub mod cancel;
 pub mod capture;
+pub mod checkpoint;
 pub mod context;
 pub mod device;
 pub mod driver;

@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_0008;
+const MAGIC: u64 = 0x6770_756c_696d_0009;
 
 /// The shared state. All-zero is a valid, empty machine, which `create` then configures.
 #[repr(C)]
@@ -82,6 +82,10 @@ pub struct Slot {
     pub exiting: AtomicU64,
     /// When the owner was found dead, in ms; 0 = alive as far as known.
     pub died: AtomicU64,
+    /// Whether the owner's calls wait, and its memory was moved away, see [`crate::checkpoint`].
+    pub state: AtomicU64,
+    /// Per GPU: the blocks that were.
+    pub away: [AtomicU64; MAX_DEVICES],
     /// Per GPU: what the process holds.
     pub held: [Held; MAX_DEVICES],
 }

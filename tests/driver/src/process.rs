@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, now_ms};
-use crate::{device, grant, shared};
+use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, now_ms};
+use crate::{checkpoint, device, grant, shared};
 
 /// The lock bytes lie far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
@@ -71,6 +71,16 @@ impl Process {
             .map_err(String::as_str)
     }
 
+    /// Its line of the machine, if it has one already.
+    pub(crate) fn line() -> Option<&'static Slot> {
+        match OWN.get() {
+            Some(Ok(own)) if OWNER.load(Relaxed) == std::process::id() => {
+                Some(&own.machine.slots[own.slot])
+            }
+            _ => None,
+        }
+    }
+
     fn claim() -> io::Result<Process> {
         let machine = Machine::get()?;
         let file = Machine::file()?;
@@ -85,6 +95,7 @@ impl Process {
             line.exiting.store(0, Relaxed);
             line.died.store(0, Relaxed);
             line.namespace.store(namespace(), Relaxed);
+            checkpoint::begin(line);
             if line
                 .owner
                 .compare_exchange(0, owner, SeqCst, SeqCst)

@@ -16,6 +16,7 @@ from checks import (  # noqa: F401
     several_gpus,
     live,
     killed,
+    checkpoint,
     storm,
     refusal,
     wrong_input,

@@ -82,6 +82,28 @@ def free() -> dict:
     return {"status": status}
 
 
+def words(size: int) -> list[tuple[int, int]]:
+    """Addresses all over what is held, allocations of `size` bytes, and a number for each."""
+    places = [address + at for address in held for at in range(0, size, 16 << 20)]
+    return list(zip(places, range(1, len(places) + 1)))
+
+
+def mark(size: int) -> dict:
+    """Write its number into every one of `words`."""
+    steps = [cuda.cuMemsetD32_v2(u64(place), number, size_t(1)) for place, number in words(size)]
+    return {"status": max([*steps, cuda.cuCtxSynchronize()])}
+
+
+def marked(size: int) -> dict:
+    """How many of `words` have another number."""
+    status = wrong = 0
+    for place, number in words(size):
+        word = ctypes.c_uint()
+        status = max(status, cuda.cuMemcpyDtoH_v2(ctypes.byref(word), u64(place), size_t(4)))
+        wrong += word.value != number
+    return {"status": status, "wrong": wrong}
+
+
 def info() -> dict:
     """cuMemGetInfo and cuDeviceTotalMem."""
     left, total, device = size_t(), size_t(), size_t()
@@ -117,4 +139,5 @@ def calls() -> dict:
 
 
 if __name__ == "__main__":
-    agent.serve({"start": start, "alloc": alloc, "fill": fill, "churn": churn, "free": free, "info": info, "calls": calls})
+    orders = (start, alloc, fill, churn, free, mark, marked, info, calls)
+    agent.serve({order.__name__: order for order in orders})

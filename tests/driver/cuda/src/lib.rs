@@ -6,6 +6,7 @@
 
 mod array;
 mod binary;
+mod checkpoint;
 mod context;
 mod copy;
 mod device;

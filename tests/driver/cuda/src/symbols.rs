@@ -7,8 +7,8 @@
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
-    array, context, copy, device, graph, green, host, lookup, memory, module, pool, stream, tables,
-    vmm,
+    array, checkpoint, context, copy, device, graph, green, host, lookup, memory, module, pool,
+    stream, tables, vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 use gpulimit_sim::cancel::Whole;
@@ -365,6 +365,13 @@ symbols! {
     cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: usize, blocks: i32, threads: i32) "cuOccupancyAvailableDynamicSMemPerBlock" 10020 => module::dynamic_shared;
     cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: usize, config: In<u8>) "cuOccupancyMaxPotentialClusterSize" 11070 => module::cluster_size;
     cuOccupancyMaxActiveClusters(count: Out<i32>, function: usize, config: In<u8>) "cuOccupancyMaxActiveClusters" 11070 => module::active_clusters;
+
+    cuCheckpointProcessGetState(pid: i32, state: Out<i32>) "cuCheckpointProcessGetState" 12080 => checkpoint::state;
+    cuCheckpointProcessGetRestoreThreadId(pid: i32, thread: Out<i32>) "cuCheckpointProcessGetRestoreThreadId" 12080 => checkpoint::restore_thread;
+    cuCheckpointProcessLock(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessLock" 12080 => checkpoint::lock;
+    cuCheckpointProcessCheckpoint(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessCheckpoint" 12080 => checkpoint::checkpoint;
+    cuCheckpointProcessRestore(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessRestore" 12080 => checkpoint::restore;
+    cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
     cuProfilerStart() "cuProfilerStart" 4000 => device::profiler;
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;

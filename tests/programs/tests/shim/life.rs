@@ -8,10 +8,13 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use gpulimit_programs::world::{self, MIB, World};
+use gpulimit::ledger::EventKind;
+use gpulimit_programs::world::{self, MIB, Session, World};
 
 /// Room for all that the programs do.
 const ROOMY: u64 = 8192 * MIB;
+/// Where they wait for each other.
+const CAP: u64 = 4096 * MIB;
 /// Where the programs are to fill what there is.
 const TIGHT: u64 = 1536 * MIB;
 /// What `gpu_fill` asks for at a time.
@@ -245,6 +248,70 @@ fn daemons_without_descriptors() {
             world.judge_end(TIGHT);
         }
     });
+}
+
+#[test]
+fn files_of_its_own_that_are_cut_short() {
+    let handled = ["info", "plain", "once", "jumps", "sent"];
+    let not = ["default", "ignored", "sent_default", "sent_ignored"];
+    for how in handled.into_iter().chain(not) {
+        for when in ["before", "after"] {
+            lives("bus", &[how, when]);
+        }
+    }
+}
+
+/// Waits until so many requests have come to wait.
+#[track_caller]
+fn waiting(world: &World, count: usize) {
+    let waits = || world.events(EventKind::Wait).len() >= count;
+    assert!(
+        world::eventually(waits),
+        "{:?}",
+        world.events(EventKind::Wait)
+    );
+}
+
+#[test]
+fn jumping_out_of_a_wait() {
+    for from in ["same", "up", "down"] {
+        by_every_door("jumps", |program| {
+            let world = World::new(CAP);
+            world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+            let mut holder = world.on_gpu();
+            holder.expect(&[("alloc a 1500M", "0")]);
+            let mut jumper = Session::start(with(world.limited(program), &[from]));
+            assert_eq!(jumper.line(), "start 0");
+            waiting(&world, 1);
+            jumper.signal(libc::SIGALRM);
+            assert_eq!(jumper.line(), "over 0", "{program:?} {from}");
+            assert_eq!(jumper.line(), "small 0");
+            assert_eq!(jumper.line(), "hold");
+            world.judge(CAP);
+            // Its place in the line is nobody's.
+            let mut other = world.on_gpu();
+            other.tell("alloc b 1500M");
+            waiting(&world, 2);
+            holder.expect(&[("free a", "0")]);
+            assert_eq!(other.answer(), "0");
+            world.judge(CAP);
+            // It may wait again, in its turn.
+            jumper.tell("");
+            waiting(&world, 3);
+            other.expect(&[("free b", "0")]);
+            assert_eq!(jumper.line(), "again 1");
+            assert_eq!(jumper.line(), "hold");
+            world.judge(CAP);
+            jumper.tell("");
+            assert_eq!(jumper.line(), "free 0 0");
+            let (status, errors) = jumper.end();
+            assert!(status.success(), "{status:?} {errors}");
+            assert_eq!(errors.matches("refused").count(), 1, "{errors}");
+            holder.end();
+            other.end();
+            world.judge_end(CAP);
+        });
+    }
 }
 
 #[test]

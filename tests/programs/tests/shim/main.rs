@@ -2,6 +2,7 @@
 
 mod arrays;
 mod at_limit;
+mod checkpoint;
 mod code;
 mod conditional;
 mod containers;

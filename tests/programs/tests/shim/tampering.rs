@@ -2,13 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gpulimit::ledger::Ledger;
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
+use gpulimit::ledger::{EventKind, Ledger};
+use gpulimit_programs::world::{self, CONTEXT, MIB, World};
+
+use crate::life::watch;
 
 const CAP: u64 = 4096 * MIB;
 const PIECE: u64 = 100 * MIB;
@@ -200,34 +202,185 @@ fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
     }
 }
 
-/// It goes on, or has been ended by the kernel, which has no memory for what was cut off (`docs/security.md`).
+/// What happens to a file of so many bytes.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    All,
+    Half,
+    /// And made as long again, by nothing.
+    AndGrown,
+}
+
+fn cut(path: &Path, how: Cut) {
+    let file = OpenOptions::new().write(true).open(path).expect("there");
+    let length = file.metadata().expect("there").len();
+    let cut = |length| file.set_len(length).expect("cut");
+    match how {
+        Cut::All => cut(0),
+        Cut::Half => cut(length / 2),
+        Cut::AndGrown => {
+            cut(0);
+            cut(length);
+        }
+    }
+}
+
+/// Lines of ours only, each of which says what is wrong with which file.
 #[track_caller]
-fn ends(program: Session) {
-    let (status, errors) = program.end();
-    assert!(
-        status.success() || status.signal() == Some(libc::SIGBUS),
-        "{status:?} {errors}"
-    );
+fn names(errors: &str, path: &Path) {
+    assert!(!errors.is_empty());
+    for line in errors.lines() {
+        assert!(line.starts_with("gpulimit: refused "), "{line}");
+        assert!(line.contains(&path.display().to_string()), "{line}");
+    }
 }
 
 #[test]
-fn files_that_are_cut_short_let_nobody_in() {
+fn files_that_are_cut_short_end_nobody_and_let_nobody_in() {
     for name in ["ledger", "limits"] {
-        for is_all in [true, false] {
+        for how in [Cut::All, Cut::Half, Cut::AndGrown] {
+            println!("{name} {how:?}");
             let world = World::new(CAP);
-            let mut program = world.on_gpu();
+            let (mut program, mut idle) = (world.on_gpu(), world.on_gpu());
             program.expect(&[("alloc a 1000M", "0")]);
             let path = world.group().path().join(name);
-            let file = OpenOptions::new().write(true).open(&path).expect("there");
-            let length = file.metadata().expect("there").len();
-            file.set_len(if is_all { 0 } else { length / 2 })
-                .expect("cut");
-            program.tell("fill f 100M\nfree a");
+            cut(&path, how);
+            let filled = program.say("fill f 100M");
+            // Half of it is enough for those who have read it before.
+            let is_refused = !matches!(how, Cut::Half);
+            assert!(filled.starts_with("2 "), "{filled}");
+            assert_eq!(filled == "2 0", is_refused, "{filled}");
             newcomer(&world);
-            ends(program);
-            assert!(world.machine().peak() <= CAP, "{name}");
+            let filled = idle.say("fill f 100M");
+            assert_eq!(filled, "2 0");
+            if is_refused {
+                // Nothing can be had, and so it is told.
+                assert_eq!(program.numbers("info")[1], 0);
+            }
+            assert!(world.machine().peak() <= CAP);
+            program.expect(&[("free a", "0"), ("free-many f", "0")]);
+            for program in [program, idle] {
+                let (status, errors) = program.end();
+                assert!(status.success(), "{status:?} {errors}");
+                if is_refused {
+                    names(&errors, &path);
+                }
+            }
         }
     }
+}
+
+#[test]
+fn a_group_above_that_is_cut_short_refuses_as_well() {
+    for name in ["ledger", "limits"] {
+        let world = World::new(CAP);
+        world.below("leaf", &["max=2G"]);
+        let mut program = world.on_gpu_in("leaf");
+        program.expect(&[("alloc a 500M", "0")]);
+        let path = world.group().path().join(name);
+        cut(&path, Cut::All);
+        program.expect(&[("alloc b 100M", "2"), ("free a", "0"), ("alloc b 10M", "2")]);
+        let (status, errors) = program.end();
+        assert!(status.success(), "{status:?} {errors}");
+        names(&errors, &path);
+    }
+}
+
+#[test]
+fn who_waits_in_a_file_that_is_cut_short_is_refused() {
+    for name in ["ledger", "limits"] {
+        let world = World::new(CAP);
+        world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+        let (mut holder, mut waiter) = (world.on_gpu(), world.on_gpu());
+        holder.expect(&[("alloc a 2500M", "0")]);
+        waiter.tell("alloc b 1000M");
+        let waits = || !world.events(EventKind::Wait).is_empty();
+        assert!(world::eventually(waits));
+        cut(&world.group().path().join(name), Cut::All);
+        assert_eq!(waiter.answer(), "2");
+        holder.expect(&[("free a", "0")]);
+        for program in [holder, waiter] {
+            let (status, errors) = program.end();
+            assert!(status.success(), "{status:?} {errors}");
+        }
+    }
+}
+
+#[test]
+fn threads_at_work_and_children_survive_it() {
+    let program = world::compile("cut", &["-pthread"]);
+    for name in ["ledger", "limits"] {
+        let world = World::new(CAP);
+        let path = world.group().path().join(name);
+        let seen = watch(world.limited(&program), || cut(&path, Cut::All));
+        assert_eq!(seen.code, Some(0), "{seen:?}");
+        let expected = ["hold", "start 0 freed 0 held 0", "child 100"];
+        assert_eq!(seen.lines, expected, "{}", seen.errors);
+        assert!(world.machine().peak() <= CAP);
+    }
+}
+
+#[test]
+fn who_comes_in_the_moment_of_the_cut_is_let_in_or_not() {
+    for name in ["ledger", "limits"] {
+        for moment in 0..20 {
+            let world = World::new(CAP);
+            let path = world.group().path().join(name);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(3 * moment));
+                    cut(&path, Cut::All);
+                });
+                newcomer(&world);
+            });
+            assert!(world.machine().peak() <= CAP);
+        }
+    }
+}
+
+#[test]
+fn handlers_of_the_program_hear_of_their_own_files_only() {
+    let program = world::compile("bus", &[]);
+    for how in ["info", "plain", "jumps"] {
+        let world = World::new(CAP);
+        let mut command = world.limited(&program);
+        command.args([how, "before"]);
+        let path = world.group().ledger_path();
+        let seen = watch(command, || cut(&path, Cut::All));
+        assert_eq!(seen.code, Some(0), "{how} {seen:?}");
+        let last = seen.lines.last().map(String::as_str);
+        assert_eq!(last, Some("free 0 handled 0"), "{how} {seen:?}");
+    }
+}
+
+#[test]
+fn python_that_reports_its_faults() {
+    let script = world::repository().join("tests/programs/python/faults.py");
+    let run = |mut command: Command, arguments: [&str; 2], at_hold: &dyn Fn()| {
+        command.arg(&script).args(arguments);
+        watch(command, at_hold)
+    };
+    let python = Path::new("python3");
+    for when in ["before", "after"] {
+        let bare = World::without_group(&[]);
+        let expected = run(bare.bare(python), [when, "own"], &|| ());
+        let world = World::new(CAP);
+        let seen = run(world.limited(python), [when, "own"], &|| ());
+        let reported = "Fatal Python error: Bus error";
+        for seen in [&expected, &seen] {
+            assert_eq!(seen.signal, Some(libc::SIGBUS), "{when}: {seen:?}");
+            assert_eq!(seen.errors.matches(reported).count(), 1, "{when}: {seen:?}");
+        }
+        assert_eq!(seen.lines, expected.lines);
+    }
+    let world = World::new(CAP);
+    let path = world.group().ledger_path();
+    let seen = run(world.limited(python), ["before", "none"], &|| {
+        cut(&path, Cut::All)
+    });
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert_eq!(seen.lines.last().map(String::as_str), Some("again 2"));
+    names(&seen.errors, &path);
 }
 
 #[test]

@@ -9,17 +9,17 @@ use gpulimit_programs::world::{self, MIB, Session, World, finish};
 use crate::tempest::setting;
 use crate::tracer::{Stop, Tracer};
 
-const KNOBS: &[(&str, &str)] = &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
+pub const KNOBS: &[(&str, &str)] = &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
 
 /// What the others do meanwhile, and how long it took at most.
-struct Others<'a> {
+pub struct Others<'a> {
     world: &'a World,
     member: Session,
     longest: (Duration, String),
 }
 
 impl<'a> Others<'a> {
-    fn new(world: &'a World) -> Others<'a> {
+    pub fn new(world: &'a World) -> Others<'a> {
         // Built before anybody is held.
         world::controller();
         Others {
@@ -35,8 +35,13 @@ impl<'a> Others<'a> {
         self.longest = self.longest.clone().max((began.elapsed(), what));
     }
 
+    /// The longest time that something took, and what.
+    pub fn longest(&self) -> &(Duration, String) {
+        &self.longest
+    }
+
     /// A member that has room takes it.
-    fn member(&mut self, place: &str) {
+    pub fn member(&mut self, place: &str) {
         self.timed(format!("a member, {place}"), |others| {
             others.member.expect(&[
                 ("alloc a 5M", "0"),
@@ -48,7 +53,7 @@ impl<'a> Others<'a> {
     }
 
     /// Somebody comes and goes.
-    fn newcomer(&mut self, place: &str) {
+    pub fn newcomer(&mut self, place: &str) {
         self.timed(format!("a newcomer, {place}"), |others| {
             let mut program = others.world.on_gpu();
             program.expect(&[("alloc a 5M", "0")]);
@@ -57,7 +62,7 @@ impl<'a> Others<'a> {
     }
 
     /// The controller looks, changes and cleans.
-    fn controller(&mut self, place: &str) {
+    pub fn controller(&mut self, place: &str) {
         for command in ["ps", "set world high=max", "gc"] {
             self.timed(format!("gpulimit {command}, {place}"), |others| {
                 let mut controller = others.world.bare(&world::controller());
@@ -100,7 +105,7 @@ fn at_every_system_call(lines: &[&str]) {
         assert!(answer.starts_with('0'), "{line}: {answer}");
     }
     tracer.detach();
-    let (longest, what) = &others.longest;
+    let (longest, what) = others.longest();
     println!("{lines:?}: {stops} stops, at most {longest:?}: {what}");
     assert!(stops > 10);
     drop(others);

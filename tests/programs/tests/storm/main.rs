@@ -9,5 +9,6 @@ mod numbers;
 mod program;
 mod races;
 mod start_up;
+mod stopped;
 mod tempest;
 mod tracer;

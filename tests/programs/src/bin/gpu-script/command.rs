@@ -26,6 +26,7 @@
 //! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by their names, that load a kernel of a library or a function of a module: those that tell about it or set something there, those that add a node with it or put it into the first node of a graph |
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
+//! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | other processes, moved from the GPU and back |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
 //! | `exec` | this program anew, for the rest of standard input |
@@ -33,6 +34,7 @@
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |
 
 mod arrays;
+mod checkpoint;
 mod code;
 mod contexts;
 mod graphs;
@@ -72,6 +74,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         lazy::run,
         green::run,
         view::run,
+        checkpoint::run,
         surroundings::run,
     ];
     for subject in subjects {

@@ -1,0 +1,107 @@
+//! Processes that another one locks, and whose memory it moves away and back (`cuCheckpointProcess…`).
+//!
+//! A lock does not wait for calls under way: who locks sees to it that there are none.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::time::Duration;
+
+use crate::machine::{MAX_DEVICES, Machine, Slot};
+use crate::process::Process;
+use crate::{Outcome, Status, grant};
+
+/// What `CUprocessState` says.
+const RUNNING: u64 = 0;
+const LOCKED: u64 = 1;
+const CHECKPOINTED: u64 = 2;
+
+/// The slot of a living process, by its pid.
+fn find(machine: &'static Machine, pid: i32) -> Outcome<(usize, &'static Slot)> {
+    let slots = machine.slots.iter().enumerate();
+    slots
+        .take(machine.high_water.load(SeqCst) as usize)
+        .find(|(_, line)| {
+            let owner = line.owner.load(SeqCst);
+            owner != 0 && (owner >> 32) as i32 == pid && line.died.load(SeqCst) == 0
+        })
+        .ok_or(Status::INVALID_VALUE)
+}
+
+fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
+    let stepped = line.state.compare_exchange(from, to, SeqCst, SeqCst);
+    stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
+}
+
+/// The number of a process's state.
+///
+/// # Errors
+/// `INVALID_VALUE` for a process without memory of a GPU, as all of these.
+pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
+    Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
+}
+
+/// From here on its calls wait.
+///
+/// # Errors
+/// `ILLEGAL_STATE` unless it runs.
+pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
+    let (_, line) = find(machine, pid)?;
+    step(line, RUNNING, LOCKED)?;
+    machine.knobs.note_locked();
+    Ok(())
+}
+
+/// Takes all that it has from the GPUs.
+///
+/// # Errors
+/// `ILLEGAL_STATE` unless it is locked.
+pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
+    let (slot, line) = find(machine, pid)?;
+    step(line, LOCKED, CHECKPOINTED)?;
+    for device in 0..MAX_DEVICES {
+        let blocks = grant::held(machine, slot, device);
+        line.away[device].store(blocks, SeqCst);
+        grant::change(machine, slot, device, -(blocks as i64));
+    }
+    Ok(())
+}
+
+/// Gives it back what it had.
+///
+/// # Errors
+/// `ILLEGAL_STATE` unless it was taken, `OUT_OF_MEMORY` where a GPU has not that much left.
+pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
+    let (slot, line) = find(machine, pid)?;
+    if line.state.load(SeqCst) != CHECKPOINTED {
+        return Err(Status::ILLEGAL_STATE);
+    }
+    for device in 0..MAX_DEVICES {
+        let blocks = line.away[device].load(SeqCst) as i64;
+        if blocks > 0 && !grant::change(machine, slot, device, blocks) {
+            return Err(Status::OUT_OF_MEMORY);
+        }
+        line.away[device].store(0, SeqCst);
+    }
+    step(line, CHECKPOINTED, LOCKED)
+}
+
+/// Its calls go on.
+///
+/// # Errors
+/// `ILLEGAL_STATE` unless it is locked.
+pub fn unlock(machine: &'static Machine, pid: i32) -> Outcome<()> {
+    step(find(machine, pid)?.1, LOCKED, RUNNING)
+}
+
+/// A call of this process waits as long as it is locked.
+pub(crate) fn wait_if_locked() {
+    let Some(line) = Process::line() else { return };
+    while line.state.load(Acquire) != RUNNING {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A new owner of the slot runs.
+pub(crate) fn begin(line: &Slot) {
+    line.state.store(RUNNING, Relaxed);
+    line.away.iter().for_each(|away| away.store(0, Relaxed));
+}

@@ -1,0 +1,115 @@
+//! A program that another process locks, moves from the GPU and back (`cuCheckpointProcess…`) stays charged with all that it will have again.
+
+use std::time::Duration;
+
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+
+const CAP: u64 = 4096 * MIB;
+const HELD: u64 = CONTEXT + 2000 * MIB;
+
+/// Who does that to others, without a limit of its own.
+fn tool(world: &World) -> Session {
+    let mut tool = Session::start(world.bare(world::program()));
+    tool.expect(&[("init", "0")]);
+    tool
+}
+
+#[track_caller]
+fn does(tool: &mut Session, steps: &[&str], program: &Session) {
+    for step in steps {
+        let command = format!("{step}-process {}", program.pid());
+        assert_eq!(tool.say(&command), "0", "{step}");
+    }
+}
+
+#[test]
+fn what_is_moved_away_is_kept_for_its_return() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
+    program.expect(&[("alloc a 2000M", "0")]);
+    world.judge(CAP);
+    let before = world.usage(0).charged;
+    let mut tool = tool(&world);
+    let state = format!("process-state {}", program.pid());
+    let pid = program.pid();
+    tool.expect(&[
+        (&format!("checkpoint-process {pid}"), "401"),
+        (&format!("unlock-process {pid}"), "401"),
+        (&state, "0 0"),
+        (&format!("restore-thread {pid}"), &format!("0 {pid}")),
+        ("lock-process 1", "1"),
+    ]);
+    does(&mut tool, &["lock", "checkpoint"], &program);
+    assert_eq!(tool.say(&state), "0 2");
+    let listed = |pid| {
+        let holders = world.machine().gpu(0).holders;
+        holders.iter().any(|holder| holder.pid == pid)
+    };
+    assert!(!listed(program.pid()), "the driver has forgotten it");
+    assert_eq!(world.machine().used(), CONTEXT);
+    assert_eq!(world.usage(0).charged, before);
+    // Nobody gets it, whoever looks and cleans up.
+    let mut command = world.bare(&world::controller());
+    command.arg("gc");
+    assert!(world::finish(command).status.success());
+    world.bury();
+    let filled = other.say("fill f 50M");
+    assert!(filled.starts_with("2 "), "{filled}");
+    let (used, room) = (world.machine().used(), CAP - HELD);
+    assert!(used <= room, "{used} of {room}");
+    assert!(used + 50 * MIB + 16 * MIB > room, "{used} of {room}");
+    does(&mut tool, &["restore"], &program);
+    world.judge(CAP);
+    assert!(listed(program.pid()));
+    does(&mut tool, &["unlock"], &program);
+    assert_eq!(tool.say(&state), "0 0");
+    program.expect(&[
+        ("alloc b 100M", "2"),
+        ("free a", "0"),
+        ("alloc b 100M", "0"),
+    ]);
+    world.judge(CAP);
+    for session in [program, other, tool] {
+        session.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn calls_of_a_locked_program_wait_and_hold_up_nobody() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
+    program.expect(&[("alloc a 1000M", "0")]);
+    let mut tool = tool(&world);
+    does(&mut tool, &["lock"], &program);
+    program.tell("alloc b 500M");
+    assert!(program.is_silent_for(Duration::from_millis(300)));
+    does(&mut tool, &["checkpoint"], &program);
+    // What it has asked for is charged.
+    let filled = other.say("fill f 50M");
+    assert!(filled.starts_with("2 "), "{filled}");
+    other.expect(&[("free-many f", "0"), ("alloc c 500M", "0")]);
+    does(&mut tool, &["restore", "unlock"], &program);
+    assert_eq!(program.answer(), "0");
+    world.judge(CAP);
+    for session in [program, other, tool] {
+        session.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn who_dies_while_it_is_moved_away_leaves_nothing() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
+    program.expect(&[("alloc a 2000M", "0")]);
+    let mut tool = tool(&world);
+    does(&mut tool, &["lock", "checkpoint"], &program);
+    drop(program);
+    other.expect(&[("alloc b 3000M", "0")]);
+    world.bury();
+    world.judge(CAP);
+    other.end();
+    tool.end();
+    world.judge_end(CAP);
+}

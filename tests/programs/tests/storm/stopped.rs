@@ -1,0 +1,149 @@
+//! A member that stands still in the middle of its work, because its control group is frozen or a debugger has it: nobody else waits for it,
+//! and it goes on as if nothing had been.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use gpulimit_programs::world::{self, MIB, Session, World};
+
+use crate::frozen::{KNOBS, Others};
+use crate::numbers::Numbers;
+use crate::tempest::setting;
+
+const CAP: u64 = 2048 * MIB;
+/// What the member does all the time.
+const WORK: &str = "alloc a 10M\ncreate b 4M 0\nasync c 1M\nfree-async c\nrelease b\nfree a";
+
+/// A control group of the test's own.
+struct Freezer(PathBuf);
+
+impl Freezer {
+    /// None where there are none of version 2, or this user may not make one.
+    fn new() -> Option<Freezer> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let unified = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .find(|words| words.get(2) == Some(&"cgroup2"))?;
+        let folder = PathBuf::from(unified[1]).join(format!("gpulimit-{}", std::process::id()));
+        fs::create_dir(&folder).ok()?;
+        let freezer = Freezer(folder);
+        freezer.0.join("cgroup.freeze").exists().then_some(freezer)
+    }
+
+    fn write(&self, file: &str, text: &str) -> bool {
+        fs::write(self.0.join(file), text).is_ok()
+    }
+
+    fn set(&self, frozen: bool) {
+        let number = u8::from(frozen);
+        assert!(self.write("cgroup.freeze", &number.to_string()));
+        let events = || fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
+        let is_so = || events().contains(&format!("frozen {number}"));
+        assert!(world::eventually(is_so), "{}", events());
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.write("cgroup.freeze", "0");
+        self.write("cgroup.kill", "1");
+        world::eventually(|| fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+/// gdb, which has stopped the process when it says so.
+fn debugger(pid: u32) -> Child {
+    let mut command = Command::new("gdb");
+    command
+        .args(["-nx", "-q", "-p", &pid.to_string()])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.spawn().expect("it starts")
+}
+
+fn is_traced(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let stopped = status.lines().any(|line| line.starts_with("State:\tt"));
+    stopped && !status.contains("TracerPid:\t0\n")
+}
+
+/// Stops the member again and again, wherever it is.
+fn again_and_again(
+    rounds: u64,
+    join: impl Fn(&Session),
+    stop: impl Fn(&Session, &mut dyn FnMut()),
+) {
+    let seed = setting("SEED", 1);
+    println!("GPULIMIT_STORM_SEED={seed}");
+    let mut numbers = Numbers::new(seed);
+    let world = World::with(CAP, KNOBS);
+    let mut others = Others::new(&world);
+    let mut member = world.on_gpu();
+    join(&member);
+    let times = 10_000 * rounds;
+    member.tell(&format!("repeat {times} {{\n{WORK}\n}}"));
+    for round in 0..rounds {
+        std::thread::sleep(Duration::from_micros(numbers.below(20_000) as u64));
+        stop(&member, &mut || {
+            let place = format!("round {round}");
+            others.member(&place);
+            others.newcomer(&place);
+            if round % 4 == 0 {
+                others.controller(&place);
+            }
+            assert!(world.machine().peak() <= CAP);
+        });
+    }
+    let calls = times * WORK.lines().count() as u64;
+    assert_eq!(member.answer(), format!("0:{calls}"));
+    println!("{rounds} rounds, at most {:?}", others.longest());
+    drop(others);
+    world.bury();
+    world.judge(CAP);
+    member.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn in_a_frozen_control_group() {
+    let Some(freezer) = Freezer::new() else {
+        eprintln!("SKIPPED: no control groups of version 2 that this user may make");
+        return;
+    };
+    let join = |member: &Session| assert!(freezer.write("cgroup.procs", &member.pid().to_string()));
+    again_and_again(20 * setting("SECONDS", 1).min(100), join, |_, others| {
+        freezer.set(true);
+        others();
+        freezer.set(false);
+    });
+}
+
+#[test]
+fn under_a_debugger() {
+    if Command::new("gdb")
+        .arg("-v")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
+        eprintln!("SKIPPED: no gdb");
+        return;
+    }
+    again_and_again(
+        3 * setting("SECONDS", 1).min(100),
+        |_| (),
+        |member, others| {
+            let mut gdb = debugger(member.pid());
+            assert!(world::eventually(|| is_traced(member.pid())), "attached");
+            others();
+            // The end of its input: it detaches.
+            drop(gdb.stdin.take());
+            assert!(gdb.wait().is_ok());
+        },
+    );
+}
