@@ -1,7 +1,8 @@
 /* What a call costs, on the driver as it is found (so: with or without a preload), without any framework.
  *
  *   bench start      cuInit, primary context, exit: timed from outside as a whole process
- *   bench calls      prints "@{json}": nanoseconds per pair or per call, the median of its batches
+ *   bench calls      a batch of the first kind of call for each line that it is sent, and "@{json}" with its nanoseconds per pair or per call;
+ *                    a line with "next" in it goes on to the next kind. So two of them can take turns of some milliseconds.
  *
  * Only dlopen and dlsym are needed, so it is built once for any machine. The prototypes are those of the CUDA driver API. */
 
@@ -38,32 +39,23 @@ static double now(void) {
     return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
+/* Whether another batch is wanted. */
+static int wanted(void) {
+    char line[256];
+    return fgets(line, sizeof line, stdin) && !strstr(line, "next");
 }
 
-enum { BATCHES = 31 };
-static int written;
-
-static void result(const char *name, double *batches) {
-    qsort(batches, BATCHES, sizeof *batches, by_value);
-    printf("%s\"%s\": %.1f", written++ ? ", " : "@{", name, batches[BATCHES / 2]);
-}
-
-/* Times BATCHES batches of `times` runs of `body`; one batch more runs first to warm up. */
-#define MEASURE(name, times, body)                            \
-    do {                                                      \
-        double batches[BATCHES];                              \
-        for (int batch = -1; batch < BATCHES; batch++) {      \
-            double begin = now();                             \
-            for (int i = 0; i < (times); i++) {               \
-                body;                                         \
-            }                                                 \
-            if (batch >= 0) batches[batch] = (now() - begin) / (times); \
-        }                                                     \
-        result(name, batches);                                \
-    } while (0)
+/* Batches of `times` runs of `body`, each after a shorter one that warms up. */
+#define MEASURE(name, times, body)                                                              \
+    while (wanted()) {                                                                          \
+        double begin = 0;                                                                       \
+        for (int i = -(times) / 10; i < (times); i++) {                                         \
+            if (i == 0) begin = now();                                                          \
+            body;                                                                               \
+        }                                                                                       \
+        printf("@{\"name\": \"%s\", \"ns\": %.1f}\n", name, (now() - begin) / (times)); \
+        fflush(stdout);                                                                         \
+    }
 
 static const char *const EMPTY_KERNEL =
     ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
@@ -145,6 +137,5 @@ int main(int argc, char **argv) {
         must(replay(exec, stream), "cuGraphLaunch");
         if (i == 49) must(synchronise(), "cuCtxSynchronize");
     });
-    printf("}\n");
     return 0;
 }
