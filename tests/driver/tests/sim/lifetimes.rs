@@ -156,6 +156,8 @@ fn capacity_holds_against_threads() {
             // SAFETY: the driver's functions may be called from any thread.
             unsafe impl Sync for Shared<'_> {}
             let shared = &Shared(cuda);
+            // All have what they can get at one moment, however few processors there are.
+            let all = &std::sync::Barrier::new(8);
             let refused: u64 = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8u64)
                     .map(|thread| {
@@ -163,7 +165,10 @@ fn capacity_holds_against_threads() {
                             let cuda = shared.0;
                             assert_eq!(cuda.call("cuCtxSetCurrent", &[context]), 0);
                             let (mut live, mut refused, mut random) = (Vec::new(), 0, thread + 1);
-                            for _ in 0..3000 {
+                            for round in 0..3000 {
+                                if round == 60 {
+                                    all.wait();
+                                }
                                 random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
                                 match cuda.alloc(1 + (random >> 33) % (24 * MIB)) {
                                     Ok(address) => live.push(address),
