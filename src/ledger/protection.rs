@@ -40,3 +40,41 @@ pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u
         .sum();
     bytes.saturating_sub(taken * UNIT)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::{Scratch, stranger};
+
+    #[test]
+    fn groups_have_keys_of_their_own() {
+        let keys: std::collections::BTreeSet<_> = ["", "a", "b", "ab", "ba", "alice", "alicf"]
+            .map(child_key)
+            .into();
+        assert!(keys.len() == 7 && !keys.contains(&0));
+    }
+
+    #[test]
+    fn what_a_group_has_not_taken_of_its_part_is_kept() {
+        let scratch = Scratch::new();
+        let member = |name, units, undecided| {
+            let slot = scratch.dead(&stranger(1), units, undecided);
+            let owner = &scratch.content().slots[slot].owner;
+            owner.child.store(child_key(name), Ordering::Relaxed);
+        };
+        let untaken = |bytes| scratch.untaken(scratch.device, child_key("alice"), bytes);
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT);
+        member("bob", 5, 0);
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "not hers");
+        member("alice", 3, 1);
+        member("alice", 4, 0);
+        assert_eq!(
+            untaken(10 * UNIT),
+            4 * UNIT,
+            "what is only asked for is not taken"
+        );
+        assert_eq!(untaken(5 * UNIT), 0, "she has more");
+        let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);
+        assert_eq!(elsewhere, UNIT, "of another device");
+    }
+}
