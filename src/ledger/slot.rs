@@ -413,3 +413,6 @@ impl Candidate<'_> {
         )
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
