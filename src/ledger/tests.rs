@@ -201,3 +201,27 @@ fn who_removes_keeps_out_and_lets_in_again() {
     drop(removal);
     drop(scratch.join());
 }
+
+#[test]
+fn errors_say_about_which_ledger_and_why() {
+    use std::error::Error;
+    let path = Path::new("/nowhere/ledger");
+    let error = LedgerError::io(path, "open", std::io::Error::other("because"));
+    assert_eq!(error.path(), path);
+    assert_eq!(
+        error.source().map(ToString::to_string).as_deref(),
+        Some("because")
+    );
+    assert!(LedgerError::damaged(path, "cut short").source().is_none());
+    let scratch = Scratch::new();
+    assert_eq!(
+        scratch
+            .begin_removal()
+            .map(drop)
+            .map_err(|error| error.to_string()),
+        Ok(())
+    );
+    let _slot = scratch.join();
+    let error = scratch.begin_removal().expect_err("a member");
+    assert_eq!(error.path(), scratch.path());
+}
