@@ -8,7 +8,7 @@
 //! of them sees the other, and a waiter that sleeps is woken.
 
 use super::atomic::{Ordering, fence};
-use super::layout::Signals;
+use super::layout::{Signals, SlotPage};
 use super::lock::{self, Bytes};
 use super::{DeviceIndex, Ledger, Slot, os};
 use std::time::{Duration, Instant};
@@ -167,8 +167,14 @@ fn wake(ledger: &Ledger) {
     let signals = signals(ledger);
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
-    if os::futex_wake_all(&signals.returned) == 0 {
-        // Nobody sleeps: they are gone, or about to look, and then they have changed the word or will.
+    let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
+    // Who is awake and about to look again is still in line.
+    if os::futex_wake_all(&signals.returned) == 0
+        && !ledger.content().slots[..ledger.high_water()]
+            .iter()
+            .any(is_in_line)
+    {
+        // Who has come meanwhile has changed the word, or will.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -278,12 +284,11 @@ mod tests {
         super::returned(&scratch);
         assert_eq!(returned(), 1);
         assert_eq!(line.sleep(), Turn::NotYet, "it has come before the sleep");
-        // Nobody was asleep, and the next one says so again.
-        assert!(!scratch.has_waiters());
+        assert!(scratch.has_waiters(), "it is awake, and in line");
         line.turn();
-        assert!(scratch.has_waiters());
         assert_eq!(line.returned, 1, "what it has seen it does not wait for");
         drop(line);
         assert_eq!(returned(), 2, "the next in line looks");
+        assert!(!scratch.has_waiters(), "there is none");
     }
 }
