@@ -50,9 +50,15 @@ fn a_device_is_found_by_all_with_what_is_known_of_it() {
     assert_eq!(entry.index, scratch.device);
     let devices = reader.devices();
     assert_eq!((devices.len(), devices[9]), (11, entry));
-    let unknown = DeviceId::mig([7; 16]);
-    assert!(reader.find_device(&unknown).is_none());
-    let free = DeviceIndex::new(11).expect("below 32");
+    let mig = DeviceId::mig([7; 16]);
+    assert!(reader.find_device(&mig).is_none());
+    let instance = scratch.device(mig, 10 << 30).expect("room");
+    assert_eq!(reader.find_device(&mig), Some(instance));
+    assert_eq!(
+        reader.device_entry(instance).map(|entry| entry.id),
+        Some(mig)
+    );
+    let free = DeviceIndex::new(12).expect("below 32");
     assert!(reader.device_entry(free).is_none());
 }
 
@@ -176,7 +182,7 @@ fn words_without_a_name_are_cleaned_too() {
 #[test]
 fn whether_anybody_lives_can_be_told_without_writing() {
     let scratch = Scratch::new();
-    assert!(!scratch.has_live());
+    assert!(!scratch.has_live() && !scratch.is_unlinked());
     scratch.dead(&stranger(1), 1, 0);
     assert!(!scratch.has_live());
     let slot = scratch.join();
