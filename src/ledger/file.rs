@@ -286,8 +286,8 @@ mod tests {
         };
         write(changed(1, VERSION + 1), FILE_SIZE);
         assert_eq!(why(false), format!("version {}", VERSION + 1));
-        for at in 2..8 {
-            write(changed(at, PREFACE[at] + 1), FILE_SIZE);
+        for (at, word) in PREFACE.iter().enumerate().skip(2) {
+            write(changed(at, word + 1), FILE_SIZE);
             assert_eq!(why(false), "its header names other sizes");
         }
         for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
