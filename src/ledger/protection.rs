@@ -48,10 +48,18 @@ mod tests {
 
     #[test]
     fn groups_have_keys_of_their_own() {
-        let keys: std::collections::BTreeSet<_> = ["", "a", "b", "ab", "ba", "alice", "alicf"]
-            .map(child_key)
-            .into();
-        assert!(keys.len() == 7 && !keys.contains(&0));
+        let letters = ('a'..='z').chain('0'..='9').map(String::from);
+        let mut names: Vec<_> = [String::new()].into_iter().chain(letters).collect();
+        for at in 1..37 {
+            let pairs: Vec<_> = names[1..37]
+                .iter()
+                .map(|last| format!("{}{last}", names[at]))
+                .collect();
+            names.extend(pairs);
+        }
+        let keys: std::collections::BTreeSet<_> =
+            names.iter().map(|name| child_key(name)).collect();
+        assert!(keys.len() == names.len() && !keys.contains(&0));
     }
 
     #[test]

@@ -70,19 +70,28 @@ fn it_drains_as_long_as_the_driver_holds_its_memory() {
 fn where_nobody_can_tell_a_time_decides() {
     let scratch = Scratch::new();
     let dead = scratch.dead(&stranger(1), 3, 0);
-    assert_eq!(reaped(&scratch, dead, None), Fate::Draining);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Draining
+    );
     found_dead(&scratch, dead, GRACE_MS);
-    assert_eq!(reaped(&scratch, dead, None), Fate::Cleaned);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Cleaned
+    );
     // A time that is not over yet, or of another clock, begins now.
     let dead = scratch.dead(&stranger(1), 3, 0);
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
-    assert_eq!(reaped(&scratch, dead, None), Fate::Draining);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Draining
+    );
     assert!(since.load(Ordering::Relaxed) <= os::boot_ms());
     // It is not put off by looking again.
     found_dead(&scratch, dead, 1);
     let before = since.load(Ordering::Relaxed);
-    reaped(&scratch, dead, None);
+    reap(&scratch, &file(&scratch), dead, &NoWitness);
     assert_eq!(since.load(Ordering::Relaxed), before);
 }
 
