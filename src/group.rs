@@ -183,3 +183,6 @@ impl Group {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

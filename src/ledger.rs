@@ -31,6 +31,8 @@ mod random;
 mod reap;
 mod record;
 mod removal;
+#[cfg(all(test, not(loom)))]
+mod scratch;
 mod slot;
 mod usage;
 mod wait;
@@ -438,3 +440,6 @@ impl std::fmt::Debug for Ledger {
         write!(f, "ledger {}", self.place.path.display())
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -360,3 +360,6 @@ fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
         Confirmed::OnlyDraining(charged)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -181,3 +181,108 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
         },
     })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::Scratch;
+
+    fn happening(bytes: u64) -> Happening {
+        Happening {
+            kind: EventKind::Refusal,
+            device: None,
+            process: Identity::of_self(),
+            bytes,
+            charged: 0,
+            max: 0,
+        }
+    }
+
+    fn numbers(events: &[Event]) -> Vec<u64> {
+        events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn an_event_is_read_as_it_was_written() {
+        let scratch = Scratch::new();
+        let devices = [None, DeviceIndex::new(0), DeviceIndex::new(31)];
+        let before = std::time::SystemTime::now();
+        for kind in EventKind::ALL {
+            for device in devices {
+                scratch.record(&Happening {
+                    kind,
+                    device,
+                    process: Identity {
+                        pid: 4711,
+                        pid_ns: 1 << 40,
+                        start_time: 5,
+                        uid: u32::MAX,
+                        command: [b'x'; 64],
+                    },
+                    bytes: 1 << 50,
+                    charged: 2,
+                    max: u64::MAX,
+                });
+            }
+        }
+        let events = scratch.events(0);
+        let wanted = EventKind::ALL
+            .iter()
+            .flat_map(|kind| devices.map(|device| (*kind, device)));
+        assert!(
+            events
+                .iter()
+                .map(|event| (event.what.kind, event.what.device))
+                .eq(wanted)
+        );
+        assert!(numbers(&events).into_iter().eq(0..21));
+        let what = &events[20].what;
+        assert_eq!((what.bytes, what.charged, what.max), (1 << 50, 2, u64::MAX));
+        let process = &what.process;
+        assert_eq!(
+            (process.pid, process.pid_ns, process.uid),
+            (4711, 1 << 40, u32::MAX)
+        );
+        assert_eq!(process.start_time, 0, "not kept");
+        assert_eq!(process.command().to_string(), "x".repeat(32));
+        let since = before
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("after 1970");
+        assert!(u128::from(events[0].time_us) >= since.as_micros());
+    }
+
+    #[test]
+    fn the_last_ones_are_kept_and_can_be_followed() {
+        let scratch = Scratch::new();
+        let all = EVENTS as u64 * 2 + 7;
+        for bytes in 0..all {
+            scratch.record(&happening(bytes));
+        }
+        let events = scratch.events(0);
+        assert!(numbers(&events).into_iter().eq(EVENTS as u64 + 7..all));
+        assert!(events.iter().all(|event| event.what.bytes == event.number));
+        assert_eq!(numbers(&scratch.events(all - 2)), [all - 2, all - 1]);
+        assert!(scratch.events(all).is_empty());
+    }
+
+    #[test]
+    fn what_is_half_written_or_of_an_unknown_kind_is_left_out() {
+        let scratch = Scratch::new();
+        let ring = &scratch.content().header.ring;
+        for bytes in 0..4 {
+            scratch.record(&happening(bytes));
+        }
+        ring.entries[1].stamp.store(0, Ordering::Relaxed);
+        ring.entries[2].what.store(99, Ordering::Relaxed);
+        assert_eq!(numbers(&scratch.events(0)), [0, 3]);
+        scratch.readonly().record(&happening(4));
+        assert_eq!(scratch.events(0).len(), 2, "a reader writes nothing");
+    }
+
+    #[test]
+    fn kinds_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = EventKind::ALL.map(EventKind::name).into();
+        assert_eq!(names.len(), EventKind::ALL.len());
+        assert_eq!(EventKind::Kill.name(), "kill");
+    }
+}

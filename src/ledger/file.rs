@@ -178,3 +178,161 @@ impl Place {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A directory of its own that goes away with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpulimit-file-{}-{next}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("a temporary directory");
+            Self(path)
+        }
+
+        fn ledger(&self) -> PathBuf {
+            self.0.join("ledger")
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_ledger_is_made_whole_and_once() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        create(&path, 0o642).expect("made");
+        let about = fs::metadata(&path).expect("there");
+        assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
+        assert!(
+            about.blocks() * 512 >= size_of::<layout::Header>() as u64,
+            "room for its header"
+        );
+        create(&path, 0o600).expect("there already");
+        let again = fs::metadata(&path).expect("there");
+        assert_eq!((again.ino(), again.mode()), (about.ino(), about.mode()));
+        assert_eq!(
+            fs::read_dir(&folder.0).expect("listed").count(),
+            1,
+            "no draft"
+        );
+        assert!(open(&path, true).is_ok() && open(&path, false).is_ok());
+        let nowhere = folder.0.join("missing/ledger");
+        assert!(matches!(
+            create(&nowhere, 0o600),
+            Err(LedgerError::Io { .. })
+        ));
+    }
+
+    #[test]
+    fn many_make_it_at_once() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        std::thread::scope(|scope| {
+            let makers = [0; 8].map(|_| scope.spawn(|| create(&path, 0o600)));
+            for maker in makers {
+                maker.join().expect("thread").expect("made or there");
+            }
+        });
+        assert_eq!(fs::read_dir(&folder.0).expect("listed").count(), 1);
+        assert!(open(&path, true).is_ok());
+    }
+
+    #[test]
+    fn numbers_of_drafts_differ() {
+        let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
+        assert_eq!(numbers.len(), 1_000);
+        // Those of a process that has this pid later do, too.
+        assert!(serial() >> 16 >= os::boot_ms() - 60_000);
+    }
+
+    #[test]
+    fn what_is_no_ledger_is_not_opened() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        let why = |write| match open(&path, write).map(drop) {
+            Err(LedgerError::Damaged { what, .. }) => what.to_owned(),
+            Err(LedgerError::Version { found, .. }) => format!("version {found}"),
+            Err(LedgerError::Io { action, .. }) => format!("io: {action}"),
+            Err(other) => other.to_string(),
+            Ok(()) => "opened".into(),
+        };
+        assert_eq!(why(false), "io: open", "nothing there");
+        fs::write(&path, [0; 63]).expect("written");
+        assert_eq!(why(false), "cut short");
+        fs::write(&path, [0; 64]).expect("written");
+        assert_eq!(why(false), "not a ledger");
+        let write = |words: [u64; 8], len| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            fs::write(&path, bytes).expect("written");
+            let file = options(true).open(&path).expect("there");
+            file.set_len(len).expect("cut");
+        };
+        let changed = |at: usize, value| {
+            let mut words = PREFACE;
+            words[at] = value;
+            words
+        };
+        write(changed(1, VERSION + 1), FILE_SIZE);
+        assert_eq!(why(false), format!("version {}", VERSION + 1));
+        for (at, word) in PREFACE.iter().enumerate().skip(2) {
+            write(changed(at, word + 1), FILE_SIZE);
+            assert_eq!(why(false), "its header names other sizes");
+        }
+        for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
+            write(PREFACE, len);
+            assert_eq!(why(true), "of another length than its header names");
+        }
+        write(PREFACE, FILE_SIZE);
+        assert_eq!(why(true), "opened");
+        fs::rename(&path, folder.0.join("elsewhere")).expect("moved");
+        std::os::unix::fs::symlink("elsewhere", &path).expect("linked");
+        assert_eq!(why(false), "io: open", "a link");
+        fs::remove_file(&path).expect("removed");
+        fs::create_dir(&path).expect("made");
+        assert_eq!(why(false), "not a regular file");
+        fs::remove_dir(&path).expect("removed");
+        let fifo = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(fifo.expect("mkfifo").success());
+        assert_eq!(why(false), "not a regular file", "and nobody waited for");
+    }
+
+    #[test]
+    fn a_place_is_its_file_and_no_other() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        create(&path, 0o600).expect("made");
+        let (place, _mapping) = open(&path, true).expect("opened");
+        assert!(place.is_current() && place.open(false).is_ok());
+        let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
+        let kept = folder.0.join("kept");
+        fs::rename(&path, &kept).expect("moved");
+        assert!(!place.is_current() && is_replaced(), "gone");
+        create(&path, 0o600).expect("made anew");
+        assert!(!place.is_current() && is_replaced(), "another");
+        fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink(&kept, &path).expect("linked");
+        assert!(!place.is_current() && is_replaced(), "a link to it");
+        fs::rename(&kept, &path).expect("moved back");
+        assert!(place.is_current() && !is_replaced());
+        fs::remove_dir_all(&folder.0).expect("removed");
+        assert!(!place.is_current() && is_replaced(), "its folder is gone");
+        fs::write(&folder.0, "").expect("written");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "something else is there"
+        );
+        fs::remove_file(&folder.0).expect("removed");
+    }
+}

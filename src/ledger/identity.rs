@@ -286,7 +286,7 @@ fn command(line: &[u8]) -> [u8; 64] {
     command
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -350,6 +350,127 @@ mod tests {
             pid_ns: gone.pid_ns + 1,
             ..gone
         }));
+    }
+
+    #[test]
+    fn programs_of_one_process_have_its_pid_and_start() {
+        let own = Identity::of_self();
+        let command = command(b"other");
+        assert!(own.is_same(&Identity { command, ..own }));
+        let pid = own.pid + 1;
+        assert!(!own.is_same(&Identity { pid, ..own }));
+        let pid_ns = own.pid_ns + 1;
+        assert!(!own.is_same(&Identity { pid_ns, ..own }));
+        let unknown = Identity {
+            start_time: 0,
+            ..own
+        };
+        assert!(!unknown.is_same(&unknown) && !own.is_same(&unknown));
+    }
+
+    #[test]
+    fn the_gone_and_the_ended_are_on_their_way_out() {
+        let own = Identity::of_self();
+        // Above the largest pid that Linux gives.
+        let gone = Identity {
+            pid: 1 << 23,
+            ..own
+        };
+        assert!(gone.is_ending(own.pid_ns));
+        let unknown = Identity { pid_ns: 0, ..gone };
+        assert!(!unknown.is_ending(0), "nothing is known of its namespace");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("spawned");
+        let child_of = SeenProcess::by_pid(child.id());
+        let identity = Identity {
+            pid: child_of.pid,
+            start_time: child_of.start_time,
+            ..own
+        };
+        assert!(child_of.start_time >= own.start_time);
+        assert!(!identity.is_ending(own.pid_ns));
+        child.kill().expect("killed");
+        // A zombie from now on, or soon.
+        let started = std::time::Instant::now();
+        while !identity.is_ending(own.pid_ns) {
+            assert!(started.elapsed().as_secs() < 60, "it ends");
+        }
+        child.wait().expect("reaped");
+        assert!(identity.is_ending(own.pid_ns));
+    }
+
+    #[test]
+    fn a_process_of_our_namespace_has_the_pid_it_says() {
+        let own = Identity::of_self();
+        assert_eq!(SeenProcess::pid_of(&own), Some(own.pid));
+        let start_time = own.start_time + 1;
+        assert_eq!(
+            SeenProcess::pid_of(&Identity { start_time, ..own }),
+            None,
+            "its pid again"
+        );
+        let pid_ns = own.pid_ns + 1;
+        assert_eq!(
+            SeenProcess::pid_of(&Identity { pid_ns, ..own }),
+            None,
+            "not to be found"
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_process_decides_nothing() {
+        let own = Identity::of_self();
+        let seen = SeenProcess::by_pid(own.pid);
+        let start_time = 0;
+        assert!(
+            seen.is(&Identity { start_time, ..own }) && seen.is(&Identity { pid_ns: 0, ..own })
+        );
+        assert!(
+            SeenProcess { start_time, ..seen }.is(&own)
+                && SeenProcess { pid_ns: 0, ..seen }.is(&own)
+        );
+    }
+
+    #[test]
+    fn an_owner_is_read_as_written_and_erased() {
+        let scratch = crate::ledger::scratch::Scratch::new();
+        let owner = &scratch.content().slots[9].owner;
+        assert_eq!(Identity::read(owner), None);
+        let one = Identity {
+            pid: 7,
+            pid_ns: 1 << 40,
+            start_time: 1 << 50,
+            uid: u32::MAX,
+            command: std::array::from_fn(|at| at as u8 + 1),
+        };
+        one.write(owner);
+        assert_eq!(Identity::read(owner), Some(one));
+        owner.dead_since.store(5, Ordering::Relaxed);
+        Identity::erase(owner);
+        assert_eq!(Identity::read(owner), None);
+        let words = [
+            &owner.pid_ns,
+            &owner.start_time,
+            &owner.uid,
+            &owner.dead_since,
+        ];
+        let mut words = words.into_iter().chain(&owner.command);
+        assert!(words.all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn the_head_of_a_file_is_what_fits() {
+        let path = std::env::temp_dir().join(format!("gpulimit-head-{}", std::process::id()));
+        fs::write(&path, b"0123456789").expect("written");
+        let path = path.to_str().expect("of letters");
+        assert_eq!(head(path, &mut [0; 4]), b"0123");
+        assert_eq!(head(path, &mut [0; 10]), b"0123456789");
+        assert_eq!(head(path, &mut [0; 20]), b"0123456789");
+        fs::remove_file(path).expect("removed");
+        assert_eq!(head(path, &mut [0; 4]), b"");
+        assert_eq!(head("/proc/self", &mut [0; 4]), b"", "a folder");
     }
 
     #[test]

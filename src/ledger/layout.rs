@@ -294,3 +294,26 @@ const _: () = {
     assert!(offset_of!(Content, slots) % PAGE == 0);
     assert!(size_of::<Content>() == 260 * PAGE + MAX_SLOTS * PAGE);
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::Scratch;
+
+    #[test]
+    fn offsets_are_where_things_are() {
+        let scratch = Scratch::new();
+        let content = scratch.content();
+        let at = |place: usize| (place - &raw const *content as usize) as u64;
+        for slot in [0, 1, 1_000, MAX_SLOTS - 1] {
+            assert_eq!(
+                at(&raw const content.slots[slot] as usize),
+                slot_offset(slot)
+            );
+            for block in 0..BLOCKS {
+                let line = &raw const content.words[block][slot] as usize;
+                assert_eq!(at(line), line_offset(block, slot));
+            }
+        }
+    }
+}

@@ -65,7 +65,7 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
         return Ok(());
     }
     if n > charge::REQUEST_MAX {
-        return Err(never(levels, n, 0));
+        return Err(refused(levels, never(levels, n).unwrap_or(0)));
     }
     match charge::attempt(levels, 0, n) {
         Ok(()) => Ok(()),
@@ -113,9 +113,8 @@ fn slow(
     if let Some(level) = levels.iter().position(|level| level.slot.distrusts()) {
         return Err(refused(levels, level));
     }
-    // No amount of waiting helps.
-    if let Some(level) = levels.iter().position(|level| n > level.max / UNIT) {
-        return Err(never(levels, n, level));
+    if let Some(level) = never(levels, n) {
+        return Err(refused(levels, level));
     }
     let mut contention = Contention::new(levels, pressure);
     charge::contend(levels, n, level, &mut contention).map_err(|refusal| Refused {
@@ -125,15 +124,12 @@ fn slow(
     })
 }
 
-#[cold]
-fn never(levels: &[Level<'_>], n: u64, level: usize) -> Refused {
-    let level = levels
-        .iter()
-        .position(|level| n > level.max / UNIT)
-        .unwrap_or(level);
-    refused(levels, level)
+/// The level at which no amount of waiting helps.
+fn never(levels: &[Level<'_>], n: u64) -> Option<usize> {
+    levels.iter().position(|level| n > level.max / UNIT)
 }
 
+#[cold]
 fn refused(levels: &[Level<'_>], level: usize) -> Refused {
     let at = levels.get(level);
     Refused {
@@ -370,3 +366,6 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         !self.pressure.is_outdated()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -123,3 +123,64 @@ impl Drop for Anchor {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::Scratch;
+
+    #[test]
+    fn what_one_description_has_no_other_gets() {
+        let scratch = Scratch::new();
+        let [one, other] = [0; 2].map(|_| scratch.place.open(true).expect("open"));
+        let take = |bytes| try_lock(&one, bytes).expect("asked");
+        let is_free = |bytes| {
+            let free = !is_locked(&other, bytes).expect("asked");
+            let taken = try_lock(&other, bytes).expect("asked");
+            assert_eq!(free, taken);
+            if taken {
+                unlock(&other, bytes).expect("given back");
+            }
+            free
+        };
+        let last = MAX_SLOTS - 1;
+        for slot in [0, 1, last] {
+            for held in [Bytes::owner(slot), Bytes::claim(slot)] {
+                assert!(take(held) && take(held), "one's own is no obstacle");
+                assert!(!is_locked(&one, held).expect("asked"));
+                for at in [0, 1, last] {
+                    for bytes in [Bytes::owner(at), Bytes::claim(at)] {
+                        assert_eq!(is_free(bytes), bytes.start != held.start);
+                    }
+                }
+                assert_eq!(is_free(Bytes::OWNERS), held.start != slot);
+                assert_eq!(is_free(Bytes::CLAIMS), held.start == slot);
+                unlock(&one, held).expect("given back");
+                assert!(is_free(held));
+            }
+        }
+    }
+
+    #[test]
+    fn a_description_that_cannot_be_locked_is_an_error() {
+        let scratch = Scratch::new();
+        let readonly = scratch.place.open(false).expect("open");
+        assert!(
+            try_lock(&readonly, Bytes::owner(0)).is_err(),
+            "that takes writing"
+        );
+        assert!(!is_locked(&readonly, Bytes::owner(0)).expect("asked"));
+    }
+
+    #[test]
+    fn an_anchor_keeps_locks_without_a_descriptor() {
+        let scratch = Scratch::new();
+        let [one, other] = [0; 2].map(|_| scratch.place.open(true).expect("open"));
+        assert!(try_lock(&one, Bytes::owner(3)).expect("asked"));
+        let anchor = Anchor::new(&one).expect("mapped");
+        drop(one);
+        assert!(is_locked(&other, Bytes::owner(3)).expect("asked"));
+        drop(anchor);
+        assert!(!is_locked(&other, Bytes::owner(3)).expect("asked"));
+    }
+}

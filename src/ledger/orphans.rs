@@ -129,3 +129,128 @@ impl Slot {
         taken
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::charge_unchecked;
+    use crate::ledger::scratch::{Scratch, level, stranger};
+
+    fn member(scratch: &Scratch, units: u64, orphaned: u64) -> Slot {
+        let slot = scratch.join();
+        charge_unchecked(&[level(&slot, scratch.device, u64::MAX)], units * UNIT);
+        slot.orphan(scratch.device, orphaned * UNIT);
+        slot
+    }
+
+    fn units(slot: &Slot, device: DeviceIndex) -> (u64, u64) {
+        (slot.charged(device) / UNIT, slot.orphaned(device) / UNIT)
+    }
+
+    #[test]
+    fn what_has_left_and_what_may_leave_are_counted_apart() {
+        let scratch = Scratch::new();
+        let (_first, slot) = (scratch.join(), member(&scratch, 20, 0));
+        let device = scratch.device;
+        let may_leave = || scratch.may_leave(slot.index(), device) / UNIT;
+        slot.share(device, 7 * UNIT as i64);
+        assert_eq!((may_leave(), slot.orphaned(device)), (7, 0));
+        slot.orphan(device, 2 * UNIT + 1);
+        assert_eq!((may_leave(), slot.orphaned(device)), (10, 3 * UNIT));
+        slot.share(device, -4 * UNIT as i64);
+        assert_eq!((may_leave(), slot.orphaned(device)), (6, 3 * UNIT));
+        assert_eq!(scratch.may_leave(slot.index(), scratch.other), 0);
+        assert_eq!(scratch.orphans(device).total(), 3 * UNIT);
+        assert_eq!(scratch.orphans(scratch.other).total(), 0);
+        let damaged = Orphans {
+            slots: vec![(0, u64::MAX), (1, 5)],
+        };
+        assert_eq!(damaged.total(), u64::MAX);
+    }
+
+    #[test]
+    fn they_are_given_back_until_so_many_are_left_the_own_ones_first() {
+        let scratch = Scratch::new();
+        let device = scratch.device;
+        let slots = [
+            member(&scratch, 10, 3),
+            member(&scratch, 10, 5),
+            member(&scratch, 10, 4),
+        ];
+        let release = |keep| slots[1].release_orphans(device, &scratch.orphans(device), keep);
+        let all = || slots.each_ref().map(|slot| units(slot, device));
+        assert_eq!(release(13 * UNIT), 0);
+        assert_eq!(release(8 * UNIT), 4 * UNIT);
+        assert_eq!(all(), [(10, 3), (6, 1), (10, 4)]);
+        // In whole units only.
+        assert_eq!(release(7 * UNIT + 1), 0);
+        assert_eq!(release(4 * UNIT), 4 * UNIT);
+        assert_eq!(all(), [(7, 0), (5, 0), (10, 4)]);
+        assert_eq!(release(0), 4 * UNIT);
+        assert_eq!(all(), [(7, 0), (5, 0), (6, 0)]);
+        assert_eq!(release(0), 0);
+    }
+
+    #[test]
+    fn the_owner_does_not_miss_what_others_have_given_back() {
+        let scratch = Scratch::new();
+        let device = scratch.device;
+        let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
+        assert_eq!(
+            other.release_orphans(device, &scratch.orphans(device), 0),
+            4 * UNIT
+        );
+        let path = [level(&owner, device, 20 * UNIT)];
+        assert!(crate::ledger::try_charge(&path, UNIT) && !owner.distrusts());
+        assert_eq!(units(&owner, device), (7, 0));
+    }
+
+    #[test]
+    fn those_that_have_changed_and_those_somebody_is_at_stay() {
+        let scratch = Scratch::new();
+        let device = scratch.device;
+        let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
+        let seen = scratch.orphans(device);
+        owner.orphan(device, UNIT);
+        assert_eq!(other.release_orphans(device, &seen, 0), 0);
+        assert_eq!(units(&owner, device), (10, 5));
+        let file = scratch.place.open(true).expect("open");
+        assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
+        let seen = scratch.orphans(device);
+        assert_eq!(other.release_orphans(device, &seen, 0), 0);
+        assert_eq!(
+            owner.release_orphans(device, &seen, 4 * UNIT),
+            UNIT,
+            "its own need no lock"
+        );
+        lock::unlock(&file, Bytes::claim(owner.index())).expect("locks");
+        assert_eq!(
+            other.release_orphans(device, &scratch.orphans(device), 0),
+            4 * UNIT
+        );
+        // It has let go of the slot.
+        assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
+    }
+
+    #[test]
+    fn those_of_the_dead_can_be_given_back_as_well_and_who_waits_is_woken() {
+        let scratch = Scratch::new();
+        let device = scratch.device;
+        let slot = member(&scratch, 1, 0);
+        let dead = scratch.dead(&stranger(1), 5, 0);
+        let left = &scratch.content().slots[dead].stats[device.get()].left;
+        left.store(2, Ordering::Relaxed);
+        let signals = &scratch.content().header.signals;
+        signals.waiting.store(1, Ordering::Relaxed);
+        let release = || slot.release_orphans(device, &scratch.orphans(device), 0);
+        assert_eq!((release(), scratch.charged(device)), (2 * UNIT, 4 * UNIT));
+        assert_eq!(signals.returned.load(Ordering::Relaxed), 1);
+        signals.waiting.store(1, Ordering::Relaxed);
+        assert_eq!(release(), 0);
+        assert_eq!(
+            signals.returned.load(Ordering::Relaxed),
+            1,
+            "nothing came back"
+        );
+    }
+}

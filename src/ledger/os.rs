@@ -136,3 +136,60 @@ pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
         unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAKE, i32::MAX) };
     usize::try_from(woken).unwrap_or(0)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_that_of_the_boot() {
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("readable");
+        let seconds: f64 = uptime
+            .split(' ')
+            .next()
+            .expect("a word")
+            .parse()
+            .expect("a number");
+        assert!((boot_ms() as f64 / 1_000.0 - seconds).abs() < 60.0);
+        let before = boot_ms();
+        sleep(Duration::from_millis(20));
+        assert!((20..60_000).contains(&(boot_ms() - before)));
+    }
+
+    #[test]
+    fn who_is_there_is_told_whoever_it_belongs_to() {
+        assert!(exists(std::process::id()) && exists(1));
+        assert!(!exists(1 << 23) && !exists(u32::MAX));
+    }
+
+    #[test]
+    fn who_sleeps_on_a_word_that_changes_is_woken() {
+        let word = AtomicU64::new(5 << 32 | 7);
+        let hang = Duration::from_secs(60);
+        assert_eq!(
+            futex_wait(&word, 6, hang),
+            Woken::Other,
+            "it is another already"
+        );
+        assert_eq!(futex_wake_all(&word), 0, "nobody sleeps");
+        assert_eq!(futex_wait(&word, 7, Duration::from_millis(1)), Woken::Other);
+        std::thread::scope(|scope| {
+            let sleepers = [0; 2].map(|_| scope.spawn(|| futex_wait(&word, 7, hang)));
+            let mut woken = 0;
+            let since = now();
+            while woken < 2 && since.elapsed() < hang {
+                woken += futex_wake_all(&word);
+            }
+            assert_eq!(woken, 2);
+            for sleeper in sleepers {
+                assert_eq!(sleeper.join().expect("thread"), Woken::Other);
+            }
+        });
+    }
+
+    #[test]
+    fn the_namespace_is_ours() {
+        let link = std::fs::read_link("/proc/self/ns/pid").expect("readable");
+        assert_eq!(link.to_string_lossy(), format!("pid:[{}]", pid_ns()));
+    }
+}

@@ -40,3 +40,49 @@ pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u
         .sum();
     bytes.saturating_sub(taken * UNIT)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::{Scratch, stranger};
+
+    #[test]
+    fn groups_have_keys_of_their_own() {
+        let letters = ('a'..='z').chain('0'..='9').map(String::from);
+        let mut names: Vec<_> = [String::new()].into_iter().chain(letters).collect();
+        for at in 1..37 {
+            let pairs: Vec<_> = names[1..37]
+                .iter()
+                .map(|last| format!("{}{last}", names[at]))
+                .collect();
+            names.extend(pairs);
+        }
+        let keys: std::collections::BTreeSet<_> =
+            names.iter().map(|name| child_key(name)).collect();
+        assert!(keys.len() == names.len() && !keys.contains(&0));
+    }
+
+    #[test]
+    fn what_a_group_has_not_taken_of_its_part_is_kept() {
+        let scratch = Scratch::new();
+        let member = |name, units, undecided| {
+            let slot = scratch.dead(&stranger(1), units, undecided);
+            let owner = &scratch.content().slots[slot].owner;
+            owner.child.store(child_key(name), Ordering::Relaxed);
+        };
+        let untaken = |bytes| scratch.untaken(scratch.device, child_key("alice"), bytes);
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT);
+        member("bob", 5, 0);
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "not hers");
+        member("alice", 3, 1);
+        member("alice", 4, 0);
+        assert_eq!(
+            untaken(10 * UNIT),
+            4 * UNIT,
+            "what is only asked for is not taken"
+        );
+        assert_eq!(untaken(5 * UNIT), 0, "she has more");
+        let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);
+        assert_eq!(elsewhere, UNIT, "of another device");
+    }
+}

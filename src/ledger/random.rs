@@ -31,3 +31,21 @@ impl Random {
         (self.next() >> 11).checked_rem(end as u64).unwrap_or(0) as usize
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_below_the_end_and_spread() {
+        let mut random = Random::new();
+        let mut seen = [0; 8];
+        for _ in 0..10_000 {
+            seen[random.below(8)] += 1;
+        }
+        assert!(seen.iter().all(|&times| times > 500), "{seen:?}");
+        assert_eq!(random.below(0), 0);
+        let mut other = Random::new();
+        assert!((0..100).any(|_| random.below(1 << 40) != other.below(1 << 40)));
+    }
+}

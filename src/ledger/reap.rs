@@ -288,3 +288,6 @@ pub(super) fn sweep(
     }
     swept
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -419,3 +419,6 @@ impl Candidate<'_> {
         )
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

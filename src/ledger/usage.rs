@@ -212,3 +212,6 @@ pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
         })
         .sum()
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

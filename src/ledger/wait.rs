@@ -8,7 +8,7 @@
 //! of them sees the other, and a waiter that sleeps is woken.
 
 use super::atomic::{Ordering, fence};
-use super::layout::{Signals, Waiting};
+use super::layout::{Signals, SlotPage, Waiting};
 use super::lock::{self, Bytes};
 use super::{DeviceIndex, Ledger, Slot, os};
 use std::time::{Duration, Instant};
@@ -183,10 +183,128 @@ fn wake(ledger: &Ledger) {
     let signals = signals(ledger);
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
-    if os::futex_wake_all(&signals.returned) == 0 {
-        // Nobody sleeps: they are gone, or about to look, and then they have changed the word or will.
+    let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
+    // Who is awake and about to look again is still in line.
+    if os::futex_wake_all(&signals.returned) == 0
+        && !ledger.content().slots[..ledger.high_water()]
+            .iter()
+            .any(is_in_line)
+    {
+        // Who has come meanwhile has changed the word, or will.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ledger::scratch::{Scratch, stranger};
+
+    fn later() -> Instant {
+        os::now() + Duration::from_secs(3600)
+    }
+
+    #[test]
+    fn who_came_first_goes_first_on_his_device() {
+        let scratch = Scratch::new();
+        let (device, other) = (scratch.device, scratch.other);
+        let slots = [
+            scratch.join(),
+            scratch.join(),
+            scratch.join(),
+            scratch.join(),
+        ];
+        assert!(!scratch.has_waiters());
+        assert!(!scratch.somebody_waits(&slots[0], device));
+        let join = |at: usize, device| Line::join(&slots[at], device, later()).expect("a place");
+        let (mut first, mut second, mut third) = (join(2, device), join(0, device), join(1, other));
+        assert_eq!(first.turn(), Turn::Yes);
+        assert_eq!((second.turn(), third.turn()), (Turn::NotYet, Turn::Yes));
+        assert!(scratch.has_waiters());
+        assert!(
+            Line::join(&slots[0], other, later()).is_none(),
+            "one place each"
+        );
+        assert!(scratch.somebody_waits(&slots[3], device));
+        // One that does not wait itself is behind all, also of its own process.
+        assert!(scratch.somebody_waits(&slots[2], device));
+        assert!(!scratch.somebody_waits(&slots[1], other), "its own request");
+        drop(first);
+        assert_eq!(second.turn(), Turn::Yes);
+        drop((second, third));
+        assert!(
+            Line::join(&slots[0], other, later()).is_some(),
+            "free again"
+        );
+    }
+
+    #[test]
+    fn that_nobody_waits_any_longer_is_noted() {
+        let scratch = Scratch::new();
+        let (slot, waiter) = (scratch.join(), scratch.join());
+        let mut line = Line::join(&waiter, scratch.other, later()).expect("a place");
+        line.turn();
+        assert!(!scratch.somebody_waits(&slot, scratch.device));
+        assert!(scratch.has_waiters(), "for another device");
+        waiter.waiting().ticket.store(0, Ordering::Relaxed);
+        assert!(!scratch.somebody_waits(&slot, scratch.device));
+        assert!(!scratch.has_waiters());
+    }
+
+    #[test]
+    fn the_dead_and_the_absent_are_passed_by() {
+        let scratch = Scratch::new();
+        let (slot, absent) = (scratch.join(), scratch.join());
+        let dead = scratch.dead(&stranger(1), 1, 0);
+        let waiting = &scratch.content().slots[dead].waiting;
+        waiting.ticket.store(1, Ordering::Relaxed);
+        waiting
+            .device
+            .store(scratch.device.get() as u64, Ordering::Relaxed);
+        waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
+        signals(&scratch).waiting.store(1, Ordering::Relaxed);
+        assert!(!scratch.somebody_waits(&slot, scratch.device), "dead");
+        let mut line = Line::join(&absent, scratch.device, later()).expect("a place");
+        line.turn();
+        assert!(scratch.somebody_waits(&slot, scratch.device));
+        let seen = &absent.waiting().seen;
+        seen.store(os::boot_ms() - ABSENT_MS - 1, Ordering::Relaxed);
+        assert!(!scratch.somebody_waits(&slot, scratch.device), "stopped");
+        line.turn();
+        seen.store(os::boot_ms() + 60_000, Ordering::Relaxed);
+        assert!(
+            scratch.somebody_waits(&slot, scratch.device),
+            "by another clock"
+        );
+    }
+
+    #[test]
+    fn when_the_time_is_over_it_is_nobodys_turn() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let mut line = Line::join(&slot, scratch.device, os::now()).expect("a place");
+        assert_eq!((line.turn(), line.sleep()), (Turn::Over, Turn::Over));
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_by_what_comes_back() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let returned = || signals(&scratch).returned.load(Ordering::Relaxed);
+        super::returned(&scratch);
+        assert_eq!(returned(), 0, "nobody waits");
+        let mut line = Line::join(&slot, scratch.device, later()).expect("a place");
+        line.turn();
+        super::returned(&scratch);
+        assert_eq!(returned(), 1);
+        assert_eq!(line.sleep(), Turn::NotYet, "it has come before the sleep");
+        assert!(scratch.has_waiters(), "it is awake, and in line");
+        line.turn();
+        assert_eq!(line.returned, 1, "what it has seen it does not wait for");
+        drop(line);
+        assert_eq!(returned(), 2, "the next in line looks");
+        assert!(!scratch.has_waiters(), "there is none");
     }
 }

@@ -97,3 +97,65 @@ impl Arrays {
         Some(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_is_known_until_it_is_destroyed_or_its_context_gone() {
+        let arrays = Arrays::default();
+        let handle = |array| Handle {
+            kind: Kind::Plain,
+            array,
+        };
+        let of = |context, bytes| Entry {
+            device: 0,
+            context,
+            memory: Memory::Own(bytes),
+        };
+        arrays.insert(handle(1), of(7, 10));
+        arrays.insert(handle(2), of(7, 20));
+        arrays.insert(handle(3), of(8, 40));
+        let mipmapped = Handle {
+            kind: Kind::Mipmapped,
+            ..handle(1)
+        };
+        assert_eq!(arrays.take(mipmapped), None);
+        assert_eq!(arrays.take(handle(1)), Some(of(7, 10)));
+        assert_eq!(arrays.take(handle(1)), None);
+        let mut gone = Vec::new();
+        arrays.drain(7, |entry| gone.push(entry));
+        assert_eq!(gone, [of(7, 20)]);
+        assert_eq!(arrays.take(handle(3)), Some(of(8, 40)));
+    }
+
+    #[test]
+    fn what_was_told_is_remembered_but_not_of_endlessly_many() {
+        let arrays = Arrays::default();
+        let required = |device, width, told| {
+            let request = Request {
+                kind: Kind::Plain,
+                descriptor: Array3dDescriptor {
+                    width,
+                    height: 0,
+                    depth: 0,
+                    format: 1,
+                    channels: 1,
+                    flags: 0,
+                },
+                levels: 1,
+            };
+            arrays.required(device, request, || told)
+        };
+        assert_eq!(required(0, 1, None), None);
+        assert_eq!(required(0, 1, Some(10)), Some(10));
+        assert_eq!(required(0, 1, None), Some(10));
+        assert_eq!(required(1, 1, None), None, "of another device");
+        for width in 2..=REMEMBERED + 1 {
+            assert_eq!(required(0, width, Some(20)), Some(20));
+        }
+        assert_eq!(required(0, REMEMBERED, None), Some(20));
+        assert_eq!(required(0, REMEMBERED + 1, None), None, "one too many");
+    }
+}

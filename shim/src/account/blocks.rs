@@ -377,4 +377,81 @@ mod tests {
         assert!(blocks.take_large(BASE).is_some_and(|taken| taken.shared));
         assert_eq!(blocks.share(BASE), None, "nobody's");
     }
+
+    #[test]
+    fn what_a_context_takes_along_is_told_with_what_others_may_have_open() {
+        let blocks = Blocks::default();
+        let large = |blocks, shared| Large {
+            device: 3,
+            context: 7,
+            blocks,
+            shared,
+        };
+        blocks.enter_small(BASE, 3, || 7);
+        blocks.share(BASE);
+        blocks.enter_small(BASE + BLOCK, 3, || 7);
+        blocks.enter_large(BASE + 10 * BLOCK, large(5, false));
+        blocks.enter_large(BASE + 20 * BLOCK, large(6, true));
+        let mut gone = Vec::new();
+        blocks.drain(7, |device, blocks, shared| {
+            if blocks > 0 {
+                gone.push((device, blocks, shared));
+            }
+        });
+        gone.sort_unstable();
+        assert_eq!(
+            gone,
+            [(3, 1, false), (3, 1, true), (3, 5, false), (3, 6, true)]
+        );
+        blocks.drain(7, |_, _, _| unreachable!("nothing is left"));
+    }
+
+    #[test]
+    fn a_small_one_in_the_place_of_a_leaving_large_one_is_a_new_block() {
+        let blocks = Blocks::default();
+        let large = Large {
+            device: 0,
+            context: 7,
+            blocks: 3,
+            shared: false,
+        };
+        blocks.enter_large(BASE, large);
+        assert_eq!(blocks.leave_small(BASE), Departure::Unknown);
+        assert!(blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
+        assert!(!blocks.enter_small(BASE + 1024, 0, || unreachable!("known")));
+        assert_eq!(
+            blocks.share(BASE + 512),
+            Some((0, BLOCK)),
+            "its block alone"
+        );
+        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
+        assert!(!blocks.take_shared(BASE + 512).expect("shared").last);
+        assert!(blocks.take_shared(BASE + 1024).expect("shared").last);
+        assert_eq!(
+            blocks.take_large(BASE),
+            Some(Large {
+                shared: true,
+                ..large
+            })
+        );
+        assert_eq!(blocks.share(BASE), None, "nothing is left");
+    }
+
+    #[test]
+    fn neighbouring_blocks_hash_far_apart() {
+        let hash = |block| {
+            let mut hasher = BlockHasher::default();
+            hasher.write_u64(block);
+            hasher.finish()
+        };
+        // Of one shard; what tables look at are the lowest and the highest bits.
+        let hashes: Vec<_> = (0..1024)
+            .map(|at| hash((BASE / BLOCK) + at * SHARDS as u64))
+            .collect();
+        for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
+            let places: std::collections::HashSet<_> =
+                hashes.iter().map(|hash| bits(*hash)).collect();
+            assert!(places.len() > 512, "{}", places.len());
+        }
+    }
 }

@@ -29,3 +29,20 @@ impl Contexts {
         self.0.read().clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counts_once() {
+        let contexts = Contexts::default();
+        for context in [7, 8, 9, 8] {
+            contexts.insert(context);
+        }
+        assert_eq!((contexts.count(), contexts.all()), (3, vec![7, 8, 9]));
+        contexts.remove(8);
+        contexts.remove(8);
+        assert_eq!((contexts.count(), contexts.all()), (2, vec![7, 9]));
+    }
+}

@@ -64,6 +64,7 @@ mod tests {
             [10, 20, 30].map(|context| greens.holder(context)),
             [10, 10, 30]
         );
+        assert_eq!((greens.get(21), greens.get(22)), (Some(green), None));
         assert_eq!(greens.take(21), Some(green));
         assert_eq!(greens.holder(20), 20);
         greens.insert(21, green);

@@ -53,3 +53,29 @@ impl Managed {
         self.live.store(map.len(), Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_is_known_until_it_is_freed_or_its_context_gone() {
+        let managed = Managed::default();
+        let of = |context, bytes| Allocation {
+            device: 1,
+            context,
+            bytes,
+        };
+        assert_eq!(managed.take(64), None);
+        managed.insert(64, of(7, 10));
+        managed.insert(128, of(7, 20));
+        managed.insert(192, of(8, 40));
+        assert_eq!(managed.take(64), Some(of(7, 10)));
+        assert_eq!(managed.take(64), None);
+        let mut gone = Vec::new();
+        managed.drain(7, |device, bytes| gone.push((device, bytes)));
+        assert_eq!(gone, [(1, 20)]);
+        assert_eq!(managed.take(128), None);
+        assert_eq!(managed.take(192), Some(of(8, 40)));
+    }
+}

@@ -118,6 +118,8 @@ mod tests {
         assert_eq!(closed, opening(0, 3));
         assert_eq!(openings.close(5), None);
         assert!(openings.enter(5, closed), "the driver refused");
+        assert!(!openings.enter(5, closed), "open once more by now");
+        assert_eq!(openings.close(5), None);
         assert_eq!(openings.drain(8), []);
         assert_eq!(openings.drain(7), [opening(0, 3)]);
         assert_eq!(openings.close(5), None);

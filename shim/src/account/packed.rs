@@ -160,6 +160,38 @@ mod tests {
         make(&mut packed, 8, BLOCK, 2 * BLOCK);
         packed.forget(7);
         assert_eq!(packed.bytes(), BLOCK);
+        assert_eq!((packed.begin(7, 0), packed.begin(8, 0)), (0, BLOCK));
+    }
+
+    #[test]
+    fn what_came_during_calls_of_two_contexts_is_shared_out_once() {
+        let mut packed = Packed::default();
+        packed.begin(7, BLOCK);
+        packed.begin(8, BLOCK);
+        packed.measured(10 * BLOCK, 11 * BLOCK);
+        assert_eq!(packed.bytes(), BLOCK);
+        packed.measured(11 * BLOCK, 13 * BLOCK);
+        assert_eq!(packed.bytes(), 2 * BLOCK, "no more than both can take");
+        packed.end(7);
+        packed.end(8);
+        packed.measured(13 * BLOCK, BLOCK);
+        assert_eq!(packed.bytes(), BLOCK, "no more than there is");
+    }
+
+    #[test]
+    fn where_calls_overlap_a_block_may_have_gone_with_any_of_them() {
+        let mut packed = Packed::default();
+        packed.begin(7, 0);
+        packed.begin(7, 0);
+        packed.end(7);
+        // The first is still under way.
+        packed.begin(7, BLOCK);
+        packed.made(7, GRAIN);
+        packed.measured(0, BLOCK);
+        packed.end(7);
+        assert!(packed.gone(7, 0, 0));
+        packed.measured(BLOCK, BLOCK);
+        assert!(!packed.gone(7, 0, 0), "it was alone when that was measured");
     }
 
     #[test]
@@ -169,5 +201,6 @@ mod tests {
         packed.gone(7, 0, BLOCK);
         assert_eq!(packed.end(7), 0);
         assert_eq!(packed.bytes(), 0);
+        assert!(packed.0.is_empty());
     }
 }

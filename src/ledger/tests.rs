@@ -1,0 +1,233 @@
+//! What a ledger says and does as a whole.
+
+use super::scratch::{GPU, Knows, OTHER_GPU, Scratch, UNIT, level, stranger};
+use super::*;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+#[test]
+fn categories_have_names_and_figures_of_their_own() {
+    let names: BTreeSet<_> = Category::ALL.map(Category::name).into();
+    assert_eq!(names.len(), Category::COUNT);
+    assert_eq!(Category::Vmm.name(), "vmm");
+    let places = Category::ALL.map(|category| category as usize);
+    assert!(places.into_iter().eq(0..Category::COUNT));
+}
+
+#[test]
+fn indices_are_those_of_the_table() {
+    assert_eq!(DeviceIndex::new(31).map(usize::from), Some(31));
+    assert!(DeviceIndex::new(32).is_none());
+    let all: BTreeSet<_> = DeviceIndex::all().map(DeviceIndex::get).collect();
+    assert!(all.into_iter().eq(0..MAX_DEVICES));
+}
+
+#[test]
+fn a_device_is_found_by_all_with_what_is_known_of_it() {
+    let scratch = Scratch::new();
+    assert_eq!(
+        scratch.device(GPU, 80 << 30).expect("known"),
+        scratch.device
+    );
+    assert_ne!(scratch.device, scratch.other);
+    scratch.set_context_hint(scratch.device, 500);
+    let reader = scratch.readonly();
+    reader.set_context_hint(scratch.device, 1);
+    assert_eq!(reader.find_device(&OTHER_GPU), Some(scratch.other));
+    assert_eq!(reader.device(GPU, 0).expect("known"), scratch.device);
+    assert_eq!(
+        (
+            reader.context_hint(scratch.device),
+            reader.context_hint(scratch.other)
+        ),
+        (500, 0)
+    );
+    let entry = reader.device_entry(scratch.device).expect("known");
+    assert_eq!(
+        (entry.id, entry.capacity, entry.context_bytes),
+        (GPU, 80 << 30, 500)
+    );
+    assert_eq!(entry.index, scratch.device);
+    let devices = reader.devices();
+    assert_eq!((devices.len(), devices[9]), (11, entry));
+    let mig = DeviceId::mig([7; 16]);
+    assert!(reader.find_device(&mig).is_none());
+    let instance = scratch.device(mig, 10 << 30).expect("room");
+    assert_eq!(reader.find_device(&mig), Some(instance));
+    assert_eq!(
+        reader.device_entry(instance).map(|entry| entry.id),
+        Some(mig)
+    );
+    let free = DeviceIndex::new(12).expect("below 32");
+    assert!(reader.device_entry(free).is_none());
+}
+
+#[test]
+fn a_full_table_of_devices_says_so() {
+    let scratch = Scratch::new();
+    for number in 11..MAX_DEVICES as u8 {
+        let device = scratch
+            .device(DeviceId::gpu([number; 16]), 1)
+            .expect("room");
+        assert_eq!(device.get(), usize::from(number));
+    }
+    let error = scratch
+        .device(DeviceId::gpu([99; 16]), 1)
+        .expect_err("full");
+    assert!(matches!(error, LedgerError::NoDevice { .. }), "{error}");
+    assert_eq!(
+        scratch.device(GPU, 80 << 30).expect("known"),
+        scratch.device
+    );
+}
+
+#[test]
+fn changes_below_are_counted() {
+    let scratch = Scratch::new();
+    scratch.children_changed();
+    scratch.children_changed();
+    let reader = scratch.readonly();
+    reader.children_changed();
+    assert_eq!(reader.children(), 2);
+}
+
+#[test]
+fn members_are_asked_but_not_all_the_time() {
+    let scratch = Scratch::new();
+    assert!(!scratch.readonly().ask_members());
+    assert!(scratch.ask_members());
+    assert_eq!(scratch.asked(), 1);
+    let at = &scratch.content().header.signals.asked_at;
+    let just = os::boot_ms();
+    assert!(
+        at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
+        "the time of it"
+    );
+    // As if it were now, a while ago, and by a clock that is before ours.
+    at.store(os::boot_ms(), Ordering::Relaxed);
+    assert!(!scratch.ask_members());
+    at.store(os::boot_ms() - 10_000, Ordering::Relaxed);
+    assert!(scratch.ask_members());
+    at.store(os::boot_ms() + 60_000, Ordering::Relaxed);
+    assert!(scratch.ask_members());
+    assert_eq!(scratch.asked(), 3);
+}
+
+#[test]
+fn waits_are_counted_and_added_up() {
+    let scratch = Scratch::new();
+    scratch.note_wait(scratch.device, Duration::from_millis(20));
+    scratch.note_wait(scratch.device, Duration::from_millis(300));
+    scratch
+        .readonly()
+        .note_wait(scratch.device, Duration::from_secs(1));
+    let usage = scratch.usage(scratch.device);
+    assert_eq!((usage.waits, usage.waited_ms), (2, 320));
+    assert_eq!(scratch.usage(scratch.other).waits, 0);
+}
+
+#[test]
+fn passing_high_is_news_once_a_second() {
+    let scratch = Scratch::new();
+    assert!(!scratch.readonly().note_above_high(scratch.device));
+    assert!(scratch.note_above_high(scratch.device));
+    assert!(scratch.note_above_high(scratch.other));
+    let noted = &scratch.content().header.above_high[scratch.device.get()];
+    noted.store(os::boot_ms(), Ordering::Relaxed);
+    assert!(!scratch.note_above_high(scratch.device));
+    noted.store(os::boot_ms() - 1_001, Ordering::Relaxed);
+    assert!(scratch.note_above_high(scratch.device));
+    noted.store(os::boot_ms() + 60_000, Ordering::Relaxed);
+    assert!(scratch.note_above_high(scratch.device), "by another clock");
+    assert!(noted.load(Ordering::Relaxed) <= os::boot_ms());
+}
+
+#[test]
+fn cleaning_counts_who_is_gone_and_who_drains() {
+    let scratch = Scratch::new();
+    let alive = scratch.join();
+    let path = [level(&alive, scratch.device, u64::MAX)];
+    charge(&path, UNIT, &Knows(None)).expect("no limit");
+    scratch.dead(&stranger(1), 1, 0);
+    scratch.dead(&stranger(2), 2, 0);
+    // Killed before it charged anything.
+    scratch.dead(&stranger(3), 0, 0);
+    assert_eq!(
+        scratch.readonly().clean(&Knows(Some(false))),
+        Cleaned::default()
+    );
+    let cleaned = |cleaned, draining| Cleaned { cleaned, draining };
+    assert_eq!(scratch.clean(&Knows(Some(true))), cleaned(1, 2));
+    assert_eq!(scratch.clean(&Knows(Some(false))), cleaned(2, 0));
+    assert_eq!(scratch.clean(&Knows(Some(false))), cleaned(0, 0));
+    assert_eq!(scratch.charged(scratch.device), UNIT);
+}
+
+#[test]
+fn words_without_a_name_are_cleaned_too() {
+    let scratch = Scratch::new();
+    let slot = scratch.dead(&stranger(1), 1, 0);
+    scratch.content().slots[slot]
+        .owner
+        .pid
+        .store(0, Ordering::Relaxed);
+    assert_eq!(
+        scratch.clean(&Knows(Some(false))).draining,
+        1,
+        "nobody can be asked after"
+    );
+    assert_eq!(scratch.charged(scratch.device), UNIT);
+}
+
+#[test]
+fn whether_anybody_lives_can_be_told_without_writing() {
+    let scratch = Scratch::new();
+    assert!(!scratch.has_live() && !scratch.is_unlinked());
+    scratch.dead(&stranger(1), 1, 0);
+    assert!(!scratch.has_live());
+    let slot = scratch.join();
+    assert!(scratch.readonly().has_live());
+    drop(slot);
+    assert!(!scratch.has_live());
+    std::fs::remove_file(scratch.path()).expect("removed");
+    assert!(scratch.has_live(), "cannot be told");
+    assert!(scratch.is_unlinked());
+    assert_eq!(scratch.clean(&Knows(Some(false))), Cleaned::default());
+}
+
+#[test]
+fn who_removes_keeps_out_and_lets_in_again() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let error = scratch.begin_removal().expect_err("a member");
+    assert!(matches!(error, LedgerError::InUse { .. }), "{error}");
+    drop(slot);
+    let removal = scratch.begin_removal().expect("nobody");
+    assert!(scratch.begin_removal().is_err(), "one at a time");
+    drop(removal);
+    drop(scratch.join());
+}
+
+#[test]
+fn errors_say_about_which_ledger_and_why() {
+    use std::error::Error;
+    let path = Path::new("/nowhere/ledger");
+    let error = LedgerError::io(path, "open", std::io::Error::other("because"));
+    assert_eq!(error.path(), path);
+    assert_eq!(
+        error.source().map(ToString::to_string).as_deref(),
+        Some("because")
+    );
+    assert!(LedgerError::damaged(path, "cut short").source().is_none());
+    let scratch = Scratch::new();
+    assert_eq!(
+        scratch
+            .begin_removal()
+            .map(drop)
+            .map_err(|error| error.to_string()),
+        Ok(())
+    );
+    let _slot = scratch.join();
+    let error = scratch.begin_removal().expect_err("a member");
+    assert_eq!(error.path(), scratch.path());
+}
