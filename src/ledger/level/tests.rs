@@ -378,7 +378,7 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
             while !done.load(Ordering::Relaxed) {
                 if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
                     // At its next call, which is not at once.
-                    std::thread::sleep(Duration::from_millis(3));
+                    std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
                     other.publish_idle(device, 0, 0);
                 }
@@ -398,11 +398,8 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 #[test]
 fn others_are_asked_for_what_is_lacking_and_only_if_they_have_it() {
     // One that answers is given a tenth of a second: on a busy machine not every one gets to it.
-    assert!(
-        (0..100).any(|_| ask(true, 4, 6) == (true, 1)),
-        "just enough"
-    );
-    assert!((0..100).any(|_| ask(true, 5, 6) == (true, 1)), "more");
+    assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
+    assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
     assert_eq!(
         ask(true, 4, 7),
         (false, 0),
