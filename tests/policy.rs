@@ -440,6 +440,18 @@ fn owners_and_members_are_made_what_the_file_says() {
     std::os::unix::fs::chown(group.below_path(), Some(0), None).expect("given");
     assert_eq!(place.applied(policy, &[]), "a/b: owner root -> daemon\n");
     assert_eq!(place.applied(policy, &[]), "nothing to change\n");
+    // Not while there is a group of his in it: root could neither change nor remove that where it is.
+    let roots = policy.replace("daemon", "root");
+    let said = place.refused("apply", &roots);
+    assert!(
+        said.contains("'a/b' cannot get another owner, as group 'a/b/c'"),
+        "{said}"
+    );
+    assert_eq!(place.applied(policy, &[]), "nothing to change\n");
+    place.root().remove("a/b/c").expect("removed");
+    place.applied(&roots, &[]);
+    assert_eq!(access("a/b/c").owner, Some(0));
+    assert_eq!(place.applied(&roots, &[]), "nothing to change\n");
 }
 
 // The shipped policies; tests/programs applies them on simulated machines.

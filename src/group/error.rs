@@ -61,6 +61,15 @@ pub enum GroupError {
         /// The user to whom the directory belongs.
         owner: u32,
     },
+    /// The group is to be somebody else's than a group below it.
+    Kept {
+        /// The group.
+        name: String,
+        /// The one below.
+        below: String,
+        /// The user to whom that belongs.
+        owner: u32,
+    },
     /// The group is being made or removed by somebody who takes too long.
     Held {
         /// The directory of the group.
@@ -170,6 +179,10 @@ impl fmt::Display for GroupError {
             Self::Delegated { name, owner } => write!(
                 f,
                 "group '{name}' would be in a directory of user {owner}, where all groups are his: name no other owner, or make it elsewhere"
+            ),
+            Self::Kept { name, below, owner } => write!(
+                f,
+                "group '{name}' cannot get another owner, as group '{below}' in it belongs to user {owner}: remove that first (`gpulimit rm --recursive {below}`), it may be made anew afterwards"
             ),
             Self::Held { path } => write!(
                 f,

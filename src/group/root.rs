@@ -291,6 +291,23 @@ impl Root {
         }
     }
 
+    /// Whether a group can get another owner. Not while there are groups in it that belong to anybody else than him: a directory of one user's
+    /// among another's can be neither changed nor removed with the power of either.
+    pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
+        for below in self.directories_in(Some(group))? {
+            let about = fs::symlink_metadata(below.path());
+            let whose = about.map_err(|error| below.failed("open", error))?.uid();
+            if whose != owner {
+                return Err(GroupError::Kept {
+                    name: group.name.clone(),
+                    below: below.name,
+                    owner: whose,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Removes a group in which no program runs.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         self.remove_if(&self.group(name)?, |_| true)

@@ -56,7 +56,7 @@ pub fn steps(
     for wanted in wanted {
         match root.group(&wanted.name) {
             Err(error) if error.is_missing() => steps.push(Step::Create(wanted.clone())),
-            group => steps.extend(change(&group?, wanted)?),
+            group => steps.extend(change(root, &group?, wanted)?),
         }
     }
     for name in recorded.iter().rev() {
@@ -71,7 +71,7 @@ pub fn steps(
     Ok(steps)
 }
 
-fn change(group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
+fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
     let mut changes = between(&group.limits()?.rules()?, &wanted.limits);
     let limits = !changes.is_empty();
     let there = group.access()?;
@@ -84,6 +84,10 @@ fn change(group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
         .ok()
         .map(|about| about.uid());
     if old != new || below != wanted.access.owner {
+        // Before anything is changed.
+        if let Some(owner) = wanted.access.owner {
+            root.check_owner(group, owner)?;
+        }
         changes.push(Change {
             key: "owner",
             gpu: None,
