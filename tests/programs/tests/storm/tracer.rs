@@ -124,12 +124,17 @@ impl Tracer {
         }
     }
 
-    /// Lets it do one instruction; where it is then.
-    pub fn step(&self) -> u64 {
-        self.ask(libc::PTRACE_SINGLESTEP, 0);
-        let status = self.wait();
-        assert!(libc::WIFSTOPPED(status), "it ended: {status}");
-        self.registers()[register::PLACE]
+    /// Lets it run, an instruction at a time, to the next one that lies in this code.
+    pub fn step_in(&self, code: &[Range<u64>]) {
+        loop {
+            self.ask(libc::PTRACE_SINGLESTEP, 0);
+            let status = self.wait();
+            assert!(libc::WIFSTOPPED(status), "it ended: {status}");
+            let place = self.registers()[register::PLACE];
+            if code.iter().any(|range| range.contains(&place)) {
+                return;
+            }
+        }
     }
 
     /// Where it has mapped the code of a library.
