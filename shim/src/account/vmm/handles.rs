@@ -2,7 +2,10 @@
 //!
 //! Entries lie side by side in pieces that stay where they are, their number is their place. Those whose handles fall into the same bucket are chained.
 
+use std::hash::Hasher;
 use std::iter;
+
+use crate::account::blocks::BlockHasher;
 
 /// The number of an entry: another's once it is gone.
 pub type Id = u32;
@@ -50,8 +53,9 @@ impl<T> Handles<T> {
     }
 
     fn bucket(&self, handle: u64) -> usize {
-        let mixed = handle.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 32) as usize & self.buckets.len().wrapping_sub(1)
+        let mut hasher = BlockHasher::default();
+        hasher.write_u64(handle);
+        hasher.finish() as usize & self.buckets.len().wrapping_sub(1)
     }
 
     fn chain(&self, handle: u64) -> impl Iterator<Item = Id> {
