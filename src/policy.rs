@@ -17,6 +17,8 @@ mod request;
 pub mod rules;
 
 pub use error::{PolicyError, Why};
+#[cfg(feature = "cli")]
+pub use facts::{Facts, containers_of};
 pub use request::{LimitRequest, RequestSelector};
 
 use crate::device::DeviceId;
@@ -81,15 +83,23 @@ pub struct Assignment {
 
 /// Where this process belongs; `None` when neither a rule nor the environment says so.
 pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
-    match assigned::by_rules(&Source::system())? {
-        Some(rule) => assigned::below(&Source::system(), rule, env).map(Some),
-        None => by_environment(env),
-    }
+    assignment_by(rule()?, env)
 }
 
 /// The group that the administrator's rules put this process into; `None` where none does.
 pub fn rule() -> Result<Option<Assigned>, PolicyError> {
     assigned::by_rules(&Source::system())
+}
+
+/// Where a process with this environment belongs which the machine's rules put there, or nowhere.
+pub fn assignment_by(
+    rule: Option<Assigned>,
+    env: &Environment<'_>,
+) -> Result<Option<Assignment>, PolicyError> {
+    match rule {
+        Some(rule) => assigned::below(&Source::system(), rule, env).map(Some),
+        None => by_environment(env),
+    }
 }
 
 fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {

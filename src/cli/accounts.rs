@@ -90,6 +90,30 @@ fn number(text: &str) -> Option<u32> {
         .filter(|number| digits && *number != u32::MAX)
 }
 
+/// All unix groups of a user, as a login gets them.
+pub fn unix_groups_of(user: &User) -> Vec<u32> {
+    let Ok(name) = CString::new(user.name.as_str()) else {
+        return Vec::new();
+    };
+    let mut gids: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: room for as many as we say.
+        let whole = unsafe {
+            libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
+        };
+        let count = usize::try_from(count).unwrap_or(0);
+        if whole >= 0 {
+            gids.truncate(count);
+            return gids;
+        }
+        if gids.len() > 1 << 16 {
+            return vec![user.gid];
+        }
+        gids.resize(count.max(2 * gids.len()), 0);
+    }
+}
+
 /// The name of a unix group, or the number where there is no name.
 pub fn unix_group_name(gid: u32) -> String {
     let found = ask(
@@ -186,6 +210,7 @@ mod tests {
         let group = Database.unix_group("root").expect("root");
         assert_eq!(group.gid, 0);
         assert_eq!(unix_group_name(0), "root");
+        assert!(unix_groups_of(&root).contains(&0));
         assert_eq!(unix_group_name(4_123_456_789), "4123456789");
     }
 

@@ -1,6 +1,11 @@
 //! `gpulimit doctor`: what works, what does not, and what to do about it.
 
 mod checks;
+mod container;
+mod elf;
+mod inside;
+mod process;
+mod user;
 
 use super::failure::Failure;
 use super::figures::SCHEMA;
@@ -13,20 +18,35 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
+    /// Look at this process: whether the library is in it and why not, its group, and by which rule
+    #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
+    pid: Option<u32>,
+
+    /// Look at this container, by id or name: its first process, and whether programs in it get the library
+    #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
+    container: Option<String>,
+
+    /// Say which group the programs of this user get, and by which rule
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-Looks at the driver, NVML, the library and its hooks, the groups, and the environment. Changes
-nothing.
+Looks at the driver, NVML, the library and its hooks, the groups, and the environment; or at one
+process, container or user. Changes nothing.
 
 Examples:
   gpulimit doctor
+  gpulimit doctor --pid 4711          why does this process have no limit?
+  gpulimit doctor --container web     the same, and whether programs start in it
+  gpulimit doctor --user alice        which group does she get?
   gpulimit doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
-Exit status: 0 when limits can be applied, 1 when something prevents it.";
+Exit status: 0 when limits can be applied, 1 when something prevents it (a line marked `error`).";
 
 /// How bad it is.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -97,18 +117,28 @@ impl Finding {
 
 /// Looks, and says what was found.
 pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
-    let findings = checks::all();
+    let findings = match (&args.container, args.pid, &args.user) {
+        (Some(name), ..) => match container::pid(name) {
+            Ok((pid, found)) => [vec![found], process::checks(pid)].concat(),
+            Err(found) => vec![found],
+        },
+        (_, Some(pid), _) => process::checks(pid),
+        (.., Some(name)) => user::checks(name),
+        _ => checks::all(),
+    };
+    let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();
     let broken = findings.iter().any(|finding| finding.level == Level::Error);
     if args.json {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
         output::json(&json!({ "schema": SCHEMA, "ok": !broken, "findings": all }))?;
     } else {
-        output::print(&text(&findings, broken))?;
+        output::print(&text(&findings, broken, here))?;
     }
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-fn text(findings: &[Finding], broken: bool) -> String {
+/// `here`: about this place, not about a process or a user.
+fn text(findings: &[Finding], broken: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {
         // Writing to a string does not fail.
@@ -123,10 +153,11 @@ fn text(findings: &[Finding], broken: bool) -> String {
             let _ = writeln!(out, "{:<21} -> {}", "", finding.remedy);
         }
     }
-    out.push_str(if broken {
-        "\nLimits cannot be applied here: see the lines marked `error`.\n"
-    } else {
-        "\nLimits can be applied.\n"
+    out.push_str(match (broken, here) {
+        (true, true) => "\nLimits cannot be applied here: see the lines marked `error`.\n",
+        (true, false) => "\nSomething is in the way of a limit: see the lines marked `error`.\n",
+        (false, true) => "\nLimits can be applied.\n",
+        (false, false) => "",
     });
     out
 }

@@ -116,6 +116,12 @@ pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
+/// The copies of our library that an `LD_PRELOAD` names.
+pub fn ours_in(existing: &OsStr) -> Vec<PathBuf> {
+    let ours = parts(Some(existing)).filter(|part| is_ours(part));
+    ours.map(Path::to_owned).collect()
+}
+
 fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
     let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
     existing

@@ -42,7 +42,7 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`.
+/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`; `native true` where the driver has limits of its own.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -71,14 +71,35 @@ fn driver() -> String {
     if let Ok(code) = init {
         let _ = writeln!(out, "init {code}");
     }
+    if let Some(yes) = has_native_limits() {
+        let _ = writeln!(out, "native {yes}");
+    }
     // Not unloaded: drivers do not take that well, and the process ends here.
     std::mem::forget(library);
     out
 }
 
+/// Whether this driver can limit a cgroup's memory by itself; `None` without NVML.
+fn has_native_limits() -> Option<bool> {
+    // SAFETY: runs the constructors of NVML, as every monitor does.
+    let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
+    // SAFETY: looked for, not called.
+    let found =
+        unsafe { library.get::<extern "C" fn()>(b"nvmlDeviceSetMemoryLimits_v1\0") }.is_ok();
+    std::mem::forget(library);
+    Some(found)
+}
+
+/// The version of the C library here, `2.36`.
+fn c_library() -> String {
+    // SAFETY: a constant text that stays.
+    let text = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    text.to_string_lossy().into_owned()
+}
+
 /// `mapped PATH` where the library is in this process, and a line `hook SYMBOL CLASS STATE` for each hook.
 fn preload(library: Option<&Path>) -> String {
-    let mut out = String::new();
+    let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());
     if let Some(path) = library.and_then(|path| mapped(&path.to_string_lossy())) {
         let _ = writeln!(out, "mapped {path}");

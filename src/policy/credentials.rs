@@ -26,6 +26,26 @@ pub(super) fn gids() -> Vec<u32> {
     gids
 }
 
+/// The real user id and all unix groups of a process, in the numbers of our user namespace.
+#[cfg(feature = "cli")]
+pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let numbers = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let words = line.unwrap_or_default().split_whitespace();
+        words
+            .filter_map(|word| word.parse().ok())
+            .collect::<Vec<u32>>()
+    };
+    let uid = numbers("Uid:").first().copied();
+    let uid = uid.ok_or(std::io::ErrorKind::InvalidData)?;
+    let mut gids = numbers("Gid:");
+    // Real and effective; not the saved and the one for files.
+    gids.truncate(2);
+    gids.extend(numbers("Groups:"));
+    Ok((uid, gids))
+}
+
 /// How the numbers of a user namespace lead to those outside of it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Map(Vec<[u32; 3]>);
@@ -91,6 +111,19 @@ mod tests {
         assert_eq!(map.outside(70_000), 70_000);
         assert!(!map.may_be(0, 0), "a file of the user's own");
         assert!(map.may_be(OVERFLOW, 0));
+    }
+
+    #[cfg(feature = "cli")]
+    #[test]
+    fn from_outside_a_process_has_the_same_ids() {
+        let (seen, gids) = of_process(std::process::id()).expect("/proc");
+        assert_eq!(seen, uid());
+        let sorted = |mut gids: Vec<u32>| {
+            gids.sort_unstable();
+            gids
+        };
+        assert_eq!(sorted(gids), sorted(super::gids()));
+        assert!(of_process(u32::MAX).is_err());
     }
 
     #[test]

@@ -23,21 +23,42 @@ pub struct Facts {
 impl Facts {
     /// Of this process, as far as the rules ask for it.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
+        Self::gather("/proc/self", credentials::uid(), credentials::gids, rules)
+    }
+
+    /// Of a process by its pid here, as far as the rules ask for it.
+    #[cfg(feature = "cli")]
+    pub fn of_process(pid: u32, rules: &Rules) -> Result<Self, RulesError> {
+        let folder = format!("/proc/{pid}");
+        let (uid, gids) = credentials::of_process(pid).map_err(|error| RulesError::Unknown {
+            what: "/proc/PID/status",
+            error,
+        })?;
+        Self::gather(&folder, uid, || gids, rules)
+    }
+
+    /// `process` is its folder in `/proc`; the numbers are those of our user namespace.
+    fn gather(
+        process: &str,
+        uid: u32,
+        gids: impl FnOnce() -> Vec<u32>,
+        rules: &Rules,
+    ) -> Result<Self, RulesError> {
         let unknown = |what| move |error| RulesError::Unknown { what, error };
         let uids = Map::of_users();
         let mut facts = Self {
-            uid: uids.outside(credentials::uid()),
+            uid: uids.outside(uid),
             ..Self::default()
         };
         if rules.iter().any(|rule| rule.unix_group.is_some()) {
             let map = Map::of_groups();
             let outside = |gid: &u32| map.outside(*gid);
-            facts.gids = credentials::gids().iter().map(outside).collect();
+            facts.gids = gids().iter().map(outside).collect();
         }
         let asks_container = rules.iter().any(|rule| !rule.container.is_empty());
         if asks_container || rules.iter().any(|rule| !rule.cgroup.is_empty()) {
-            let text =
-                fs::read_to_string("/proc/self/cgroup").map_err(unknown("/proc/self/cgroup"))?;
+            let text = fs::read_to_string(format!("{process}/cgroup"))
+                .map_err(unknown("/proc/self/cgroup"))?;
             facts.cgroups = cgroups(&text).map(str::to_owned).collect();
         }
         if asks_container {
@@ -45,18 +66,36 @@ impl Facts {
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
                 // A cgroup namespace hides the path; the engine's files that are mounted into the container tell.
-                let text =
-                    fs::read("/proc/self/mountinfo").map_err(unknown("/proc/self/mountinfo"))?;
+                let text = fs::read(format!("{process}/mountinfo"))
+                    .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
                 facts.containers = mounted(&text).map(str::to_owned).collect();
             }
         }
         if rules.iter().any(|rule| !rule.executable.is_empty()) {
-            let path = fs::read_link("/proc/self/exe").map_err(unknown("/proc/self/exe"))?;
+            let path =
+                fs::read_link(format!("{process}/exe")).map_err(unknown("/proc/self/exe"))?;
             facts.executable = path.as_os_str().as_bytes().into();
         }
         Ok(facts)
     }
+}
+
+/// The ids of the containers that a process is in, by its pid here.
+#[cfg(feature = "cli")]
+pub fn containers_of(pid: u32) -> Vec<String> {
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let text = read("cgroup");
+    let text = String::from_utf8_lossy(&text);
+    let mut ids: Vec<String> = cgroups(&text)
+        .flat_map(containers)
+        .map(str::to_owned)
+        .collect();
+    let text = read("mountinfo");
+    ids.extend(mounted(&String::from_utf8_lossy(&text)).map(str::to_owned));
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 /// The paths in `/proc/self/cgroup`: `0::/user.slice`, `4:memory:/docker/<id>`.

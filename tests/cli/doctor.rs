@@ -1,9 +1,12 @@
 //! `doctor`
 
-use crate::place::{Place, text};
+use crate::place::{Place, library, text};
 use gpulimit::units::Size;
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Child, Command, Stdio};
 
 #[test]
 fn doctor_works_without_a_driver() {
@@ -63,4 +66,324 @@ fn doctor_names_what_is_wrong() {
         "{out}"
     );
     assert!(out.contains("half is no complete group"), "{out}");
+}
+
+/// A process that is looked at, and ended with the test.
+struct Looked(Child);
+
+impl Looked {
+    /// One that sleeps, once it is the program that it is to be.
+    fn start(command: &mut Command) -> Looked {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.expect("started");
+        let mut line = String::new();
+        let out = child.stdout.as_mut().expect("piped");
+        BufReader::new(out).read_line(&mut line).expect("read");
+        assert_eq!(line, "here\n");
+        Looked(child)
+    }
+
+    /// A shell in this environment, which waits to be let go.
+    fn shell(environment: &[(&str, &str)]) -> Looked {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo here; read line"]);
+        Looked::start(command.env_clear().envs(environment.iter().copied()))
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Looked {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Exit status and output of `doctor` about this process.
+fn about(place: &Place, pid: &str) -> (i32, String) {
+    let output = place.output(&["doctor", "--pid", pid]);
+    (output.status.code().expect("ended"), text(&output.stdout))
+}
+
+#[track_caller]
+fn says(place: &Place, looked: &Looked, status: i32, expected: &[&str]) {
+    let (code, out) = about(place, &looked.pid());
+    assert_eq!(code, status, "{out}");
+    for line in expected {
+        assert!(out.contains(line), "no {line:?} in:\n{out}");
+    }
+}
+
+#[test]
+fn of_a_process_whether_the_library_is_in_it() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let root = place.root_path().display().to_string();
+    let library = library().display().to_string();
+    let with = |variables: &[(&str, &str)]| {
+        let mut all = vec![("GPULIMIT_ROOT", root.as_str())];
+        all.extend(variables);
+        Looked::shell(&all)
+    };
+    says(
+        &place,
+        &with(&[]),
+        0,
+        &[
+            "warning  library",
+            "nothing asks for it",
+            "asks for a limit",
+        ],
+    );
+    let asked = with(&[("GPULIMIT_GROUP", "lab")]);
+    says(
+        &place,
+        &asked,
+        1,
+        &[
+            "error    library",
+            "it is to be in lab",
+            "in the way of a limit",
+        ],
+    );
+    let whole = with(&[("GPULIMIT_GROUP", "lab"), ("LD_PRELOAD", &library)]);
+    says(
+        &place,
+        &whole,
+        0,
+        &[
+            &format!("ok       library      {library} is in it"),
+            "it is to be in lab",
+        ],
+    );
+    let job = with(&[("GPULIMIT_MAX", "4G"), ("LD_PRELOAD", &library)]);
+    says(
+        &place,
+        &job,
+        0,
+        &["GPULIMIT_MAX asks for a group of its own"],
+    );
+    let nowhere = with(&[("GPULIMIT_GROUP", "none"), ("LD_PRELOAD", &library)]);
+    says(
+        &place,
+        &nowhere,
+        1,
+        &["error    group", "none", "it gets no GPU memory"],
+    );
+    let wrong = with(&[("GPULIMIT_MAX", "4Q"), ("LD_PRELOAD", &library)]);
+    says(&place, &wrong, 1, &["GPULIMIT_MAX='4Q'"]);
+    let unseen = with(&[
+        ("GPULIMIT_MAX", "4G"),
+        ("LD_PRELOAD", "/nowhere/libgpulimit.so"),
+    ]);
+    says(
+        &place,
+        &unseen,
+        1,
+        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which it does not see"],
+    );
+}
+
+#[test]
+fn of_a_process_that_its_library_was_replaced() {
+    let place = Place::new();
+    let copy = place.0.join("libgpulimit.so");
+    fs::copy(library(), &copy).expect("copied");
+    let path = copy.display().to_string();
+    let looked = Looked::shell(&[("LD_PRELOAD", &path)]);
+    fs::remove_file(&copy).expect("removed");
+    says(
+        &place,
+        &looked,
+        0,
+        &[
+            "warning  library",
+            &format!("{path} is in it, an older one"),
+        ],
+    );
+    let second = place.0.join("second");
+    fs::create_dir(&second).expect("made");
+    for at in [&copy, &second.join("libgpulimit.so")] {
+        fs::copy(library(), at).expect("copied");
+    }
+    let both = format!("{path}:{}/libgpulimit.so", second.display());
+    let looked = Looked::shell(&[("LD_PRELOAD", &both)]);
+    says(&place, &looked, 1, &["two copies of the library"]);
+}
+
+#[test]
+fn of_a_process_whose_program_takes_no_library() {
+    let place = Place::new();
+    let source = place.0.join("waits.c");
+    let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return (int)read(0, &c, 1); }\n";
+    fs::write(&source, code).expect("written");
+    let program = place.0.join("waits");
+    let compile = |options: &[&str]| {
+        let mut compiler = Command::new("cc");
+        compiler.args(options).arg(&source).arg("-o").arg(&program);
+        assert!(compiler.status().expect("a C compiler").success());
+    };
+    let start = || {
+        let mut command = Command::new(&program);
+        Looked::start(
+            command
+                .env_clear()
+                .env("GPULIMIT_MAX", "4G")
+                .env("LD_PRELOAD", library()),
+        )
+    };
+    compile(&["-static"]);
+    says(
+        &place,
+        &start(),
+        1,
+        &["error    library", "linked statically"],
+    );
+    compile(&[]);
+    says(&place, &start(), 0, &["is in it"]);
+    // One that runs with another user's rights.
+    if fs::metadata(&place.0).expect("there").uid() == 0 {
+        fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
+        std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("changed");
+        says(&place, &start(), 1, &["its LD_PRELOAD is ignored"]);
+    }
+}
+
+#[test]
+fn of_a_process_that_is_a_member() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("lab/alice", Size::Max);
+    let mut by = Command::new("env");
+    by.arg(format!("LD_PRELOAD={}", library().display()));
+    let mut member = place.start_member("lab/alice", Some(by));
+    let (code, out) = about(&place, &member.id().to_string());
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("it is a member of lab/alice, and uses 1.0 GiB"),
+        "{out}"
+    );
+    member.kill().expect("ended");
+    member.wait().expect("ended");
+    let (code, out) = about(&place, &member.id().to_string());
+    assert_eq!(
+        (code, out.contains("there is no process")),
+        (1, true),
+        "{out}"
+    );
+}
+
+#[test]
+fn of_a_container_whether_programs_start_in_it() {
+    let place = Place::new();
+    // What an engine would say of it.
+    let engine = place.0.join("docker");
+    fs::write(
+        &engine,
+        "#!/bin/sh\n[ \"$5\" = web ] && cat \"${0%/*}/pid\"\n",
+    )
+    .expect("written");
+    fs::set_permissions(&engine, fs::Permissions::from_mode(0o755)).expect("changed");
+    let path = format!("{}:/usr/bin:/bin", place.0.display());
+    let about = |name: &str| {
+        let mut command = place.gpulimit(&["doctor", "--container", name]);
+        let output = command.env("PATH", &path).output().expect("started");
+        (output.status.code().expect("ended"), text(&output.stdout))
+    };
+    let (code, out) = about("other");
+    assert_eq!(
+        (
+            code,
+            out.contains("no process here is in a container other")
+        ),
+        (1, true),
+        "{out}"
+    );
+    let may = Command::new("unshare").args(["-m", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: mount namespaces take root");
+        return;
+    }
+    let start = |preload: &str| {
+        let mut command = Command::new("unshare");
+        command.args([
+            "-m",
+            "env",
+            "-i",
+            preload,
+            "sh",
+            "-c",
+            "echo here; read line",
+        ]);
+        let looked = Looked::start(&mut command);
+        fs::write(place.0.join("pid"), looked.pid() + "\n").expect("written");
+        looked
+    };
+    let whole = start(&format!("LD_PRELOAD={}", library().display()));
+    let (code, out) = about("web");
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("its first process is ") && out.contains("a container)"),
+        "{out}"
+    );
+    assert!(
+        out.contains("ok       preload      programs start there"),
+        "{out}"
+    );
+    drop(whole);
+    let broken = start("LD_PRELOAD=/nowhere/libgpulimit.so");
+    let (code, out) = about("web");
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("cannot be preloaded"), "{out}");
+    drop(broken);
+}
+
+#[test]
+fn limits_of_the_driver_itself_are_said() {
+    let place = Place::new();
+    let compile = |name: &str, source: &str| {
+        let file = place.0.join("stub.c");
+        fs::write(&file, source).expect("written");
+        let mut compiler = Command::new("cc");
+        compiler
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(place.0.join(name))
+            .arg(file);
+        assert!(compiler.status().expect("a C compiler").success());
+    };
+    compile(
+        "libcuda.so.1",
+        "int cuInit(unsigned flags) { return 0; }\nint cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
+    );
+    for (source, expected) in [
+        ("int nothing;\n", "this driver has no limits of its own"),
+        (
+            "int nvmlDeviceSetMemoryLimits_v1(void) { return 0; }\n",
+            "limit",
+        ),
+    ] {
+        compile("libnvidia-ml.so.1", source);
+        let mut command = place.gpulimit(&["doctor", "--json"]);
+        let output = command
+            .env("LD_LIBRARY_PATH", &place.0)
+            .output()
+            .expect("started");
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = json["findings"].as_array().expect("findings");
+        let native = findings.iter().find(|finding| finding["check"] == "native");
+        let said = native.expect("said")["text"]
+            .as_str()
+            .expect("text")
+            .to_owned();
+        assert!(said.contains(expected), "{said}");
+        assert_eq!(
+            said.contains("no limits of its own"),
+            source.contains("nothing"),
+            "{said}"
+        );
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A program may leave a hook by `siglongjmp`, out of a signal handler that has interrupted a wait, and then nothing here is told. So what is
 //! remembered is not "inside" but the place on the stack at which the thread is inside. A call that comes from further up cannot be inside of that; one from
-//! further down is, if the word at that place is as it was left. Else the hook was abandoned, and the call is one like any other.
+//! further down is, if the word at that place is as it was left, and above of where this call came into the library. Else the hook was abandoned, and the
+//! call is one like any other.
 //!
 //! On another stack (of signals, of fibers) this says nothing, and the call goes straight to the driver: what was interrupted may hold
 //! a lock that it would wait for.
@@ -10,6 +11,18 @@
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+
+#[cfg(not(test))]
+use super::frames::start_of_ours;
+
+/// Here the program and the library are one.
+#[cfg(test)]
+fn start_of_ours() -> usize {
+    0
+}
+
+/// Words of a hook's frame that are set aside: half a KiB.
+const ROOM: usize = 64;
 
 thread_local! {
     /// The address of a word in the frame of the hook, which holds it, too; 0 outside.
@@ -31,13 +44,15 @@ impl Drop for Inside<'_> {
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The work is done inside, so that the thread's word is looked up once.
     let done = INSIDE.try_with(|inside| {
-        let mut word = MaybeUninit::<usize>::uninit();
-        let here = word.as_mut_ptr().expose_provenance();
+        // The lowest word of some: what the program calls next, from a little further down, is then above of it.
+        let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
+        let word = room.as_mut_ptr().cast::<usize>();
+        let here = word.expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
         // SAFETY: a local variable; nobody but `is_abandoned` reads it, of which the compiler knows nothing.
-        unsafe { word.as_mut_ptr().write_volatile(here) };
+        unsafe { word.write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
         Some(work())
@@ -51,9 +66,11 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
         // SAFETY: it can be read, and whatever is there makes a number.
-        return !(is_readable(before)
+        let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
-                == before);
+                == before;
+        // Frames of ours differ in size: the word may lie in those of this very call, and not be written over yet.
+        return !as_left || before < start_of_ours();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
 }

@@ -93,7 +93,10 @@ fn driver() -> Vec<Finding> {
         )];
     }
     match answers.get("init").map(String::as_str) {
-        Some("0") => vec![Finding::fine(CHECK, text)],
+        Some("0") => [Some(Finding::fine(CHECK, text)), native(&answers)]
+            .into_iter()
+            .flatten()
+            .collect(),
         code => vec![Finding::error(
             CHECK,
             format!(
@@ -103,6 +106,24 @@ fn driver() -> Vec<Finding> {
             "see what `nvidia-smi` says; 100 is no GPU, 803 a library that does not fit the kernel module, 999 mostly a missing /dev/nvidia-uvm",
         )],
     }
+}
+
+/// Limits that the driver and the kernel keep by themselves, from driver 615 on: a second wall.
+fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
+    const CHECK: &str = "native";
+    const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
+    if answers.get("native")? != "true" {
+        let text = "this driver has no limits of its own for cgroups (those from 615 on have)";
+        return Some(Finding::fine(CHECK, text));
+    }
+    let controllers = fs::read_to_string(CONTROLLERS).unwrap_or_default();
+    let has = |name| controllers.split_whitespace().any(|there| there == name);
+    let text = if has("dmem") || has("misc") {
+        "the driver and the kernel can limit a cgroup, too: `nvidia-smi memory-limits` sets a second wall, as root"
+    } else {
+        "the driver has limits of its own for cgroups, but this place has no controller for them: cgroup v2 with dmem (Linux 6.14) or misc (5.13)"
+    };
+    Some(Finding::fine(CHECK, text))
 }
 
 fn nvml() -> Vec<Finding> {
@@ -226,7 +247,12 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
             "use a library built for this system; LD_PRELOAD does nothing in setuid programs",
         )];
     }
-    let mut findings = vec![Finding::fine("preload", "loads and is in place")];
+    let glibc = answers.iter().find(|(key, _)| key == "glibc");
+    let glibc = glibc.map_or("", |(_, version)| version);
+    let mut findings = vec![Finding::fine(
+        "preload",
+        format!("loads and is in place (glibc {glibc})"),
+    )];
     let hooks: Vec<&str> = answers
         .iter()
         .filter(|(key, _)| key == "hook")

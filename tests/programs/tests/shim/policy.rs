@@ -423,6 +423,54 @@ fn doctor_says_which_rule_holds() {
 }
 
 #[test]
+fn doctor_says_which_rule_holds_for_others() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    let by_program =
+        "[[rule]]\nuser = \"bob\"\nexecutable = \"/usr/bin/train*\"\ngroup = \"lab\"\n";
+    machine.apply(&POLICY.replacen("[[rule]]", &format!("{by_program}[[rule]]"), 1));
+    let doctor = |about: &[&str]| text(&machine.controller(&[&["doctor"], about].concat()).stdout);
+    let said = doctor(&["--user", "alice"]);
+    assert!(
+        said.contains("alice is assigned to lab/alice by rule 3"),
+        "{said}"
+    );
+    let said = doctor(&["--user", "bob"]);
+    assert!(
+        said.contains("rule 1: lab in the program /usr/bin/train*"),
+        "{said}"
+    );
+    assert!(
+        said.contains("bob is assigned to lab/bob by rule 3"),
+        "{said}"
+    );
+    let said = doctor(&["--user", "root"]);
+    assert!(said.contains("no rule assigns root"), "{said}");
+
+    let mut alice = machine.start(ALICE, &[]);
+    alice.expect(&[("init", "0")]);
+    let said = doctor(&["--pid", &alice.pid().to_string()]);
+    assert!(
+        said.contains("rule 3 of the administrator's policy assigns it to lab/alice"),
+        "{said}"
+    );
+    is_limited(&mut alice);
+    let said = doctor(&["--pid", &alice.pid().to_string()]);
+    assert!(
+        said.contains("it is a member of lab/alice, and uses 1.5 GiB"),
+        "{said}"
+    );
+    assert!(!said.contains("error "), "{said}");
+    // The rules become others while it runs.
+    let changed = "[[rule]]\nuser = \"alice\"\ngroup = \"lab\"\n";
+    machine.apply(&POLICY.replacen("[[rule]]", &format!("{changed}[[rule]]"), 1));
+    let said = doctor(&["--pid", &alice.pid().to_string()]);
+    assert!(said.contains("is to be in lab\n"), "{said}");
+}
+
+#[test]
 fn programs_without_cuda_do_not_look_at_the_rules() {
     if !may_run() {
         return;
