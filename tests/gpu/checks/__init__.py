@@ -8,6 +8,7 @@ from checks import (  # noqa: F401
     numba,
     cuda_c,
     training,
+    examples,
     exactness,
     ways,
     sharing,

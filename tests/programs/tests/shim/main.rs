@@ -11,6 +11,7 @@ mod death;
 mod doors;
 mod drivers;
 mod every_hook;
+mod examples;
 mod fork;
 mod graphs;
 mod hierarchy;
