@@ -97,7 +97,7 @@ fn allocate(
     let mut tries = 0;
     loop {
         if !paid {
-            match pay(call, device, pool, growth, stream) {
+            match pay(call, device, pool, bytesize as u64, stream) {
                 Ok(Payment::Done) => {}
                 Ok(Payment::Node) => return real(),
                 Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
@@ -150,9 +150,10 @@ fn pay(
     call: Call,
     device: &'static Device,
     pool: &'static Pool,
-    growth: u64,
+    asked: u64,
     stream: Stream,
 ) -> Result<Payment, Refused> {
+    let growth = growth(asked);
     let until = Instant::now() + PATIENCE;
     let paid = |until| {
         pool.pay(device, growth, until, |rest| {
@@ -181,7 +182,7 @@ fn pay(
     }
     pool.trim(device, u64::MAX);
     pool.pay(device, growth, Some(until), |rest| {
-        device.charge_ahead(call.symbol, rest)
+        device.charge_ahead_of(call.symbol, rest, asked)
     })?;
     Ok(Payment::Done)
 }

@@ -20,7 +20,7 @@ use gpulimit::limits::{Key, LimitSet, Selector, Setting};
 use gpulimit::units::Size;
 
 pub use artefacts::{
-    compile, compile_for, controller, driver, library, library_for, nvml_bindings, program,
+    compile, compile_for, controller, demo, driver, library, library_for, nvml_bindings, program,
     real_drivers, repository, runtime, script, shim, static_runtime,
 };
 pub use machine::{Gpu, Holder, Machine};

@@ -74,6 +74,22 @@ pub fn controller() -> PathBuf {
     CONTROLLER.get_or_init(build).clone()
 }
 
+/// `fill`, the program of the demo.
+pub fn demo() -> PathBuf {
+    static DEMO: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "-p", "gpulimit-demo"])
+            .current_dir(repository())
+            .env("CARGO_TARGET_DIR", target())
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "gpulimit-demo");
+        target().join("debug/fill")
+    };
+    DEMO.get_or_init(build).clone()
+}
+
 /// `gpu-script`.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

@@ -1,0 +1,83 @@
+//! Whether a program says what a page says: apart from pids, times and such numbers that differ from run to run.
+
+/// The line without what differs.
+pub fn plain(line: &str) -> String {
+    let mut out = String::new();
+    // Where the driver is differs from machine to machine.
+    let line: Vec<&str> = line
+        .split(' ')
+        .map(|word| {
+            if word.ends_with("/libcuda.so.1") {
+                "libcuda.so.1"
+            } else {
+                word
+            }
+        })
+        .collect();
+    let line = line.join(" ");
+    let mut rest = line.trim();
+    while let Some(first) = rest.chars().next() {
+        if first.is_ascii_digit() {
+            let number: &str = &rest[..rest
+                .find(|c: char| !c.is_ascii_digit() && c != '.')
+                .unwrap_or(rest.len())];
+            rest = &rest[number.len()..];
+            // Sizes stay: they are what the page is about. Seconds, and what is long, are of this run.
+            let is_time = rest.starts_with(" s ") || rest.starts_with(" s,");
+            let is_long = number.len() >= 4 && !number.contains('.');
+            out.push_str(if is_time || is_long { "#" } else { number });
+        } else if first.is_whitespace() {
+            rest = rest.trim_start();
+            out.push(' ');
+        } else if "─│├└".contains(first) {
+            // The width of a column is that of its longest pid.
+            rest = &rest[first.len_utf8()..];
+        } else {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+        }
+    }
+    out
+}
+
+/// What is missing in `found` and what is in it beside what is expected. Programs in the background may come in any order.
+pub fn difference(expected: &[String], found: &[String]) -> (Vec<String>, Vec<String>) {
+    let mut left: Vec<String> = found.iter().map(|line| plain(line)).collect();
+    left.retain(|line| !line.is_empty());
+    let mut missing = Vec::new();
+    let mut more = false;
+    for line in expected {
+        let line = plain(line);
+        if line == "…" || line.is_empty() {
+            more |= !line.is_empty();
+            continue;
+        }
+        match left.iter().position(|found| *found == line) {
+            Some(at) => drop(left.remove(at)),
+            None => missing.push(line),
+        }
+    }
+    (missing, if more { Vec::new() } else { left })
+}
+
+#[test]
+fn what_differs_from_run_to_run_is_passed_over() {
+    let same = [
+        ("pid 20965 (fill) 1.5 GiB", "pid 101234 (fill) 1.5 GiB"),
+        ("run-20954-580802 uses", "run-1234-99999 uses"),
+        ("11496  root   lab", "114967 root lab"),
+        ("x: 3.23 s elapsed", "x: 3.01 s elapsed"),
+    ];
+    for (one, other) in same {
+        assert_eq!(plain(one), plain(other));
+    }
+    assert_ne!(plain("1.5 GiB"), plain("1.6 GiB"));
+    assert_ne!(plain("exit status 0"), plain("exit status 1"));
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let (missing, more) = difference(&lines("a\nb"), &lines("b\nc\n"));
+    assert_eq!((missing, more), (lines("a"), lines("c")));
+    assert_eq!(
+        difference(&lines("a\n…"), &lines("x\na\ny")),
+        (Vec::new(), Vec::new())
+    );
+}

@@ -1,0 +1,183 @@
+//! A machine of a page's own: a shell as root on the simulated driver, in a mount namespace with an /etc, /run, /usr/local and home of the test's own. The users
+//! alice and bob are in the unix group lab.
+
+use crate::compare;
+use crate::page::Block;
+use gpulimit_programs::world::{self, World, repository};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+const SETUP: &str = r#"
+set -e
+mount --make-rprivate /
+mkdir "$PLACE"
+mount -t tmpfs -o mode=755 tmpfs "$PLACE"
+cp -a /etc "$PLACE/etc"
+cd "$PLACE"
+mkdir -m 755 local run home
+mkdir -p local/bin local/lib/gpulimit run/gpulimit
+cp "$DRIVER"/*.so* local/lib/
+cp "$GPULIMIT" "$FILL" local/bin/
+cp "$LIBRARY" local/lib/gpulimit/
+ln -s "$(python3 -c 'import sys; print(sys.executable)')" local/bin/python
+cp "$FILES"/* home/
+rm -f etc/ld.so.preload
+printf 'alice:x:41001:41001::/home:/bin/sh\nbob:x:41002:41002::/home:/bin/sh\n' >> etc/passwd
+printf 'alice:x:41001:\nbob:x:41002:\nlab:x:41003:alice,bob\n' >> etc/group
+printf 'alice:*:20000::::::\nbob:*:20000::::::\n' >> etc/shadow
+mount --bind etc /etc
+mount --bind local /usr/local
+mount --bind run /run
+ldconfig
+unset LD_LIBRARY_PATH
+# Known to logins as well.
+echo "export GPULIMIT_SIM_STATE=$GPULIMIT_SIM_STATE PATH=/usr/local/bin:/usr/bin:/bin" > etc/profile
+cd home
+export HOME=$PWD PATH="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+unset LD_PRELOAD
+set +e
+echo READY
+"#;
+
+/// What is said at the end of a block.
+const END: &str = "--- end of block ---";
+/// More than any block takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The machine, and the shell on it.
+pub struct Machine {
+    shell: Child,
+    input: ChildStdin,
+    output: Receiver<String>,
+    _world: World,
+}
+
+impl Machine {
+    /// `None` where it cannot be had, which is said.
+    pub fn new() -> Option<Machine> {
+        let allowed = Command::new("unshare").args(["--mount", "true"]).output();
+        if !allowed.is_ok_and(|output| output.status.success()) {
+            eprintln!("SKIPPED: mount namespaces take root");
+            return None;
+        }
+        let world = World::without_group(&[]);
+        let mut command = world.bare(Path::new("unshare"));
+        command
+            .args(["--mount", "--", "bash", "--norc"])
+            .env("PLACE", world.file("system"))
+            .env("GPULIMIT", world::controller())
+            .env("LIBRARY", world::shim())
+            .env("FILL", world::demo())
+            .env("DRIVER", world::driver())
+            .env(
+                "FILES",
+                repository().join("tests/programs/tests/pages/home"),
+            )
+            .env_remove("GPULIMIT_ROOT")
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut shell = command.spawn().expect("a shell");
+        let (send, output) = channel();
+        let lines = BufReader::new(shell.stdout.take().expect("piped")).lines();
+        std::thread::spawn(move || {
+            // The one who reads may be gone.
+            lines
+                .map_while(Result::ok)
+                .all(|line| send.send(line).is_ok())
+        });
+        let input = shell.stdin.take().expect("piped");
+        let mut machine = Machine {
+            shell,
+            input,
+            output,
+            _world: world,
+        };
+        machine.type_in("exec 2>&1");
+        machine.type_in(SETUP);
+        let ready = machine.until("READY", &mut Vec::new());
+        assert!(ready, "the machine cannot be made");
+        Some(machine)
+    }
+
+    fn type_in(&mut self, text: &str) {
+        writeln!(self.input, "{text}").expect("the shell listens");
+    }
+
+    /// Takes lines until this one; false when it never came.
+    fn until(&mut self, end: &str, lines: &mut Vec<String>) -> bool {
+        loop {
+            match self.output.recv_timeout(PATIENCE) {
+                Ok(line) if line == end => return true,
+                Ok(line) => lines.push(line),
+                Err(_) => {
+                    eprintln!("{}", lines.join("\n"));
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Runs the commands of a block, and compares; how many they were.
+    #[track_caller]
+    pub fn follow(&mut self, path: &str, block: &Block) -> usize {
+        if let Block::File { path, content, .. } = block {
+            self.type_in(&format!("mkdir -p \"$(dirname '{path}')\"; cat > '{path}' <<'END OF FILE'\n{content}END OF FILE"));
+        }
+        let Block::Run {
+            line,
+            commands,
+            says,
+            ..
+        } = block
+        else {
+            return 0;
+        };
+        let mut found = Vec::new();
+        for command in commands {
+            self.type_in(command);
+            if says.is_none() {
+                self.type_in("echo \"--- status $? ---\"");
+            }
+        }
+        self.type_in(&format!("echo '{END}'"));
+        assert!(self.until(END, &mut found), "{path}:{line}: no end");
+        let Some(says) = says else {
+            let wrong =
+                |line: &&String| line.starts_with("--- status ") && !line.ends_with(" 0 ---");
+            let wrong: Vec<_> = found.iter().filter(wrong).collect();
+            assert!(wrong.is_empty(), "{path}:{line}: {}", found.join("\n"));
+            return commands.len();
+        };
+        // What runs in the background has its own time.
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (missing, more) = compare::difference(says, &found);
+            if missing.is_empty() && more.is_empty() {
+                return commands.len();
+            }
+            let late = missing.is_empty() || Instant::now() > until;
+            match self.output.recv_timeout(Duration::from_secs(10)) {
+                Ok(line) if !late => found.push(line),
+                Err(RecvTimeoutError::Timeout) if !late => {}
+                _ => panic!(
+                    "{path}:{line}: not said: {missing:#?}\nand not on the page: {more:#?}\nall: {}",
+                    found.join("\n")
+                ),
+            }
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // With all that it has in the background.
+        let group = format!("-{}", self.shell.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+        let _ = self.shell.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! The code blocks of a page, and which of them are to be run.
+//!
+//! `<!-- test: NAME -->` before a block runs it on the machine of that name, `<!-- test: NAME, writes PATH -->` makes a file of it there, and
+//! `<!-- no test: WHY -->` does neither. In a block with prompts (`$`, or `#` for root)
+//! all else is what the commands say, `…` on a line of its own for any further lines; in one without, every line is a command that must succeed.
+
+use gpulimit_programs::world::repository;
+
+/// A block of code.
+#[derive(Debug)]
+pub enum Block {
+    /// To be run.
+    Run {
+        /// The machine.
+        on: String,
+        /// Where it begins, as a line of the page.
+        line: usize,
+        commands: Vec<String>,
+        /// `None`: each must succeed.
+        says: Option<Vec<String>>,
+    },
+    /// A file of the machine.
+    File {
+        /// The machine.
+        on: String,
+        path: String,
+        content: String,
+    },
+    /// Not to be run, as the page says.
+    Skipped,
+    /// No shell commands: a file, an answer.
+    Other,
+    /// Shell commands of which nothing is said.
+    Unmarked {
+        /// Where it begins.
+        #[allow(dead_code, reason = "shown when a test fails")]
+        line: usize,
+    },
+}
+
+/// A page.
+pub struct Page(Vec<Block>);
+
+impl Page {
+    /// By its path in the repository.
+    pub fn read(path: &str) -> Page {
+        let text = std::fs::read_to_string(repository().join(path)).expect(path);
+        Page::of(&text)
+    }
+
+    fn of(text: &str) -> Page {
+        let mut blocks = Vec::new();
+        let mut mark = "";
+        let mut lines = text.lines().enumerate();
+        while let Some((number, line)) = lines.next() {
+            let line = line.trim();
+            let Some(language) = line.strip_prefix("```") else {
+                if !line.is_empty() {
+                    mark = line;
+                }
+                continue;
+            };
+            let content: Vec<&str> = lines
+                .by_ref()
+                .map(|(_, line)| line)
+                .take_while(|line| line.trim() != "```")
+                .collect();
+            blocks.push(block(mark, language, number + 1, &content));
+            mark = "";
+        }
+        Page(blocks)
+    }
+
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.0.iter()
+    }
+}
+
+fn block(mark: &str, language: &str, line: usize, content: &[&str]) -> Block {
+    if mark.starts_with("<!-- no test: ") {
+        return Block::Skipped;
+    }
+    let on = mark
+        .strip_prefix("<!-- test: ")
+        .and_then(|rest| rest.strip_suffix(" -->"));
+    if let Some((on, path)) = on.and_then(|on| on.split_once(", writes ")) {
+        let content = content.join("\n") + "\n";
+        return Block::File {
+            on: on.to_owned(),
+            path: path.to_owned(),
+            content,
+        };
+    }
+    if !["", "sh", "console"].contains(&language) {
+        return Block::Other;
+    }
+    let Some(on) = on else {
+        return Block::Unmarked { line };
+    };
+    let prompt = |line: &str| {
+        line.strip_prefix("$ ")
+            .or(line.strip_prefix("# "))
+            .map(str::to_owned)
+    };
+    let commands: Vec<String> = content.iter().filter_map(|line| prompt(line)).collect();
+    let (commands, says) = match commands.is_empty() {
+        true => (
+            content.iter().map(|line| (*line).to_owned()).collect(),
+            None,
+        ),
+        false => {
+            let answers = content.iter().filter(|line| prompt(line).is_none());
+            (
+                commands,
+                Some(answers.map(|line| (*line).to_owned()).collect()),
+            )
+        }
+    };
+    Block::Run {
+        on: on.to_owned(),
+        line,
+        commands,
+        says,
+    }
+}
+
+#[test]
+fn blocks_are_told_apart() {
+    let page = Page::of(
+        "# T\n```\nls\n```\n<!-- test: a -->\n```\n$ x 1\nsaid\n# y\n```\n<!-- test: b -->\n```sh\nz 1 # why\n```\n\
+         <!-- no test: none here -->\n```\nw\n```\n```toml\nv = 1\n```\n",
+    );
+    let [
+        Block::Unmarked { line: 2 },
+        Block::Run {
+            on, commands, says, ..
+        },
+        Block::Run { says: None, .. },
+        Block::Skipped,
+        Block::Other,
+    ] = &page.0[..]
+    else {
+        panic!("{:#?}", page.0);
+    };
+    assert_eq!(
+        (on.as_str(), &commands[..]),
+        ("a", &["x 1".to_owned(), "y".to_owned()][..])
+    );
+    assert_eq!(says.as_deref(), Some(&["said".to_owned()][..]));
+}
