@@ -40,6 +40,7 @@ mod wait;
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use identity::{Identity, SeenProcess};
+pub use layout::VERSION;
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };

@@ -9,3 +9,4 @@ pub mod limits;
 mod pages;
 pub mod policy;
 pub mod units;
+pub mod version;
