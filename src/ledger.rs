@@ -191,6 +191,14 @@ impl Ledger {
         Ok(Self { place, map })
     }
 
+    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be opened: members of every version lock a byte of it
+    /// as long as they live. False where it cannot be told.
+    pub fn is_used(path: &Path) -> bool {
+        file::describe(path)
+            .and_then(|file| lock::is_locked(&file, Bytes::ALL))
+            .unwrap_or(false)
+    }
+
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.place.path

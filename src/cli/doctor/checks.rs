@@ -147,11 +147,7 @@ fn library(has_driver: bool) -> Vec<Finding> {
     let (version, library) = match found {
         Ok(found) => found,
         Err(failure) => {
-            return vec![Finding::error(
-                CHECK,
-                failure.to_string(),
-                "`cargo build --release -p gpulimit-shim` builds it",
-            )];
+            return vec![Finding::error(CHECK, failure.to_string(), "")];
         }
     };
     let mut findings = vec![Finding::fine(

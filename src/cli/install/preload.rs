@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn one_copy_goes_and_others_stay() {
-        let text = "/usr/lib/gpulimit/libgpulimit.so /a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n";
+        let text =
+            "/usr/lib/gpulimit/libgpulimit.so /a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n";
         let one = |path: &str| preload(text).without(&|there| there == Path::new(path));
         assert_eq!(
             one("/usr/lib/gpulimit/libgpulimit.so").as_deref(),
