@@ -106,7 +106,7 @@ for path in $paths; do
     draft "$here/$path" "$path" "$mode"
     case $path in
         share/gpulimit/config/*)
-            sed -i "s|/usr/local/\(bin\|lib\)/gpulimit|$prefix/\1/gpulimit|g; s|^PATH=/usr/local/sbin:/usr/local/bin|PATH=$prefix/bin:/usr/local/sbin:/usr/local/bin|" \
+            sed -i "s|/usr/local/bin/gpulimit|$prefix/bin/gpulimit|g; s|/usr/local/lib/gpulimit|$prefix/lib/gpulimit|g; s|^PATH=/usr/local/sbin:/usr/local/bin|PATH=$prefix/bin:/usr/local/sbin:/usr/local/bin|" \
                 "$prefix/$path$new"
             ;;
     esac
@@ -116,7 +116,7 @@ draft "$0" lib/gpulimit/install.sh 755
 own=$("$prefix/bin/gpulimit$new" --version 2>/dev/null) ||
     die "gpulimit does not start on this system: it needs glibc 2.17 or newer (musl, as of Alpine, will not do), and a folder from which programs may be run"
 said=$(LD_PRELOAD=$library$new LD_BIND_NOW=1 "$prefix/bin/gpulimit$new" --version 2>&1) || said="it ends with status $?"
-[ "$said" = "$own" ] || die "programs do not start with the library here: $said"
+[ "$said" = "$own" ] || die "programs do not start with the library here: $(printf '%s\n' "$said" | head -n 1)"
 
 # From here on everything that is there is on record.
 old=$(recorded version)

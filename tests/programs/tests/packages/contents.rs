@@ -96,7 +96,11 @@ fn the_package_for_debian() {
     let mut command = Command::new("dpkg-deb");
     command.arg("--extract").arg(&new).arg(&folder);
     assert!(finish(command).status.success());
-    let names = names("find", &["-L", "-type", "f"], &folder.join("usr"));
+    let names = names(
+        "sh",
+        &["-c", "dpkg-deb --fsys-tarfile \"$0\" | tar -t"],
+        &new,
+    );
     has(&names, &ALL);
     has(&names, &SYSTEM);
     has(

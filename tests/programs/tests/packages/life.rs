@@ -80,7 +80,8 @@ pub fn from_start_to_end(
     );
 
     upgrade();
-    let gone = format!("{library} (deleted)");
+    // pip moves a folder away first.
+    let is_gone = |path: &String| path.ends_with("libgpulimit.so (deleted)");
     first.expect(&[("alloc b 200M", "0"), ("alloc c 3000M", "2")]);
     let mut second = at.start(world);
     second.expect(&[("alloc a 500M", "0"), ("alloc b 900M", "2")]);
@@ -91,7 +92,11 @@ pub fn from_start_to_end(
     ]);
     second.expect(&[("alloc b 700M", "2")]);
     // The old one keeps the file that it has mapped, the new one has the other.
-    assert_eq!(libraries(world), [library, &gone]);
+    let now = libraries(world);
+    assert!(
+        now.len() == 2 && now[0] == library && is_gone(&now[1]),
+        "{now:?}"
+    );
     let shown = at.gpulimit(world, &["ps", "--json"]);
     assert_eq!(shown.matches("\"pid\":").count(), 2, "{shown}");
     at.gpulimit(world, &["set", GROUP, "max=2900M"]);
@@ -101,7 +106,8 @@ pub fn from_start_to_end(
     let mut there = Command::new("test");
     there.args(["-e", library]);
     assert!(world::finish((at.enter)(there)).status.code() == Some(1));
-    assert_eq!(libraries(world), [&*gone, &*gone]);
+    let now = libraries(world);
+    assert!(now.len() == 2 && now.iter().all(is_gone), "{now:?}");
     first.expect(&[
         ("free b", "0"),
         ("alloc b 300M", "0"),
@@ -132,8 +138,8 @@ pub fn system_wide(
     let quiet = || assert_eq!(system.done("env -i ls / > /dev/null"), "");
     let library = format!("{prefix}/lib/gpulimit/libgpulimit.so");
     at.gpulimit(world, &["install"]);
-    // A copy of somebody else's, under a comment.
-    let others = "# others\n/usr/local/lib/other/libgpulimit.so # mine\n";
+    // A copy of somebody else's, under a comment. (Of two comments glibc 2.36 misses the second.)
+    let others = "# others\n/usr/local/lib/other/libgpulimit.so\n";
     system.done(&format!(
         "mkdir -p /usr/local/lib/other; cp {library} /usr/local/lib/other/; printf '{others}' >> /etc/ld.so.preload"
     ));

@@ -47,9 +47,8 @@ fn programs_live_through_an_upgrade_and_the_end() {
             &environment,
             &["install", "--upgrade", wheel.to_str().expect("text")],
         );
-        let shown = pip(&environment, &["show", "--files", "gpulimit-cap"]);
+        let shown = pip(&environment, &["show", "gpulimit-cap"]);
         assert!(shown.contains(&format!("Version: {version}\n")), "{shown}");
-        assert!(shown.contains("lib/gpulimit/libgpulimit.so"), "{shown}");
     };
     install(&old, OLD);
     let installation = Installation {
