@@ -14,6 +14,7 @@ pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
 pub mod managed;
+pub mod maps;
 pub mod openings;
 pub mod packed;
 pub mod pools;
@@ -25,6 +26,7 @@ pub mod vmm;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use gpulimit_core::group::{Member, Undisturbed};
+use gpulimit_core::order;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
@@ -142,11 +144,11 @@ impl Account {
     /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device, no limit) the driver's
     /// own answer.
     #[cold]
-    pub fn unavailable(&self, failed: Status, real: impl Fn() -> Status) -> Status {
+    pub fn unavailable(&self, failed: Status, real: &dyn crate::hook::Real) -> Status {
         if failed == CUDA_ERROR_NOT_PERMITTED {
             failed
         } else {
-            real()
+            real.call()
         }
     }
 
@@ -219,7 +221,7 @@ impl Account {
                 Some(major * 10 + minor)
             })
             .collect();
-        found.sort_unstable();
+        order::sort(&mut found);
         found.dedup();
         found
     }

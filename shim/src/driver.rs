@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use gpulimit_core::group::Undisturbed;
+use gpulimit_core::order;
 use once_cell::race::OnceBox;
 
 use crate::door::{real_dlsym, redirect};
@@ -80,7 +81,7 @@ impl Library {
                 .map(|(row, address)| (address.load(Ordering::Relaxed) as usize, row))
                 .filter(|(address, _)| *address != 0)
                 .collect();
-            table.sort_unstable();
+            order::sort(&mut table);
             Box::new(table)
         });
         let at = table

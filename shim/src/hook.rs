@@ -64,12 +64,46 @@ pub struct Call {
     pub symbol: &'static str,
 }
 
-/// Runs a hook. `broken` is the status for a handler that panicked: a fault of ours must not unwind into the program.
+/// The driver's function with the arguments of the program's call. A trait of our own, as a vtable of `dyn Fn` has two more copies of the closure.
+pub trait Real {
+    /// Calls it.
+    fn call(&self) -> Status;
+}
+
+impl<F: Fn() -> Status> Real for F {
+    #[inline]
+    fn call(&self) -> Status {
+        self()
+    }
+}
+
+/// What a hooked function does: with a [`Call`] its handler, without one the driver's function.
+pub trait Hook {
+    /// Does it.
+    fn run(&self, call: Option<Call>) -> Status;
+}
+
+impl<F: Fn(Option<Call>) -> Status> Hook for F {
+    #[inline]
+    fn run(&self, call: Option<Call>) -> Status {
+        self(call)
+    }
+}
+
+/// Runs a hook: with a [`Call`] its handler, without one the driver's function. Once for all hooks: they are many, and a program calls few of them often.
+#[inline(never)]
+pub fn enter(class: Class, symbol: &'static str, broken: Status, hook: &dyn Hook) -> Status {
+    let real = || hook.run(None);
+    run(class, symbol, broken, real, |call| hook.run(Some(call)))
+}
+
+/// As [`enter`], for the few that programs call by the million: all in one function. `broken` is the status for a handler that panicked: a fault of ours
+/// must not unwind into the program.
 ///
 /// Calls are also where other members' requests for what is held unused are answered: all but those of pools, which are to cost next to
 /// nothing, and of which the waiting ones answer by themselves.
 #[inline(always)]
-pub fn enter(
+pub fn run(
     class: Class,
     symbol: &'static str,
     broken: Status,
@@ -116,7 +150,7 @@ fn panicked(symbol: &str, broken: Status) -> Status {
 macro_rules! table {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
@@ -153,7 +187,8 @@ macro_rules! table {
                 &ADDRESSES,
             );
 
-            table!(@real $library, $missing, $( $name ( $($arg : $ty),* ) ; )* $( $call ( $($carg : $cty),* ) ; )*);
+            table!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
+            table!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
 
             /// Whether this driver has the function.
             #[allow(dead_code)]
@@ -166,7 +201,7 @@ macro_rules! table {
             /// What the dynamic linker binds programs to.
             mod exports {
                 use super::*;
-                $( table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+                $( table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
             }
         }
     )* };
@@ -174,17 +209,33 @@ macro_rules! table {
     (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C" fn $name($($arg: $ty),*) -> Status {
-            let real = || super::$name($($arg),*);
             // The common case of calls that programs make by the million: one look, no guard, no handler.
+            #[allow(unused_variables)]
+            let real = || super::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
-            crate::hook::enter(
+            table!(@enter $class, $broken, $name ( $($arg : $ty),* ) => $handler)
+        }
+    };
+
+    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C" fn $name($($arg: $ty),*) -> Status {
+            crate::hook::run(
                 Class::$class,
                 stringify!($name),
                 $broken,
-                real,
+                || super::$name($($arg),*),
                 |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
             )
         }
+    };
+
+    (@enter $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
+        crate::hook::enter(Class::$class, stringify!($name), $broken, &|call: Option<crate::hook::Call>| match call {
+            // A pointer, so that the twins of a function share the handler.
+            Some(call) => $handler(call, super::$name as fn($($ty),*) -> Status, $($arg),*),
+            None => super::$name($($arg),*),
+        })
     };
 
     (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
@@ -194,13 +245,7 @@ macro_rules! table {
         #[unsafe(naked)]
         pub extern "C" fn $name($($arg: $ty),*) -> Status {
             extern "C" fn others($($arg: $ty),*) -> Status {
-                crate::hook::enter(
-                    Class::$class,
-                    stringify!($name),
-                    $broken,
-                    || super::$name($($arg),*),
-                    |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
-                )
+                table!(@enter $class, $broken, $name ( $($arg : $ty),* ) => $handler)
             }
             crate::hook::pass!($register, ADDRESSES, Index::$name as usize, others)
         }
@@ -209,9 +254,9 @@ macro_rules! table {
         table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
     };
 
-    (@real $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
+    (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
         /// The driver's own function; a fixed error when this driver has none of that name.
-        #[inline]
+        #[$inline]
         #[allow(dead_code, reason = "some are only asked for by `has`")]
         pub fn $name($($arg: $ty),*) -> Status {
             let mut address = ADDRESSES[Index::$name as usize].load(std::sync::atomic::Ordering::Relaxed);

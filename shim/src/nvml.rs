@@ -55,7 +55,7 @@ impl Handle {
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
         let mut bytes = 0u64;
         let pid = std::process::id();
-        each_process(self.get(id)?, |listed, used| {
+        each_process(self.get(id)?, &mut |listed, used| {
             if listed == pid {
                 // A MIG device may list a process more than once.
                 bytes = bytes.saturating_add(used);
@@ -148,42 +148,42 @@ pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
 /// Pid and bytes of every compute process on the device; `None` when the driver does not tell.
 pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
     let mut all = Vec::new();
-    each_process(find(id)?, |pid, bytes| all.push((pid, bytes)))?;
+    each_process(find(id)?, &mut |pid, bytes| all.push((pid, bytes)))?;
     Some(all)
 }
 
 /// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.
-fn each_process(device: NvmlDevice, seen: impl FnMut(u32, u64)) -> Option<()> {
+fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
     if has::nvmlDeviceGetComputeRunningProcesses_v3() {
         if is_early_535() {
             return each::<NvmlProcessDetail>(
-                |count, infos| {
+                &|count, infos| {
                     nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
                 },
                 seen,
             );
         }
         return each::<NvmlProcessV2>(
-            |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
+            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
             seen,
         );
     }
     if has::nvmlDeviceGetComputeRunningProcesses_v2() {
         return each::<NvmlProcessV2>(
-            |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
+            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
             seen,
         );
     }
     each::<NvmlProcessV1>(
-        |count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
+        &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
         seen,
     )
 }
 
 fn each<T: Listed>(
-    call: impl Fn(Out<u32>, Out<T>) -> Status,
-    mut seen: impl FnMut(u32, u64),
+    call: &dyn Fn(Out<u32>, Out<T>) -> Status,
+    seen: &mut dyn FnMut(u32, u64),
 ) -> Option<()> {
     let _undisturbed = Undisturbed::new();
     let see = |all: &[T]| {
@@ -197,7 +197,7 @@ fn each<T: Listed>(
 /// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's status, or when the list grows faster than we
 /// can ask.
 pub fn whole_list<T: Listed, R>(
-    call: impl Fn(Out<u32>, Out<T>) -> Status,
+    call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,
 ) -> Result<R, Status> {
     const AT_ONCE: usize = 64;
@@ -231,7 +231,7 @@ impl Witness for ProcessList {
         }
         let (mut held, mut self_listed) = (None, false);
         let own = std::process::id();
-        each_process(find(device)?, |pid, used| {
+        each_process(find(device)?, &mut |pid, used| {
             if pid == identity.pid {
                 held = Some(held.unwrap_or(0u64).saturating_add(used));
             }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpulimit_core::group::{Holder, Member, MemberDevice, Refusal};
 use gpulimit_core::ledger::Category;
+use gpulimit_core::order;
 use gpulimit_core::units::gib;
 
 use crate::account::device::Device;
@@ -66,7 +67,7 @@ pub fn report(
         return;
     }
     let mut holders = member.holders(share, &crate::nvml::ProcessList);
-    holders.sort_by_key(|holder| std::cmp::Reverse(holder.usage.charged));
+    order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = device.context_hint().max(device.least_context);
     message::line(format_args!(
         "refused {} by {name} on GPU {} ({}): group {} uses {} of {}{}{}",

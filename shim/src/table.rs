@@ -19,12 +19,12 @@ table! {
     library cuda(CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN) {
         hooks {
             sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1;
-            sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc;
+            sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot;
             sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1;
             sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch;
             sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc;
             release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1;
-            release  cuMemFree_v2(dptr: DevicePtr) => linear::free;
+            release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot;
 
             sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create;
             release  cuMemRelease(handle: AllocationHandle) => vmm::release;
@@ -45,12 +45,12 @@ table! {
             sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped;
             release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped;
 
-            pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;
-            pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc;
+            pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
+            pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
             pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
             pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
-            pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free;
-            pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free;
+            pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
+            pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
             track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create;
             release  cuMemPoolDestroy(pool: MemPool) => pool::destroy;
             release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim;

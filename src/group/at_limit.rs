@@ -9,6 +9,7 @@ use crate::ledger::{
     Witness,
 };
 use crate::limits::{OnLimit, Oom, Options};
+use crate::order;
 use std::time::{Duration, Instant};
 
 /// What a request leaves where it is.
@@ -287,7 +288,7 @@ impl<'a> Request<'a, '_> {
         let own = Identity::of_self();
         let mut processes = station.ledger.processes(self.pressure.witness());
         processes.retain(|process| process.alive);
-        processes.sort_by_key(|process| std::cmp::Reverse(uses(process)));
+        order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
         let end = |process: &ProcessUsage| {
             let killed = kill(&process.identity).is_ok();
             if killed {

@@ -5,6 +5,7 @@ use super::power::Lowered;
 use super::{Access, Fault, Group, GroupError, Kind, Members, name, user};
 use crate::ledger::{Ledger, LedgerError, NoWitness};
 use crate::limits::{LimitSet, Limits};
+use crate::order;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -181,7 +182,7 @@ impl Root {
                 names.push(prefix.clone() + &name);
             }
         }
-        names.sort_unstable();
+        order::sort(&mut names);
         Ok(names
             .iter()
             .map(|name| Group::at(&self.path, name))

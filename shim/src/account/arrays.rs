@@ -2,11 +2,10 @@
 //!
 //! An array leaves before the driver is asked to destroy it: its handle may be handed out again as soon as the driver has it.
 
-use std::collections::HashMap;
-
 use parking_lot::Mutex;
 
 use crate::abi::{Array, Array3dDescriptor, Context, Device as Ordinal};
+use crate::account::maps::Map;
 
 /// Which of the two kinds of handles.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -53,8 +52,8 @@ const REMEMBERED: usize = 256;
 /// The arrays of a process.
 #[derive(Default)]
 pub struct Arrays {
-    live: Mutex<HashMap<Handle, Entry>>,
-    required: Mutex<HashMap<(Ordinal, Request), u64>>,
+    live: Mutex<Map<Handle, Entry>>,
+    required: Mutex<Map<(Ordinal, Request), u64>>,
 }
 
 impl Arrays {

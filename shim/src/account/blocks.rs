@@ -10,14 +10,13 @@
 //! as soon as the driver has it; so is a small one of a block that another process may have open: that keeps the block, and the address may come back
 //! in another.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::BLOCK;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
+use crate::account::maps::Map;
 
 const SHARDS: usize = 64;
 
@@ -74,7 +73,7 @@ struct Block {
     shared: [bool; 2],
 }
 
-type Shard = Mutex<HashMap<u64, Block, BuildHasherDefault<BlockHasher>>>;
+type Shard = Mutex<Map<u64, Block>>;
 
 /// The blocks of a process.
 pub struct Blocks {
@@ -256,28 +255,6 @@ impl Blocks {
     }
 }
 
-/// Multiplicative hashing: block numbers are dense and chosen by the driver, not by an adversary.
-#[derive(Default)]
-pub struct BlockHasher(u64);
-
-impl Hasher for BlockHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    #[inline]
-    fn write_u64(&mut self, block: u64) {
-        let mixed = (self.0 ^ block).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -435,23 +412,5 @@ mod tests {
             })
         );
         assert_eq!(blocks.share(BASE), None, "nothing is left");
-    }
-
-    #[test]
-    fn neighbouring_blocks_hash_far_apart() {
-        let hash = |block| {
-            let mut hasher = BlockHasher::default();
-            hasher.write_u64(block);
-            hasher.finish()
-        };
-        // Of one shard; what tables look at are the lowest and the highest bits.
-        let hashes: Vec<_> = (0..1024)
-            .map(|at| hash((BASE / BLOCK) + at * SHARDS as u64))
-            .collect();
-        for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
-            let places: std::collections::HashSet<_> =
-                hashes.iter().map(|hash| bits(*hash)).collect();
-            assert!(places.len() > 512, "{}", places.len());
-        }
     }
 }

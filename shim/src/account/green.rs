@@ -1,11 +1,10 @@
 //! Green contexts: parts of a device's primary context. Measured (H100, 580.159.04): what is allocated in one is the primary context's, and
 //! stays there when the green one goes.
 
-use std::collections::HashMap;
-
 use parking_lot::RwLock;
 
 use crate::abi::{Context, Device as Ordinal, Opaque};
+use crate::account::maps::Map;
 
 /// One green context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,7 +18,7 @@ pub struct Green {
 
 /// The green contexts of a process.
 #[derive(Default)]
-pub struct Greens(RwLock<HashMap<Opaque, Green>>);
+pub struct Greens(RwLock<Map<Opaque, Green>>);
 
 impl Greens {
     pub fn insert(&self, handle: Opaque, green: Green) {

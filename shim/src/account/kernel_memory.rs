@@ -7,7 +7,6 @@
 //! loaded first, each including the one before, whatever the limits say; the heap comes in full with the first launch of a kernel that uses `malloc`.
 //! It is charged ahead where its limit is set, or with the code.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,6 +17,7 @@ use crate::abi::{
     ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
     SUCCESS,
 };
+use crate::account::maps::Map;
 use crate::image::Needs;
 use crate::table::cuda;
 
@@ -39,7 +39,7 @@ pub struct KernelMemory {
     multiprocessors: u64,
     /// Threads that the device can hold at once.
     threads: u64,
-    contexts: RwLock<HashMap<Context, Arc<ContextMemory>>>,
+    contexts: RwLock<Map<Context, Arc<ContextMemory>>>,
 }
 
 /// The memory for kernels of one context.

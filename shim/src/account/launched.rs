@@ -3,14 +3,12 @@
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
 //! A launch therefore looks its function up, first in a table of those seen lately.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::blocks::BlockHasher;
 use crate::abi::{Context, Opaque};
+use crate::account::maps::{Map, Set};
 
 /// Handles are aligned: the number beside a kernel's says that it needs no local memory.
 const NEEDS_NONE: Opaque = 2;
@@ -62,12 +60,12 @@ struct Kernel {
 ///
 /// A `CUfunction` belongs to one context, a `CUkernel` is launched in any: it counts as launched when it was in all of them.
 pub struct Launched {
-    functions: RwLock<HashSet<Opaque, BuildHasherDefault<BlockHasher>>>,
-    kernels: RwLock<HashMap<Opaque, Kernel, BuildHasherDefault<BlockHasher>>>,
+    functions: RwLock<Set<Opaque>>,
+    kernels: RwLock<Map<Opaque, Kernel>>,
     /// Where something has been launched that needs so much local memory per thread that its context may have lost it since.
-    large: RwLock<HashMap<(Opaque, Context), u64>>,
+    large: RwLock<Map<(Opaque, Context), u64>>,
     /// Kernels that need local memory: bytes of every thread. Those that need none are among the functions, by [`NEEDS_NONE`].
-    needs: RwLock<HashMap<Opaque, u64, BuildHasherDefault<BlockHasher>>>,
+    needs: RwLock<Map<Opaque, u64>>,
     /// Held through a launch on several devices, which may wait for others in each of their contexts.
     pub on_many: Mutex<()>,
 }

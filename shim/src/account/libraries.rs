@@ -3,11 +3,10 @@
 //! A library is loaded lazily, once for each context that first needs something of it, and cannot be unloaded from one. So what it will take
 //! is charged ahead at every call that may load it.
 
-use std::collections::HashMap;
-
 use parking_lot::RwLock;
 
 use crate::abi::{Context, Opaque};
+use crate::account::maps::Map;
 use crate::image::Needs;
 
 #[derive(Default)]
@@ -19,7 +18,7 @@ struct Library {
 
 /// The libraries of a process that take something worth it. Most programs have none.
 #[derive(Default)]
-pub struct Libraries(RwLock<HashMap<Opaque, Library>>);
+pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
 impl Libraries {
     /// A library has been opened.

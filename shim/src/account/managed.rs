@@ -1,11 +1,11 @@
 //! Managed memory: charged in full at allocation, because the driver shows it in no per-process figure and the device may hold all of it.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
+use crate::account::maps::Map;
 
 /// A managed allocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,7 +19,7 @@ pub struct Allocation {
 #[derive(Default)]
 pub struct Managed {
     live: AtomicUsize,
-    by_address: Mutex<HashMap<DevicePtr, Allocation>>,
+    by_address: Mutex<Map<DevicePtr, Allocation>>,
 }
 
 impl Managed {

@@ -3,11 +3,11 @@
 //! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure of who has it open (measured, H100,
 //! 580.159.04), of which no call tells: what the driver shows more for this process may be it ([`Openings::take_over`]).
 
-use std::collections::HashMap;
-
+use gpulimit_core::order;
 use parking_lot::Mutex;
 
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
+use crate::account::maps::Map;
 
 /// What is open at an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Opening {
 /// What a process has open.
 #[derive(Default)]
 pub struct Openings {
-    open: Mutex<HashMap<DevicePtr, Opening>>,
+    open: Mutex<Map<DevicePtr, Opening>>,
 }
 
 impl Openings {
@@ -72,7 +72,7 @@ impl Openings {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;
         let mut candidates: Vec<_> = open.values_mut().filter(elsewhere).collect();
-        candidates.sort_by_key(|opening| std::cmp::Reverse(opening.size));
+        order::sort_by(&mut candidates, |a, b| a.size > b.size);
         let mut taken = 0;
         for opening in candidates {
             if opening.size <= grown - taken {

@@ -10,7 +10,6 @@
 
 mod steps;
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +23,7 @@ use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
     MemPool, Out, SUCCESS,
 };
+use crate::account::maps::Map;
 use crate::capture::relaxed;
 use crate::table::cuda;
 use steps::Steps;
@@ -315,7 +315,7 @@ impl Pool {
 /// The pools of a process. Entries are never freed: programs make few, and hooks hold references without counting.
 #[derive(Default)]
 pub struct Pools {
-    by_handle: RwLock<HashMap<MemPool, &'static Pool>>,
+    by_handle: RwLock<Map<MemPool, &'static Pool>>,
     /// An allocation or a free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// Bytes that destroyed pools had left in use: measured with the driver's part until they are gone.

@@ -16,7 +16,7 @@ use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
 use crate::account::device::Device;
 use crate::account::{BLOCK, round_up, tiling};
 use crate::capture::relaxed;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::table::cuda::{self, has};
 
 /// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
@@ -35,7 +35,7 @@ pub fn create(
         channels: flat.channels,
         flags: 0,
     });
-    plain(call, flat, array, || real(array, descriptor))
+    plain(call, flat, array, &|| real(array, descriptor))
 }
 
 /// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse and deferred ones take nothing by themselves.
@@ -45,7 +45,7 @@ pub fn create_3d(
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
 ) -> Status {
-    plain(call, descriptor.read(), array, || real(array, descriptor))
+    plain(call, descriptor.read(), array, &|| real(array, descriptor))
 }
 
 /// `cuMipmappedArrayCreate`: charged as by `cuArray3DCreate_v2`, for all levels.
@@ -61,14 +61,14 @@ pub fn create_mipmapped(
         descriptor,
         levels,
     });
-    make(call, request, array, || real(array, descriptor, levels))
+    make(call, request, array, &|| real(array, descriptor, levels))
 }
 
 fn plain(
     call: Call,
     descriptor: Option<Array3dDescriptor>,
     array: Out<Array>,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
 ) -> Status {
     let request = descriptor.map(|descriptor| Request {
         kind: Kind::Plain,
@@ -78,19 +78,14 @@ fn plain(
     make(call, request, array, real)
 }
 
-fn make(
-    call: Call,
-    request: Option<Request>,
-    array: Out<Array>,
-    real: impl Fn() -> Status,
-) -> Status {
+fn make(call: Call, request: Option<Request>, array: Out<Array>, real: &dyn Real) -> Status {
     let Some(request) = request else {
-        return real();
+        return real.call();
     };
     let descriptor = &request.descriptor;
     if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
         // It takes nothing, and neither does what is mapped into it, which has handles of its own.
-        return real();
+        return real.call();
     }
     let device = match call.process.current_device() {
         Ok(device) => device,
@@ -106,9 +101,9 @@ fn make(
         Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
         Some(bytes) => making.measured(bytes, BLOCK, real),
         // What no GPU has is the driver's to refuse, in its own words.
-        None if tiling::least(descriptor) > device.capacity => real(),
+        None if tiling::least(descriptor) > device.capacity => real.call(),
         None => match tiling::most(descriptor, request.levels) {
-            0 => real(),
+            0 => real.call(),
             most => making.measured(0, most, real),
         },
     }
@@ -183,13 +178,13 @@ impl Making {
     }
 
     /// It takes these whole blocks.
-    fn large(&self, bytes: u64, real: impl Fn() -> Status) -> Status {
+    fn large(&self, bytes: u64, real: &dyn Real) -> Status {
         let device = self.device;
         let mark = self.call.process.mark();
         if device.charge(self.call.symbol, bytes).is_err() {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        let status = real();
+        let status = real.call();
         match self.handle(status) {
             Some(handle) => {
                 device.add(Category::Arrays, bytes);
@@ -202,7 +197,7 @@ impl Making {
     }
 
     /// It needs at least and takes at most so many bytes.
-    fn measured(&self, least: u64, most: u64, real: impl Fn() -> Status) -> Status {
+    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Status {
         let (device, symbol) = (self.device, self.call.symbol);
         let share = &device.driver;
         if share.prepay(device, symbol, most).is_err() {
@@ -210,7 +205,7 @@ impl Making {
         }
         let context = current_context();
         let before = share.packed(|packed| packed.begin(context, most));
-        let status = real();
+        let status = real.call();
         let Some(handle) = self.handle(status) else {
             share.packed(|packed| {
                 packed.gone(context, 0, most);
@@ -259,28 +254,28 @@ fn discard(handle: Handle) {
 
 /// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds gone.
 pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Plain, array, || real(array))
+    end(call, Kind::Plain, array, &|| real(array))
 }
 
 /// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as is not ours.
 pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Mipmapped, array, || real(array))
+    end(call, Kind::Mipmapped, array, &|| real(array))
 }
 
-fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Status {
+fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     let arrays = &call.process.arrays;
     let handle = Handle { kind, array };
     let mark = call.process.mark();
     let Some(entry) = arrays.take(handle) else {
-        return real();
+        return real.call();
     };
     let Ok(device) = call.process.device(entry.device) else {
-        return real();
+        return real.call();
     };
     let status = match entry.memory {
         Memory::Own(bytes) => {
             device.remove(Category::Arrays, bytes);
-            let status = real();
+            let status = real.call();
             if status == SUCCESS {
                 device.uncharge(bytes);
             } else {
@@ -292,7 +287,7 @@ fn end(call: Call, kind: Kind, array: Array, real: impl Fn() -> Status) -> Statu
         Memory::Packed { least, most } => {
             let share = &device.driver;
             share.packed(|packed| packed.begin(entry.context, 0));
-            let status = real();
+            let status = real.call();
             if status == SUCCESS
                 && (share.packed(|packed| packed.gone(entry.context, least, most))
                     || device.is_inexact())

@@ -6,7 +6,7 @@ use crate::account::BLOCK;
 use crate::handler::lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::image::{self, Needs};
 use crate::table::cuda;
 
@@ -19,10 +19,10 @@ fn needs_of_file(call: Call, path: Opaque) -> Needs {
 }
 
 /// Loads something that needs this.
-fn load(call: Call, needs: Needs, real: impl Fn() -> Status, unload: Option<&dyn Fn()>) -> Status {
+fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     match call.process.current_device() {
         Ok(device) => {
-            let load = Use::<fn() -> u64>::Load;
+            let load = Use::Load;
             limits::run(
                 call,
                 device,
@@ -38,7 +38,7 @@ fn load(call: Call, needs: Needs, real: impl Fn() -> Status, unload: Option<&dyn
     }
 }
 
-fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -> Status {
     let unload = || {
         if let Some(module) = module.read() {
             cuda::cuModuleUnload(module);
@@ -54,7 +54,7 @@ pub fn module_file(
     module: Out<Opaque>,
     path: Opaque,
 ) -> Status {
-    load_module(call, needs_of_file(call, path), module, || {
+    load_module(call, needs_of_file(call, path), module, &|| {
         real(module, path)
     })
 }
@@ -67,7 +67,7 @@ pub fn module(
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, needs(call, image), module, || real(module, image))
+    load_module(call, needs(call, image), module, &|| real(module, image))
 }
 
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
@@ -80,7 +80,7 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, needs(call, image), module, || {
+    load_module(call, needs(call, image), module, &|| {
         real(module, image, count, options, values)
     })
 }
@@ -99,7 +99,7 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, needs(call, code), library, || {
+    open(call, needs(call, code), library, &|| {
         real(
             library,
             code,
@@ -127,7 +127,7 @@ pub fn library_file(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, needs_of_file(call, path), library, || {
+    open(call, needs_of_file(call, path), library, &|| {
         real(
             library,
             path,
@@ -142,7 +142,7 @@ pub fn library_file(
 }
 
 /// Opens a library: works without a current context, and takes nothing yet, unless the program wants everything loaded at once.
-fn open(call: Call, needs: Needs, library: Out<Opaque>, real: impl Fn() -> Status) -> Status {
+fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
         cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
@@ -169,7 +169,9 @@ pub fn library_module(
     module: Out<Opaque>,
     library: Opaque,
 ) -> Status {
-    lazy::load(call, library, Some(library), None, || real(module, library))
+    lazy::load(call, library, Some(library), None, &|| {
+        real(module, library)
+    })
 }
 
 /// `cuKernelGetFunction`: as `cuLibraryGetModule`.
@@ -179,7 +181,7 @@ pub fn kernel_function(
     function: Out<Opaque>,
     kernel: Opaque,
 ) -> Status {
-    let status = lazy::load(call, kernel, None, None, || real(function, kernel));
+    let status = lazy::load(call, kernel, None, None, &|| real(function, kernel));
     if let (SUCCESS, Some(function)) = (status, function.read()) {
         lazy::note_loaded(call, function);
     }
@@ -195,7 +197,7 @@ pub fn global(
     library: Opaque,
     name: Opaque,
 ) -> Status {
-    lazy::load(call, library, Some(library), None, || {
+    lazy::load(call, library, Some(library), None, &|| {
         real(dptr, bytes, library, name)
     })
 }

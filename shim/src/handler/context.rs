@@ -15,7 +15,7 @@ use crate::account::device::{self, Device};
 use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
 use crate::handler::array;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::table::cuda;
 
 /// Held ready for a first context of unknown size: more than any measured, bytes.
@@ -38,9 +38,9 @@ fn make(
     call: Call,
     kind: Kind,
     ordinal: Ordinal,
-    real: impl Fn() -> Status,
-    made: impl Fn() -> Option<Context>,
-    undo: impl Fn(Context),
+    real: &dyn Real,
+    made: Out<Context>,
+    undo: &dyn Fn(Context),
 ) -> Status {
     let device = match call.process.device(ordinal) {
         Ok(device) => device,
@@ -49,7 +49,7 @@ fn make(
     // One at a time: two threads that retain the same primary context make one.
     let _alone = device.making.lock();
     if matches!(kind, Kind::Primary) && is_there(device, ordinal) {
-        return real();
+        return real.call();
     }
     let hint = hint(device);
     let estimate = if device.counts_contexts() {
@@ -61,8 +61,8 @@ fn make(
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let before = device.driver.used();
-    let status = real();
-    let context = made().filter(|_| status == SUCCESS);
+    let status = real.call();
+    let context = made.read().filter(|_| status == SUCCESS);
     if let Some(context) = context {
         device.contexts.insert(context);
         call.process.launched.forget_kernels();
@@ -221,16 +221,9 @@ pub fn retain_primary(
         }
         status
     };
-    make(
-        call,
-        Kind::Primary,
-        ordinal,
-        retain,
-        || context.read(),
-        |_| {
-            cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
-        },
-    )
+    make(call, Kind::Primary, ordinal, &retain, context, &|_| {
+        cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
+    })
 }
 
 /// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all that is in it is given back after the call,
@@ -269,9 +262,9 @@ pub fn create(
         call,
         Kind::Further,
         ordinal,
-        || real(context, flags, ordinal),
-        || context.read(),
-        discard,
+        &|| real(context, flags, ordinal),
+        context,
+        &discard,
     )
 }
 
@@ -289,9 +282,9 @@ pub fn create_v3(
         call,
         Kind::Further,
         ordinal,
-        || real(context, affinity, count, flags, ordinal),
-        || context.read(),
-        discard,
+        &|| real(context, affinity, count, flags, ordinal),
+        context,
+        &discard,
     )
 }
 
@@ -308,9 +301,9 @@ pub fn create_v4(
         call,
         Kind::Further,
         ordinal,
-        || real(context, params, flags, ordinal),
-        || context.read(),
-        discard,
+        &|| real(context, params, flags, ordinal),
+        context,
+        &discard,
     )
 }
 
@@ -329,9 +322,9 @@ pub fn create_vdpau(
         call,
         Kind::Further,
         ordinal,
-        || real(context, flags, ordinal, vdp_device, get_proc_address),
-        || context.read(),
-        discard,
+        &|| real(context, flags, ordinal, vdp_device, get_proc_address),
+        context,
+        &discard,
     )
 }
 

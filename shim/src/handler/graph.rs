@@ -17,7 +17,7 @@ use crate::handler::launch::{self, What};
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::{await_work, capturing, identity};
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
@@ -28,12 +28,12 @@ fn instantiate(
     graph: Graph,
     exec: Out<GraphExec>,
     upload: Option<Stream>,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
 ) -> Status {
     let nodes = Nodes::of(graph, &call.process.bodies);
     let execs = &call.process.execs;
     let per_thread = Cell::new(0);
-    let real = || prepare(call, exec, &nodes, &per_thread, &real);
+    let real = || prepare(call, exec, &nodes, &per_thread, real);
     if nodes.is_empty() {
         let status = real();
         if let (SUCCESS, Some(handle)) = (status, exec.read()) {
@@ -61,7 +61,7 @@ fn prepare(
     exec: Out<GraphExec>,
     nodes: &Nodes,
     per_thread: &Cell<u64>,
-    real: &dyn Fn() -> Status,
+    real: &dyn Real,
 ) -> Status {
     let device = match call.process.current_device() {
         Ok(device) => device,
@@ -84,7 +84,7 @@ fn prepare(
         call,
         device,
         context,
-        Use::Graph(most),
+        Use::Graph(&most),
         Needs::default(),
         0,
         real,
@@ -101,7 +101,7 @@ pub fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    instantiate(call, graph, exec, None, || real(exec, graph, flags))
+    instantiate(call, graph, exec, None, &|| real(exec, graph, flags))
 }
 
 /// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads, as `cuGraphUpload` as well.
@@ -116,7 +116,7 @@ pub fn instantiate_with_params(
         .read()
         .filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0)
         .map(|params| params.upload_stream);
-    instantiate(call, graph, exec, upload, || real(exec, graph, params))
+    instantiate(call, graph, exec, upload, &|| real(exec, graph, params))
 }
 
 /// `cuGraphInstantiate` and `_v2`: as `cuGraphInstantiateWithFlags`.
@@ -129,7 +129,7 @@ pub fn instantiate_with_log(
     log: Opaque,
     log_size: usize,
 ) -> Status {
-    instantiate(call, graph, exec, None, || {
+    instantiate(call, graph, exec, None, &|| {
         real(exec, graph, error_node, log, log_size)
     })
 }
@@ -143,29 +143,23 @@ pub fn launch(
     stream: Stream,
 ) -> Status {
     match call.process.execs.get(exec) {
-        None => launch::launch(call, What::Graph(exec), stream, || real(exec, stream)),
+        None => launch::launch(call, What::Graph(exec), stream, &|| real(exec, stream)),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
             // Under the handle itself a graph would pass by us from its second launch on.
-            launch::launch(call, What::Graph(exec | 1), stream, || real(exec, stream))
+            launch::launch(call, What::Graph(exec | 1), stream, &|| real(exec, stream))
         }),
     }
 }
 
 /// Runs `real`, which launches or uploads `exec` in `stream`, with what it `needs` paid ahead on each device.
-fn with_memory(
-    call: Call,
-    exec: &Exec,
-    needs: &[Need],
-    stream: Stream,
-    real: &dyn Fn() -> Status,
-) -> Status {
+fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
-        return real();
+        return real.call();
     };
     let next = || with_memory(call, exec, others, stream, real);
     let device = match call.process.device(need.device) {
         Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, next),
+        Err(failed) => return call.process.unavailable(failed, &next),
     };
     let memory = &device.graphs;
     let mut launch = memory.begin(need, exec.keeps, identity(call.symbol, stream));

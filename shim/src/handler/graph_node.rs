@@ -6,14 +6,14 @@ use crate::abi::{
     NODE_TYPE_KERNEL, Node, NodeParams, Opaque, Out, SUCCESS, Status,
 };
 use crate::handler::lazy;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 
 /// Runs `real`, which makes a node of this kernel, or puts it into one.
-fn keep(call: Call, params: Option<KernelNodeParams>, real: impl Fn() -> Status) -> Status {
+fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, 0)) => lazy::load(call, kernel, None, None, real),
         Some((kernel, context)) => lazy::load(call, kernel, None, Some(context), real),
-        None => real(),
+        None => real.call(),
     }
 }
 
@@ -33,7 +33,7 @@ fn kernel(params: In<NodeParams>) -> Option<KernelNodeParams> {
 
 /// Runs `real`, which adds a node of any kind. What a conditional one may run is remembered: nobody else tells (measured; only drivers of CUDA 13.5 have
 /// `cuGraphNodeGetParams`), and graphs with such nodes can be neither copied nor put into others.
-fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: impl Fn() -> Status) -> Status {
+fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: &dyn Real) -> Status {
     let status = keep(call, kernel(params), real);
     let is_conditional = || {
         params
@@ -61,7 +61,7 @@ pub fn add_kernel_v1(
     count: usize,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
-    keep(call, first(params), || {
+    keep(call, first(params), &|| {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -76,7 +76,7 @@ pub fn add_kernel(
     count: usize,
     params: In<KernelNodeParams>,
 ) -> Status {
-    keep(call, params.read(), || {
+    keep(call, params.read(), &|| {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -91,7 +91,7 @@ pub fn add(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    any(call, node, params, || {
+    any(call, node, params, &|| {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -108,7 +108,7 @@ pub fn add_with_edges(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    any(call, node, params, || {
+    any(call, node, params, &|| {
         real(node, graph, dependencies, edges, count, params)
     })
 }
@@ -120,7 +120,7 @@ pub fn set_kernel_v1(
     node: Node,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
-    keep(call, first(params), || real(node, params))
+    keep(call, first(params), &|| real(node, params))
 }
 
 /// `cuGraphKernelNodeSetParams_v2`: as `cuGraphAddKernelNode_v2`.
@@ -130,7 +130,7 @@ pub fn set_kernel(
     node: Node,
     params: In<KernelNodeParams>,
 ) -> Status {
-    keep(call, params.read(), || real(node, params))
+    keep(call, params.read(), &|| real(node, params))
 }
 
 /// `cuGraphNodeSetParams` and `_v2`: as `cuGraphAddKernelNode_v2`.
@@ -140,5 +140,5 @@ pub fn set(
     node: Node,
     params: In<NodeParams>,
 ) -> Status {
-    keep(call, kernel(params), || real(node, params))
+    keep(call, kernel(params), &|| real(node, params))
 }

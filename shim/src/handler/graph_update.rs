@@ -5,6 +5,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use gpulimit_core::order;
+
 use crate::abi::{
     Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
     Node, NodeParams, Opaque, SUCCESS, Status,
@@ -13,16 +15,14 @@ use crate::account::graphs::nodes::each_kernel;
 use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::image::Needs;
 
+/// Shows kernels, one after the other.
+type List<'a> = &'a dyn Fn(&mut dyn FnMut(Opaque));
+
 /// Runs `real`, which puts the kernels that `list` shows into `exec`.
-fn change(
-    call: Call,
-    exec: GraphExec,
-    list: impl FnOnce(&mut dyn FnMut(Opaque)),
-    real: impl Fn() -> Status,
-) -> Status {
+fn change(call: Call, exec: GraphExec, list: List<'_>, real: &dyn Real) -> Status {
     let launched = &call.process.launched;
     let (mut known, mut unseen) = (0, Vec::new());
     list(&mut |kernel| match launched.need_of(kernel) {
@@ -30,7 +30,7 @@ fn change(
         None => unseen.push(kernel),
     });
     if known == 0 && unseen.is_empty() {
-        return real();
+        return real.call();
     }
     let device = match call.process.current_device() {
         Ok(device) => device,
@@ -42,10 +42,10 @@ fn change(
         let memory = device.kernels.context(context);
         let _stays = memory.alone.read();
         if device.kernels.growth(&memory, known) == 0 {
-            return remember(call, exec, known, real());
+            return remember(call, exec, known, real.call());
         }
     }
-    unseen.sort_unstable();
+    order::sort(&mut unseen);
     unseen.dedup();
     // Kernels of lazily loaded libraries load these here, each library once.
     let mut says = Needs::default();
@@ -59,7 +59,7 @@ fn change(
     }
     let asked = RefCell::new(Vec::new());
     let need = || {
-        for kernel in unseen {
+        for &kernel in &unseen {
             let bytes = limits::per_thread(call, device, kernel);
             most.set(most.get().max(bytes));
             asked.borrow_mut().push((kernel, bytes));
@@ -67,7 +67,16 @@ fn change(
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let status = limits::run(call, device, context, Use::Graph(need), says, 0, real, None);
+    let status = limits::run(
+        call,
+        device,
+        context,
+        Use::Graph(&need),
+        says,
+        0,
+        real,
+        None,
+    );
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
         for (kernel, bytes) in asked.into_inner() {
@@ -88,12 +97,12 @@ fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Sta
 }
 
 /// Shows the kernels of a graph.
-fn kernels_of(call: Call, graph: Graph) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
+fn kernels_of(call: Call, graph: Graph) -> impl Fn(&mut dyn FnMut(Opaque)) {
     move |show| each_kernel(graph, &call.process.bodies, show)
 }
 
 /// Shows one kernel, where there is one.
-fn just(kernel: Option<Opaque>) -> impl FnOnce(&mut dyn FnMut(Opaque)) {
+fn just(kernel: Option<Opaque>) -> impl Fn(&mut dyn FnMut(Opaque)) {
     move |show| kernel.into_iter().for_each(show)
 }
 
@@ -106,7 +115,7 @@ pub fn update(
     error_node: Opaque,
     result: Opaque,
 ) -> Status {
-    change(call, exec, kernels_of(call, graph), || {
+    change(call, exec, &kernels_of(call, graph), &|| {
         real(exec, graph, error_node, result)
     })
 }
@@ -119,7 +128,7 @@ pub fn update_v2(
     graph: Graph,
     info: Opaque,
 ) -> Status {
-    change(call, exec, kernels_of(call, graph), || {
+    change(call, exec, &kernels_of(call, graph), &|| {
         real(exec, graph, info)
     })
 }
@@ -134,7 +143,7 @@ pub fn set_kernel(
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    change(call, exec, just(kernel), || real(exec, node, params))
+    change(call, exec, &just(kernel), &|| real(exec, node, params))
 }
 
 /// `cuGraphExecKernelNodeSetParams`: as `_v2`.
@@ -146,7 +155,7 @@ pub fn set_kernel_v1(
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    change(call, exec, just(kernel), || real(exec, node, params))
+    change(call, exec, &just(kernel), &|| real(exec, node, params))
 }
 
 /// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
@@ -157,7 +166,7 @@ pub fn set_child(
     node: Node,
     child: Graph,
 ) -> Status {
-    change(call, exec, kernels_of(call, child), || {
+    change(call, exec, &kernels_of(call, child), &|| {
         real(exec, node, child)
     })
 }
@@ -177,5 +186,5 @@ pub fn set_node(
         Some(params) if params.kind == NODE_TYPE_GRAPH => kernels_of(call, params.child())(show),
         _ => {}
     };
-    change(call, exec, list, || real(exec, node, params))
+    change(call, exec, &list, &|| real(exec, node, params))
 }

@@ -24,7 +24,7 @@ pub fn create(
     let real = || real(green, description, ordinal, flags);
     let device = match call.process.device(ordinal) {
         Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
+        Err(failed) => return call.process.unavailable(failed, &real),
     };
     // Where there is no primary context yet it is made here, and paid for as any other.
     let mut primary: Context = 0;
@@ -38,7 +38,7 @@ pub fn create(
             cuda::cuGreenCtxDestroy(green);
         }
     };
-    let status = measured::run(call, device, MOST, real, Some(&undo));
+    let status = measured::run(call, device, MOST, &real, Some(&undo));
     if status == SUCCESS
         && let Some(handle) = green.read()
     {
@@ -84,7 +84,7 @@ pub fn stream(
         None => call.process.current_device(),
     };
     match device {
-        Ok(device) => measured::run(call, device, RESERVE, real, None),
-        Err(failed) => call.process.unavailable(failed, real),
+        Ok(device) => measured::run(call, device, RESERVE, &real, None),
+        Err(failed) => call.process.unavailable(failed, &real),
     }
 }

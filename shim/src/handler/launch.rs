@@ -1,16 +1,16 @@
 //! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph that of its kernels.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 
 use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
+use crate::account::maps::Set;
 use crate::capture::relaxed;
 use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
 use crate::handler::stream::capturing;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::table::cuda;
 
 /// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100 (measured).
@@ -25,11 +25,11 @@ pub enum What {
 }
 
 /// Launches a kernel, or a graph apart from its memory nodes.
-pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status) -> Status {
+pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status {
     let (What::Function(handle) | What::Graph(handle)) = what;
     let launched = &call.process.launched;
     if launched.contains(handle) {
-        return real();
+        return real.call();
     }
     let device = match call.process.stream_device(stream) {
         Ok(device) => device,
@@ -37,23 +37,23 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
     };
     let context = match context_of(call, stream) {
         Some(context) => context,
-        None => return real(),
+        None => return real.call(),
     };
     if launched.contains_in(handle, context) {
-        return real();
+        return real.call();
     }
     if let Some(per_thread) = launched.need(handle, context) {
         let memory = device.kernels.context(context);
         let _stays = memory.alone.read();
         if device.kernels.growth(&memory, per_thread) == 0 {
-            return real();
+            return real.call();
         }
     }
     // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
     // the handle.
     let loads = capturing(call.symbol, stream);
     if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
-        return real();
+        return real.call();
     }
     // Where the group has less than that left, most programs need less: they get what there is.
     let more = if launched.is_empty() {
@@ -71,8 +71,8 @@ pub fn launch(call: Call, what: What, stream: Stream, real: impl Fn() -> Status)
     };
     let usage = match what {
         _ if loads => Use::Load,
-        What::Function(_) => Use::Launch(per_thread),
-        What::Graph(_) => Use::Graph(per_thread),
+        What::Function(_) => Use::Launch(&per_thread),
+        What::Graph(_) => Use::Graph(&per_thread),
     };
     let lazy = Lazy::of(call, None, handle, context);
     let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
@@ -124,7 +124,7 @@ pub fn kernel(
     params: Opaque,
     extra: Opaque,
 ) -> Status {
-    launch(call, What::Function(function), stream, || {
+    launch(call, What::Function(function), stream, &|| {
         real(
             function, gx, gy, gz, bx, by, bz, shared, stream, params, extra,
         )
@@ -142,7 +142,7 @@ pub fn kernel_ex(
 ) -> Status {
     let real = || real(config, function, params, extra);
     match config.read() {
-        Some(LaunchConfig { stream, .. }) => launch(call, What::Function(function), stream, real),
+        Some(LaunchConfig { stream, .. }) => launch(call, What::Function(function), stream, &real),
         None => real(),
     }
 }
@@ -163,7 +163,7 @@ pub fn cooperative(
     stream: Stream,
     params: Opaque,
 ) -> Status {
-    launch(call, What::Function(function), stream, || {
+    launch(call, What::Function(function), stream, &|| {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, params)
     })
 }
@@ -176,16 +176,19 @@ pub fn multi_device(
     count: u32,
     flags: u32,
 ) -> Status {
-    fn each(call: Call, list: In<LaunchParams>, left: u32, real: &dyn Fn() -> Status) -> Status {
+    fn each(call: Call, list: In<LaunchParams>, left: u32, real: &dyn Real) -> Status {
         let Some((left, params)) = left
             .checked_sub(1)
             .and_then(|left| Some((left, list.at(left as usize).read()?)))
         else {
-            return real();
+            return real.call();
         };
-        launch(call, What::Function(params.function), params.stream, || {
-            each(call, list, left, real)
-        })
+        launch(
+            call,
+            What::Function(params.function),
+            params.stream,
+            &|| each(call, list, left, real),
+        )
     }
     let real = || real(list, count, flags);
     // One launch per device: the driver refuses longer lists.
@@ -199,7 +202,7 @@ pub fn multi_device(
     }
     let _alone = launched.on_many.lock();
     // Two on one device the driver refuses, and we would wait for ourselves.
-    let mut contexts = HashSet::new();
+    let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
         return real();
@@ -209,7 +212,7 @@ pub fn multi_device(
 
 /// `cuLaunch`: as `cuLaunchKernel`.
 pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    launch(call, What::Function(function), 0, || real(function))
+    launch(call, What::Function(function), 0, &|| real(function))
 }
 
 /// `cuLaunchGrid`: as `cuLaunchKernel`.
@@ -220,7 +223,7 @@ pub fn grid(
     width: i32,
     height: i32,
 ) -> Status {
-    launch(call, What::Function(function), 0, || {
+    launch(call, What::Function(function), 0, &|| {
         real(function, width, height)
     })
 }
@@ -234,7 +237,7 @@ pub fn grid_async(
     height: i32,
     stream: Stream,
 ) -> Status {
-    launch(call, What::Function(function), stream, || {
+    launch(call, What::Function(function), stream, &|| {
         real(function, width, height, stream)
     })
 }

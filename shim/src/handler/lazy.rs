@@ -11,7 +11,7 @@ use crate::account::device;
 use crate::capture::relaxed;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::table::cuda;
 
@@ -43,10 +43,10 @@ pub fn load(
     handle: Opaque,
     library: Option<Opaque>,
     context: Option<Context>,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
 ) -> Status {
     if is_loaded(call, handle) {
-        return real();
+        return real.call();
     }
     let (loaded, launched) = (handle | LOADED, &call.process.launched);
     let holder = match context {
@@ -55,7 +55,7 @@ pub fn load(
     };
     // Without a context nothing is loaded.
     if holder == 0 || launched.contains_in(loaded, holder) || launched.contains_in(handle, holder) {
-        return real();
+        return real.call();
     }
     let device = match context {
         Some(context) => device::of_context(context).and_then(|at| call.process.device(at)),
@@ -66,7 +66,7 @@ pub fn load(
         Err(failed) => return call.process.unavailable(failed, real),
     };
     let lazy = Lazy::of(call, library, handle, holder);
-    let loads = Use::<fn() -> u64>::Load;
+    let loads = Use::Load;
     let status = limits::run(call, device, holder, loads, lazy.needs, 0, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
@@ -78,14 +78,9 @@ pub fn load(
 }
 
 /// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current (measured, H100, 580.159.04).
-fn load_everywhere(
-    call: Call,
-    kernel: Opaque,
-    ordinal: Ordinal,
-    real: impl Fn() -> Status,
-) -> Status {
+fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real) -> Status {
     if is_loaded(call, kernel) {
-        return real();
+        return real.call();
     }
     let device = match call.process.device(ordinal) {
         Ok(device) => device,
@@ -110,7 +105,7 @@ fn load_everywhere(
             })
         };
         // Of anything else that is wrong the program's call says it.
-        if load(call, kernel, None, Some(context), load_there) == CUDA_ERROR_OUT_OF_MEMORY {
+        if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
@@ -168,7 +163,7 @@ impl Lazy {
 
 /// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
 pub fn function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    load(call, function, None, None, || real(function))
+    load(call, function, None, None, &|| real(function))
 }
 
 /// `cuFuncSetAttribute`: as `cuFuncLoad`.
@@ -179,7 +174,7 @@ pub fn set_function_attribute(
     attribute: i32,
     value: i32,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(function, attribute, value)
     })
 }
@@ -191,7 +186,7 @@ pub fn set_function_config(
     function: Opaque,
     config: i32,
 ) -> Status {
-    load(call, function, None, None, || real(function, config))
+    load(call, function, None, None, &|| real(function, config))
 }
 
 /// `cuKernelSetAttribute`: as `cuLibraryGetModule`, in all contexts of the device.
@@ -203,7 +198,7 @@ pub fn set_attribute(
     kernel: Opaque,
     device: Ordinal,
 ) -> Status {
-    load_everywhere(call, kernel, device, || {
+    load_everywhere(call, kernel, device, &|| {
         real(attribute, value, kernel, device)
     })
 }
@@ -216,7 +211,7 @@ pub fn set_cache_config(
     config: i32,
     device: Ordinal,
 ) -> Status {
-    load_everywhere(call, kernel, device, || real(kernel, config, device))
+    load_everywhere(call, kernel, device, &|| real(kernel, config, device))
 }
 
 /// `cuKernelGetParamInfo`: as `cuLibraryGetModule`.
@@ -228,7 +223,7 @@ pub fn param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Status {
-    load(call, kernel, None, None, || {
+    load(call, kernel, None, None, &|| {
         real(kernel, index, offset, size)
     })
 }
@@ -240,7 +235,7 @@ pub fn param_count(
     kernel: Opaque,
     count: Out<usize>,
 ) -> Status {
-    load(call, kernel, None, None, || real(kernel, count))
+    load(call, kernel, None, None, &|| real(kernel, count))
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs one look.
@@ -252,7 +247,7 @@ pub fn active_blocks(
     threads: i32,
     shared: usize,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(count, function, threads, shared)
     })
 }
@@ -267,7 +262,7 @@ pub fn active_blocks_with_flags(
     shared: usize,
     flags: u32,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(count, function, threads, shared, flags)
     })
 }
@@ -284,7 +279,7 @@ pub fn block_size(
     shared: usize,
     limit: i32,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(grid, block, function, shared_of, shared, limit)
     })
 }
@@ -302,7 +297,7 @@ pub fn block_size_with_flags(
     limit: i32,
     flags: u32,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(grid, block, function, shared_of, shared, limit, flags)
     })
 }
@@ -316,7 +311,7 @@ pub fn dynamic_shared(
     blocks: i32,
     threads: i32,
 ) -> Status {
-    load(call, function, None, None, || {
+    load(call, function, None, None, &|| {
         real(bytes, function, blocks, threads)
     })
 }
@@ -329,5 +324,7 @@ pub fn clusters(
     function: Opaque,
     config: Opaque,
 ) -> Status {
-    load(call, function, None, None, || real(count, function, config))
+    load(call, function, None, None, &|| {
+        real(count, function, config)
+    })
 }

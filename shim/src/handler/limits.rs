@@ -19,7 +19,7 @@ use crate::capture::relaxed;
 use crate::handler::device_runtime::Runtime;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::refusal::Refused;
 use crate::table::cuda;
@@ -43,7 +43,7 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     };
     let device = match call.process.current_device() {
         Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, || real(limit, value)),
+        Err(failed) => return call.process.unavailable(failed, &|| real(limit, value)),
     };
     let context = match current_context() {
         0 => return real(limit, value),
@@ -55,7 +55,7 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
         // In use: the driver says so.
         _ if matches!(current(limit), Limit::Fixed) => real(value),
-        _ => reserve(call, device, &context.heap, || real(value), wanted),
+        _ => reserve(call, device, &context.heap, &|| real(value), wanted),
     }
 }
 
@@ -114,7 +114,7 @@ fn reserve(
     call: Call,
     device: &'static Device,
     kept: &AtomicU64,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
     wanted: u64,
 ) -> Status {
     let before = kept.load(Ordering::Acquire);
@@ -122,7 +122,7 @@ fn reserve(
     if more > 0 && device.driver.prepay(device, call.symbol, more).is_err() {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    let status = real();
+    let status = real.call();
     if status != SUCCESS {
         device.driver.cancel(device, more);
         return status;
@@ -199,13 +199,13 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
 }
 
 /// What a call lets its context take beside what is measured.
-pub enum Use<F> {
+pub enum Use<'a> {
     /// The code of kernels is loaded.
     Load,
     /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
-    Launch(F),
+    Launch(&'a dyn Fn() -> u64),
     /// The same of the kernels of an executable graph, which need so much at most.
-    Graph(F),
+    Graph(&'a dyn Fn() -> u64),
 }
 
 /// What is paid ahead for a call that loads or launches code.
@@ -222,14 +222,14 @@ struct Paid<'a> {
 /// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
 /// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
 #[allow(clippy::too_many_arguments)]
-pub fn run<F: FnOnce() -> u64>(
+pub fn run(
     call: Call,
     device: &'static Device,
     context: Context,
-    usage: Use<F>,
+    usage: Use<'_>,
     says: Needs,
     more: u64,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let driver = &device.driver;
@@ -255,7 +255,7 @@ pub fn run<F: FnOnce() -> u64>(
     };
     let growth = || device.kernels.growth(&memory, *need);
     let is_first = || Runtime::is_new(says, device, &memory);
-    let pay = |charge: &dyn Fn(u64) -> Result<(), Refused>| {
+    let pay = |charge: Charge<'_>| {
         let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
         // One at a time: two that need the same growth make it once.
         let alone = (growth() > 0 || kept() > 0 || is_first()).then(|| memory.alone.write());
@@ -274,7 +274,7 @@ pub fn run<F: FnOnce() -> u64>(
             alone,
         })
     };
-    let Ok(paid) = in_turn(call, device, pay) else {
+    let Ok(paid) = in_turn(call, device, &pay) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     let Paid {
@@ -288,7 +288,7 @@ pub fn run<F: FnOnce() -> u64>(
     let heap = kept();
     driver.offer(heap);
     let before = driver.used();
-    let status = real();
+    let status = real.call();
     // Measured: its limit cannot be set any more once it is there.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
@@ -311,11 +311,14 @@ pub fn run<F: FnOnce() -> u64>(
     }
 }
 
+/// A way to charge bytes.
+type Charge<'a> = &'a dyn Fn(u64) -> Result<(), Refused>;
+
 /// Has `pay` pay ahead, all or nothing. Where the group has no room it waits for other threads' calls, which may not need all that they have paid.
 fn in_turn<T>(
     call: Call,
     device: &Device,
-    pay: impl Fn(&dyn Fn(u64) -> Result<(), Refused>) -> Result<T, Refused>,
+    pay: &dyn Fn(Charge<'_>) -> Result<T, Refused>,
 ) -> Result<T, Refused> {
     let quietly = |bytes| device.charge_ahead_quietly(bytes);
     if let Ok(paid) = pay(&quietly) {

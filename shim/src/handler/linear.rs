@@ -8,7 +8,7 @@ use crate::account::device::Device;
 use crate::account::spare::Spare;
 use crate::account::{BLOCK, round_up};
 use crate::handler::managed;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::process::Process;
 use crate::refusal::Refused;
 use crate::table::cuda;
@@ -36,12 +36,9 @@ pub fn alloc_v1(
     dptr: Out<DevicePtrV1>,
     bytesize: u32,
 ) -> Status {
-    allocate(
-        call,
-        bytesize.into(),
-        || real(dptr, bytesize),
-        || (dptr.read().map(DevicePtr::from), None),
-    )
+    allocate_by(call, bytesize.into(), &|| real(dptr, bytesize), &|| {
+        (dptr.read().map(DevicePtr::from), None)
+    })
 }
 
 /// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch, corrected to the real one after it.
@@ -58,8 +55,8 @@ pub fn alloc_pitch(
         call,
         width as u64,
         height as u64,
-        || real(dptr, pitch, width, height, element),
-        || (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
+        &|| real(dptr, pitch, width, height, element),
+        &|| (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
     )
 }
 
@@ -77,8 +74,8 @@ pub fn alloc_pitch_v1(
         call,
         width.into(),
         height.into(),
-        || real(dptr, pitch, width, height, element),
-        || {
+        &|| real(dptr, pitch, width, height, element),
+        &|| {
             (
                 dptr.read().map(DevicePtr::from),
                 pitch.read().map(u64::from),
@@ -87,21 +84,23 @@ pub fn alloc_pitch_v1(
     )
 }
 
+/// Tells the address of what was made, and its size where that may differ from the estimate.
+type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
+
 /// What rows take is pitch × height, and the pitch is known only afterwards: `result` tells it beside the address.
-fn allocate_rows(
-    call: Call,
-    width: u64,
-    height: u64,
-    real: impl Fn() -> Status,
-    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
-) -> Status {
+fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
     /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected afterwards).
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
-    allocate(call, estimate, real, || {
+    allocate_by(call, estimate, real, &|| {
         let (address, pitch) = result();
         (address, pitch.map(|pitch| pitch.saturating_mul(height)))
     })
+}
+
+/// As [`allocate`], once for all that programs call seldom.
+fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> Status {
+    allocate(call, estimate, || real.call(), result)
 }
 
 /// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where it may differ from the estimate.
@@ -116,7 +115,7 @@ fn allocate(
     let device = match call.process.current_device() {
         Ok(device) if device.may_hold(estimate) => device,
         Ok(_) => return real(),
-        Err(failed) => return call.process.unavailable(failed, real),
+        Err(failed) => return call.process.unavailable(failed, &real),
     };
     if estimate <= BLOCK {
         small(call, device, estimate, real, result)
@@ -302,6 +301,17 @@ fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: 
 /// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its own whole, a shared block with the last
 /// request in it; what other processes may have open stays charged as long as they may.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+    release(call, dptr, || real(dptr))
+}
+
+/// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
+pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
+    let real: &dyn Real = &|| real(dptr);
+    release(call, dptr.into(), || real.call())
+}
+
+#[inline]
+fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
     let mark = call.process.mark();
     let blocks = &call.process.blocks;
     if dptr.is_multiple_of(BLOCK)
@@ -310,7 +320,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     {
         device.remove(Category::Linear, taken.bytes());
         let before = taken.shared.then(|| device.gpu_used()).flatten();
-        let status = real(dptr);
+        let status = real();
         if status == SUCCESS && taken.shared {
             device.part_with(taken.bytes(), taken.bytes(), device.freed_since(before));
         } else if status == SUCCESS {
@@ -325,14 +335,14 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     if let Some(taken) = blocks.take_shared(dptr)
         && let Ok(device) = call.process.device(taken.device)
     {
-        let status = free_shared(device, taken, real, dptr);
+        let status = free_shared(device, taken, dptr, &real);
         device.renew(mark);
         return status;
     }
-    if let Some(status) = managed::free(call, &real, dptr) {
+    if let Some(status) = managed::free(call, dptr, &real) {
         return status;
     }
-    let status = real(dptr);
+    let status = real();
     if status == SUCCESS && dptr != 0 {
         match blocks.leave_small(dptr) {
             Departure::Held => {}
@@ -356,18 +366,13 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
 
 /// Frees a small allocation of a block that other processes may have open.
 #[cold]
-fn free_shared(
-    device: &'static Device,
-    taken: Taken,
-    real: impl Fn(DevicePtr) -> Status,
-    dptr: DevicePtr,
-) -> Status {
+fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dyn Real) -> Status {
     let mut before = None;
     if taken.last {
         device.remove(Category::Linear, BLOCK);
         before = device.gpu_used();
     }
-    let status = real(dptr);
+    let status = real.call();
     if status == SUCCESS {
         if taken.last {
             device.part_with(BLOCK, BLOCK, device.freed_since(before));
@@ -386,11 +391,6 @@ fn free_shared(
         (false, false) => {}
     }
     status
-}
-
-/// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
-pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
-    free(call, |_| real(dptr), dptr.into())
 }
 
 /// The current context of this thread; 0 for none.

@@ -6,7 +6,7 @@ use super::linear::current_context;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, Out, SUCCESS, Status};
 use crate::account::managed::Allocation;
 use crate::account::{BLOCK, round_up};
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 
 /// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
 pub fn alloc(
@@ -22,7 +22,7 @@ pub fn alloc(
         Err(failed) => {
             return call
                 .process
-                .unavailable(failed, || real(dptr, bytesize, flags));
+                .unavailable(failed, &|| real(dptr, bytesize, flags));
         }
     };
     let bytes = round_up(bytesize as u64, BLOCK);
@@ -48,9 +48,9 @@ pub fn alloc(
 }
 
 /// Frees `dptr` if it is managed memory; `None` when it is not.
-pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Option<Status> {
+pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
-    let status = real(dptr);
+    let status = real.call();
     if status == SUCCESS {
         if let Ok(device) = call.process.device(taken.device) {
             device.remove(Category::Managed, taken.bytes);

@@ -3,7 +3,7 @@
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, RESERVE};
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 
 /// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
 /// out-of-memory; where nothing can be undone, growth stops until the group is below its limit again.
@@ -11,7 +11,7 @@ pub fn run(
     call: Call,
     device: &'static Device,
     estimate: u64,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     if device.driver.prepay(device, call.symbol, estimate).is_err() {
@@ -25,11 +25,11 @@ pub fn conclude(
     call: Call,
     device: &'static Device,
     estimate: u64,
-    real: impl Fn() -> Status,
+    real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let before = device.driver.used();
-    let status = real();
+    let status = real.call();
     match device.driver.settle(device, estimate) {
         Some(measured) => judge(call, device, before, measured, status, undo),
         None => status,
@@ -58,7 +58,7 @@ pub fn judge(
 }
 
 /// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
-pub fn small(call: Call, real: impl Fn() -> Status) -> Status {
+pub fn small(call: Call, real: &dyn Real) -> Status {
     match call.process.current_device() {
         Ok(device) => run(call, device, RESERVE, real, None),
         Err(failed) => call.process.unavailable(failed, real),
@@ -72,7 +72,7 @@ pub fn stream(
     stream: Out<Stream>,
     flags: u32,
 ) -> Status {
-    small(call, || real(stream, flags))
+    small(call, &|| real(stream, flags))
 }
 
 /// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
@@ -83,5 +83,5 @@ pub fn stream_with_priority(
     flags: u32,
     priority: i32,
 ) -> Status {
-    small(call, || real(stream, flags, priority))
+    small(call, &|| real(stream, flags, priority))
 }

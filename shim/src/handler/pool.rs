@@ -33,7 +33,7 @@ pub fn alloc(
         }),
         Err(failed) => call
             .process
-            .unavailable(failed, || real(dptr, bytesize, stream)),
+            .unavailable(failed, &|| real(dptr, bytesize, stream)),
     }
 }
 
@@ -56,7 +56,7 @@ pub fn alloc_from(
         }),
         Err(failed) => call
             .process
-            .unavailable(failed, || real(dptr, bytesize, pool, stream)),
+            .unavailable(failed, &|| real(dptr, bytesize, pool, stream)),
     }
 }
 

@@ -31,7 +31,7 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
 /// Puts the members' part of the list that `fetch` fetches at `infos`, if there is room for it; how many they are.
 fn filter<T: Listed>(
     members: &[Identity],
-    fetch: impl Fn(Out<u32>, Out<T>) -> Status,
+    fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
     room: u32,
     infos: Out<T>,
 ) -> Result<u32, Status> {
@@ -81,7 +81,7 @@ pub fn list<T: Listed>(
         return real(device, count, infos);
     };
     let fetch = |count, infos| real(device, count, infos);
-    let kept = filter(&members, fetch, room, infos);
+    let kept = filter(&members, &fetch, room, infos);
     answer(kept, room, |number| count.write(number))
 }
 
@@ -126,7 +126,7 @@ pub fn details(
         count.write(whole.count);
         status
     };
-    let kept = filter(&members, fetch, asked.count, asked.processes);
+    let kept = filter(&members, &fetch, asked.count, asked.processes);
     answer(kept, asked.count, |count| {
         list.write(NvmlProcessDetailList { count, ..asked })
     })

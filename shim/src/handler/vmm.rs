@@ -10,7 +10,7 @@ use crate::account::device::Device;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::table::cuda;
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
@@ -31,7 +31,7 @@ pub fn create(
         Err(failed) => {
             return call
                 .process
-                .unavailable(failed, || real(handle, size, prop, flags));
+                .unavailable(failed, &|| real(handle, size, prop, flags));
         }
     };
     let mark = call.process.mark();
@@ -59,11 +59,9 @@ pub fn release(
     handle: AllocationHandle,
 ) -> Status {
     let vmm = &call.process.vmm;
-    end(
-        call,
-        || vmm.releasing(handle, leaving(call)),
-        || real(handle),
-    )
+    end(call, || vmm.releasing(handle, leaving(call)), &|| {
+        real(handle)
+    })
 }
 
 /// `cuMemMap`: charges nothing; the memory now lives as long as the mapping, too.
@@ -96,7 +94,7 @@ pub fn unmap(
     end(
         call,
         || vmm.unmapping(ptr, size as u64, leaving(call)),
-        || real(ptr, size),
+        &|| real(ptr, size),
     )
 }
 
@@ -180,7 +178,7 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// A call that may end allocations.
-fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) -> Status {
+fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
     // Of what others may hold: whether the GPU has more free afterwards.
@@ -189,7 +187,7 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: impl Fn() -> Status) 
         .and_then(|at| call.process.device(at).ok());
     let used = || left.and_then(Device::gpu_used);
     let before = used();
-    let status = real();
+    let status = real.call();
     if status != SUCCESS {
         call.process.vmm.undone(announced, staying(call));
         return status;

@@ -1,17 +1,16 @@
 //! What conditional nodes may run.
 
-use std::collections::HashMap;
-
 use parking_lot::RwLock;
 
 use crate::abi::{Graph, Node};
+use crate::account::maps::Map;
 
 /// Graphs by the conditional node that they belong to.
 ///
 /// Every such node comes past us when it is added, so that only those that there are can be asked for. Of those that have gone the entries stay until
 /// their handles come back.
 #[derive(Default)]
-pub struct Bodies(RwLock<HashMap<Node, Vec<Graph>>>);
+pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 
 impl Bodies {
     /// A node was added.

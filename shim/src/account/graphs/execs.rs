@@ -1,6 +1,5 @@
 //! The executable graphs of this process that have memory nodes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -8,6 +7,7 @@ use parking_lot::RwLock;
 
 use super::nodes::Nodes;
 use crate::abi::{Context, Device as Ordinal, GraphExec};
+use crate::account::maps::Map;
 
 /// An executable graph with memory nodes.
 pub struct Exec {
@@ -65,9 +65,9 @@ impl Need {
 #[derive(Default)]
 pub struct Execs {
     live: AtomicUsize,
-    by_handle: RwLock<HashMap<GraphExec, Arc<Exec>>>,
+    by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
     /// Of graphs whose kernels need local memory: bytes of every thread.
-    per_thread: RwLock<HashMap<GraphExec, u64>>,
+    per_thread: RwLock<Map<GraphExec, u64>>,
 }
 
 impl Execs {
@@ -119,7 +119,7 @@ impl Execs {
         self.change(|map| map.retain(|_, exec| exec.context != context));
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut HashMap<GraphExec, Arc<Exec>>) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut Map<GraphExec, Arc<Exec>>) -> T) -> T {
         let mut map = self.by_handle.write();
         let changed = change(&mut map);
         self.live.store(map.len(), Ordering::Release);

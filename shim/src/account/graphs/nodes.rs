@@ -4,7 +4,7 @@
 //! freed before the other begins (NVIDIA's programming guide, graph memory nodes). What lies at one address is one piece of memory, so
 //! addresses tell what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred times needs it once.
 
-use std::collections::{HashMap, HashSet};
+use gpulimit_core::order;
 
 use super::STEP;
 use super::bodies::Bodies;
@@ -13,6 +13,7 @@ use crate::abi::{
     NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC,
     NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
+use crate::account::maps::{Map, Set};
 use crate::account::round_up;
 use crate::table::cuda;
 
@@ -22,9 +23,9 @@ const GRAIN: u64 = 512;
 /// The memory nodes and kernels of a graph and of the graphs in it.
 #[derive(Default)]
 pub struct Nodes {
-    allocated: HashMap<Ordinal, Vec<Range>>,
+    allocated: Map<Ordinal, Vec<Range>>,
     freed: Vec<DevicePtr>,
-    kernels: HashSet<Opaque>,
+    kernels: Set<Opaque>,
 }
 
 /// First address, and the one behind the last.
@@ -82,7 +83,7 @@ impl Nodes {
 
     /// Whether a launch leaves something allocated.
     pub fn keep(&self) -> bool {
-        let mut balance = HashMap::<DevicePtr, i64>::new();
+        let mut balance = Map::<DevicePtr, i64>::default();
         for (start, _) in self.allocated.values().flatten() {
             *balance.entry(*start).or_default() += 1;
         }
@@ -156,7 +157,7 @@ fn list(graph: Graph) -> Vec<Node> {
 /// room, so of any two steps the pieces make up more than one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1, twenty of 2 MiB 2,
 /// {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the steps of address space that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
-    ranges.sort_unstable();
+    order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
     let (mut touched, mut next) = (0u64, 0);
     let mut ranges = ranges.into_iter().peekable();

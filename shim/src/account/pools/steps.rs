@@ -13,13 +13,11 @@
 //! unused reserve together for a request of more than a step), more steps are known than the pool has, and every allocation is looked at, until it has them
 //! all or nothing at all.
 
-use std::collections::HashSet;
-use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
 use super::STEP;
 use crate::abi::DevicePtr;
-use crate::account::blocks::BlockHasher;
+use crate::account::maps::Set;
 
 /// As many are known of a pool at most: 256 GiB, in 72 KiB.
 const MOST: usize = 8192;
@@ -27,7 +25,7 @@ const MOST: usize = 8192;
 /// The steps of a pool that allocations have been in since it was last empty, as it is by default.
 #[derive(Default)]
 pub struct Steps {
-    known: HashSet<u64, BuildHasherDefault<BlockHasher>>,
+    known: Set<u64>,
     /// There may be others.
     incomplete: bool,
 }

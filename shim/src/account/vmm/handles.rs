@@ -5,7 +5,7 @@
 use std::hash::Hasher;
 use std::iter;
 
-use crate::account::blocks::BlockHasher;
+use crate::account::maps::Mix;
 
 /// The number of an entry: another's once it is gone.
 pub type Id = u32;
@@ -53,7 +53,7 @@ impl<T> Handles<T> {
     }
 
     fn bucket(&self, handle: u64) -> usize {
-        let mut hasher = BlockHasher::default();
+        let mut hasher = Mix::default();
         hasher.write_u64(handle);
         hasher.finish() as usize & self.buckets.len().wrapping_sub(1)
     }

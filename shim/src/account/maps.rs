@@ -1,0 +1,55 @@
+//! Maps by what the driver hands out: addresses, blocks, handles.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A map that hashes with [`Mix`].
+pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
+/// A set that hashes with [`Mix`].
+pub type Set<K> = HashSet<K, BuildHasherDefault<Mix>>;
+
+/// Multiplicative hashing: the numbers are dense and chosen by the driver, not by an adversary.
+#[derive(Default)]
+pub struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_blocks_hash_far_apart() {
+        let hash = |block| {
+            let mut hasher = Mix::default();
+            hasher.write_u64(block);
+            hasher.finish()
+        };
+        // Blocks of one shard; what tables look at are the lowest and the highest bits.
+        let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
+        for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
+            let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();
+            assert!(places.len() > 512, "{}", places.len());
+        }
+    }
+}
