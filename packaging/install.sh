@@ -120,7 +120,7 @@ said=$(LD_PRELOAD=$library$new LD_BIND_NOW=1 "$prefix/bin/gpulimit$new" --versio
 
 # From here on everything that is there is on record.
 old=$(recorded version)
-all=$(printf '%s\n' $paths lib/gpulimit/install.sh)
+all=$(printf '%s\n' "$paths" lib/gpulimit/install.sh)
 write() { # PATHS
     {
         echo "version $version"
