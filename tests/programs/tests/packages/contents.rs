@@ -114,7 +114,7 @@ fn the_package_for_debian() {
     let copyright =
         fs::read_to_string(folder.join("usr/share/doc/gpulimit/copyright")).expect("there");
     assert!(
-        copyright.contains("License: Apache-2.0 or Expat"),
+        copyright.contains("Apache License 2.0 or the MIT (Expat) licence"),
         "{copyright}"
     );
     assert!(

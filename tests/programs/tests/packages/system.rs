@@ -11,8 +11,8 @@ mount --make-rprivate /
 mkdir "$PLACE"
 mount -t tmpfs -o mode=755 tmpfs "$PLACE"
 for folder in usr etc var; do
-    mkdir -p "$PLACE/$folder" "$PLACE/work/$folder"
-    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$PLACE/$folder,workdir=$PLACE/work/$folder" "/$folder"
+    mkdir -p "$PLACE/$folder" "$PLACE/spare/$folder"
+    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$PLACE/$folder,workdir=$PLACE/spare/$folder" "/$folder"
 done
 mkdir "$PLACE/run"
 mount --bind "$PLACE/run" /run
