@@ -16,7 +16,8 @@ for folder in usr etc var; do
 done
 mkdir "$PLACE/run"
 mount --bind "$PLACE/run" /run
-rm -rf /etc/ld.so.preload /etc/gpulimit
+# Without an index of all manual pages at each installation.
+rm -rf /etc/ld.so.preload /etc/gpulimit /var/lib/man-db/auto-update
 # As if systemd ran; what is asked of it is written down.
 mkdir -p /run/systemd/system
 cat > /usr/bin/systemctl <<'END'
