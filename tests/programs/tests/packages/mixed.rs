@@ -231,6 +231,11 @@ mount --bind "$PLACE" /run
 "$FIRST" apply "$POLICY" >&2
 echo start | LD_PRELOAD="$FIRST_LIBRARY" "$PROGRAM"
 echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
+# The administrator of the second version makes way for its own.
+if "$SECOND" apply "$POLICY"; then exit 9; fi
+"$SECOND" rm lab >&2
+"$SECOND" apply "$POLICY" >&2
+echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
 "#;
         let mut command = world.bare(Path::new("unshare"));
         command
@@ -240,6 +245,7 @@ echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
             .env("POLICY", &policy)
             .env("FIRST", &first.controller)
             .env("FIRST_LIBRARY", &first.library)
+            .env("SECOND", &second.controller)
             .env("SECOND_LIBRARY", &second.library)
             .env("PROGRAM", world::program());
         let output = finish(command);
@@ -249,9 +255,11 @@ echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
             return;
         }
         let said: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
-        assert_eq!(said.len(), 2, "{output:?}");
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(said.len(), 3, "{output:?}");
         assert!(said[0].ends_with("= 0 0"), "{output:?}");
         assert!(said[1].ends_with("= 0 800"), "{output:?}");
+        assert!(said[2].ends_with("= 0 0"), "{output:?}");
         assert!(
             errors.contains("are of another version of gpulimit"),
             "{errors}"
