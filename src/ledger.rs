@@ -40,6 +40,7 @@ mod wait;
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use identity::{Identity, SeenProcess};
+pub use layout::VERSION;
 pub use level::{
     Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
 };
@@ -188,6 +189,14 @@ impl Ledger {
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
+    }
+
+    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be opened: members of every version lock a byte of it
+    /// as long as they live. False where it cannot be told.
+    pub fn is_used(path: &Path) -> bool {
+        file::describe(path)
+            .and_then(|file| lock::is_locked(&file, Bytes::ALL))
+            .unwrap_or(false)
     }
 
     /// The path that was opened.

@@ -10,3 +10,4 @@ pub mod order;
 mod pages;
 pub mod policy;
 pub mod units;
+pub mod version;

@@ -11,12 +11,12 @@ pub use keys::{
     Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near,
     parse_duration,
 };
-pub use layout::MAX_RULES;
+pub use layout::{FORMAT, MAX_RULES};
 
 use crate::device::DeviceId;
 use crate::ledger::atomic::Ordering;
 use crate::units::Size;
-use layout::{FORMAT, MAGIC, SIZE};
+use layout::{MAGIC, SIZE};
 use map::Map;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

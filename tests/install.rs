@@ -53,7 +53,10 @@ impl Place {
             .stdin(Stdio::piped())
             .spawn()
             .expect("a C compiler");
-        let source = format!("const char *gpulimit_hooks(void) {{ return \"\"; }}\n{more}\n");
+        let source = format!(
+            "const char *gpulimit_version(void) {{ return \"{}\"; }}\n{more}\n",
+            gpulimit::version::text()
+        );
         let input = compiler.stdin.take();
         input
             .expect("piped")

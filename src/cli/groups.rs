@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Group, GroupError, Root, SYSTEM, upwards};
+use gpulimit::group::{Group, GroupError, Root, SYSTEM, effective_user, upwards};
 use gpulimit::ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit::limits::LimitSet;
 use gpulimit::policy;
@@ -15,9 +15,11 @@ use std::time::Duration;
 
 /// The root that has a group of this name, or would get it: the machine's for those whom its rules put into a group.
 pub fn root_of(name: &str) -> Result<Root, Failure> {
-    match policy::rule()? {
-        Some(_) => Ok(Root::at(SYSTEM)?),
-        None => Ok(Root::locate_group(&env, name)?),
+    match policy::rule() {
+        Ok(Some(_)) => Ok(Root::at(SYSTEM)?),
+        // Rules that cannot be read, as those of another version, must not keep root from making way for new ones.
+        Err(error) if effective_user() != 0 => Err(error.into()),
+        Ok(None) | Err(_) => Ok(Root::locate_group(&env, name)?),
     }
 }
 

@@ -32,6 +32,9 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
+    /// Take out this library and no other copy of it, and leave the file, which belongs to a package
+    #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
+    library: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
 }
@@ -64,10 +67,12 @@ Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options."
 
 const UNINSTALL_HELP: &str = "\
 Takes the library out of /etc/ld.so.preload. What others have put there stays. The file of the
-library goes when no program uses it any longer; until then it stays, and that is said.
+library goes when no program uses it any longer; until then it stays, and that is said. The one
+that belongs to this program stays, too: whoever put it there removes it.
 
 Examples:
   gpulimit uninstall
+  gpulimit uninstall --library /usr/lib/gpulimit/libgpulimit.so
   gpulimit uninstall --root /mnt/image";
 
 const NAME: &str = "libgpulimit.so";
@@ -228,7 +233,11 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     place.check()?;
     let path = place.preload();
     let preload = Preload::read(&path)?;
-    match preload.without() {
+    let without = match &args.library {
+        Some(library) => preload.without(&|path| path == library),
+        None => preload.without(&library::is_ours),
+    };
+    match without {
         None => output::print(&format!("{FILE} does not have it\n"))?,
         Some(text) => {
             if !place.dry_run {
@@ -242,13 +251,17 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
             place.say("took it out of", "would take it out of", FILE)?;
         }
     }
-    remove_library(place)
+    match args.library {
+        Some(_) => Ok(ExitCode::SUCCESS),
+        None => remove_library(place),
+    }
 }
 
 fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     let inside = place.library();
     let library = place.outside(&inside);
-    if !library.exists() {
+    let is_own = |own: PathBuf| fs::canonicalize(own).ok() == fs::canonicalize(&library).ok();
+    if !library.exists() || library::own().is_ok_and(is_own) {
         return Ok(ExitCode::SUCCESS);
     }
     let users = if place.is_here() {

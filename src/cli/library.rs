@@ -4,7 +4,7 @@ mod load;
 
 use super::failure::Failure;
 use super::install::{FILE, Preload};
-use load::loads;
+use gpulimit::version;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -75,8 +75,9 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// Refuses what the loader would pass over with no more than a line on stderr: the command would have no limit.
-pub fn check(path: &Path) -> Result<(), Failure> {
+/// The library's version. Refuses what the loader would pass over with no more than a line on stderr, as the command would have no limit, and a
+/// library that could not read our files.
+pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
         .as_bytes()
@@ -88,12 +89,20 @@ pub fn check(path: &Path) -> Result<(), Failure> {
             path.display()
         )));
     }
-    loads(path).map_err(|why| {
+    let text = load::version(path).map_err(|why| {
         Failure::new(format_args!(
             "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
             path.display()
         ))
-    })
+    })?;
+    match version::parts(&text) {
+        Some((version, formats)) if formats == version::formats() => Ok(version.into()),
+        _ => Err(Failure::new(format_args!(
+            "{} is of version {text}, which does not work together with this gpulimit {}: install both of one version",
+            path.display(),
+            version::text()
+        ))),
+    }
 }
 
 /// `LD_PRELOAD` with the library first and once, and with everything else that is in it.

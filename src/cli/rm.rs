@@ -4,6 +4,7 @@ use super::failure::Failure;
 use super::kill::end_all;
 use super::{groups, output};
 use gpulimit::group::{Group, GroupError, Root};
+use gpulimit::ledger::Ledger;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,9 +77,11 @@ fn remove(name: &str, args: &Args) -> Result<(), Failure> {
 /// Removes a group and those below it; nothing where a program runs in one of them.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
     // Who is in a group is in the ledgers of all above it.
-    if let Ok(ledger) = group.ledger()
-        && ledger.has_live()
-    {
+    let used = match group.ledger() {
+        Ok(ledger) => ledger.has_live(),
+        Err(_) => Ledger::is_used(&group.ledger_path()),
+    };
+    if used {
         return Err(GroupError::InUse {
             name: group.name().into(),
         }

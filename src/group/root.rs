@@ -389,9 +389,10 @@ impl Root {
                 below: first.name().into(),
             });
         }
-        // A ledger that cannot be read is nobody's: those who could are of another version or gone.
         let ledger = Ledger::open(&group.ledger_path()).ok();
         let _removal = match &ledger {
+            // Those who could read it may be of another version, and would go on beside whoever makes the group again.
+            None if Ledger::is_used(&group.ledger_path()) => return Err(busy()),
             Some(ledger) if !idle(ledger) => return Err(busy()),
             Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
                 LedgerError::InUse { .. } => busy(),

@@ -97,6 +97,11 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
+/// A description of the file at this path, which may be anything, to ask for locks.
+pub(super) fn describe(path: &Path) -> io::Result<Description> {
+    options(false).open(path)
+}
+
 /// Opens, checks and maps a ledger.
 pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerError> {
     let file = options(write)

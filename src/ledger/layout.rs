@@ -16,7 +16,7 @@ use std::mem::{offset_of, size_of};
 /// "gpulimit" as the bytes of the file's first word.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 /// Version of this layout and of the protocol on it.
-pub(super) const VERSION: u64 = 2;
+pub const VERSION: u64 = crate::version::format(2);
 
 /// Devices whose words share one cache line.
 pub(super) const LINE_DEVICES: usize = 8;

@@ -43,6 +43,8 @@ impl Bytes {
         start: 0,
         len: MAX_SLOTS,
     };
+    /// All that there can be, in files of other versions, too.
+    pub(super) const ALL: Self = Self { start: 0, len: 0 };
     /// The claim bytes of all slots.
     pub(super) const CLAIMS: Self = Self {
         start: MAX_SLOTS,

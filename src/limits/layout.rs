@@ -20,7 +20,7 @@ use std::time::Duration;
 /// First eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
 /// The format that this code reads and writes.
-pub(super) const FORMAT: u64 = 3;
+pub const FORMAT: u64 = crate::version::format(3);
 /// Rules that a bank holds.
 pub const MAX_RULES: usize = 64;
 

@@ -8,6 +8,7 @@ mod error;
 mod text;
 
 pub use error::{Fault, RulesError};
+pub use text::FORMAT;
 
 use super::credentials::Map;
 use super::facts::Facts;

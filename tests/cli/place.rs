@@ -140,10 +140,15 @@ pub fn library() -> &'static Path {
             .stdin(Stdio::piped())
             .spawn()
             .expect("a C compiler");
-        let source =
-            b"const char *gpulimit_hooks(void) { return \"cuMemAlloc_v2 Sized resolved\\n\"; }\n";
+        let source = format!(
+            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\nconst char *gpulimit_version(void) {{ return \"{}\"; }}\n",
+            gpulimit::version::text()
+        );
         let input = compiler.stdin.take();
-        input.expect("piped").write_all(source).expect("written");
+        input
+            .expect("piped")
+            .write_all(source.as_bytes())
+            .expect("written");
         assert!(compiler.wait().expect("ended").success());
         fs::rename(draft, &path).expect("renamed");
         path

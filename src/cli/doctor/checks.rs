@@ -164,17 +164,17 @@ fn nvml() -> Vec<Finding> {
 
 fn library(has_driver: bool) -> Vec<Finding> {
     const CHECK: &str = "library";
-    let library = match library::find() {
-        Ok(library) => library,
+    let found = library::find().and_then(|path| Ok((library::check(&path)?, path)));
+    let (version, library) = match found {
+        Ok(found) => found,
         Err(failure) => {
-            return vec![Finding::error(
-                CHECK,
-                failure.to_string(),
-                "`cargo build --release -p gpulimit-shim` builds it",
-            )];
+            return vec![Finding::error(CHECK, failure.to_string(), "")];
         }
     };
-    let mut findings = vec![Finding::fine(CHECK, library.display().to_string())];
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!("{}, version {version}", library.display()),
+    )];
     findings.extend(starts(&library));
     match ask("preload", Some(&library)) {
         Err(how) => findings.push(Finding::error(

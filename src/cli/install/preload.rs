@@ -85,20 +85,20 @@ impl Preload {
                 library.display()
             )));
         };
-        let rest = self.without();
+        let rest = self.without(&library::is_ours);
         let rest = rest.as_deref().or(self.text()).unwrap_or_default();
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// The text without our library; `None` when it is not in there. All else stays as it is, line by line.
-    pub fn without(&self) -> Option<String> {
-        let is_ours = |path: &&str| library::is_ours(Path::new(path));
-        if self.state().ours.is_empty() {
+    /// The text without these paths; `None` when none of them is in there. All else stays as it is, line by line.
+    pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
+        let is_one = |path: &&str| is_one(Path::new(path));
+        if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {
             return None;
         }
         let mut text = String::new();
         for (line, paths) in self.lines() {
-            if !paths.iter().any(is_ours) {
+            if !paths.iter().any(is_one) {
                 text.push_str(line);
                 text.push('\n');
                 continue;
@@ -106,7 +106,7 @@ impl Preload {
             let comment = line.find('#').map(|at| &line[at..]);
             let others = paths
                 .into_iter()
-                .filter(|path| !is_ours(path))
+                .filter(|path| !is_one(path))
                 .chain(comment);
             let others = others.collect::<Vec<_>>().join(" ");
             if !others.is_empty() {
@@ -151,7 +151,19 @@ mod tests {
         }
         let none = Preload { text: None };
         assert_eq!(none.with(ours).expect("entered"), head);
-        assert_eq!(none.without(), None);
+        assert_eq!(none.without(&library::is_ours), None);
+    }
+
+    #[test]
+    fn one_copy_goes_and_others_stay() {
+        let text =
+            "/usr/lib/gpulimit/libgpulimit.so /a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n";
+        let one = |path: &str| preload(text).without(&|there| there == Path::new(path));
+        assert_eq!(
+            one("/usr/lib/gpulimit/libgpulimit.so").as_deref(),
+            Some("/a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n")
+        );
+        assert_eq!(one("/lib/gpulimit/libgpulimit.so"), None);
     }
 
     #[test]

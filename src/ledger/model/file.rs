@@ -24,9 +24,17 @@ pub(super) fn create(_path: &Path, _mode: u32) -> Result<(), LedgerError> {
     Ok(())
 }
 
+pub(super) fn describe(path: &Path) -> std::io::Result<Description> {
+    Ok(Description::new(number(path)))
+}
+
+fn number(path: &Path) -> usize {
+    path.to_string_lossy().parse().expect("a number")
+}
+
 /// The path is the number.
 pub(super) fn open(path: &Path, _write: bool) -> Result<(Place, Mapping), LedgerError> {
-    let book = path.to_string_lossy().parse().expect("a number");
+    let book = number(path);
     let place = Place {
         path: path.to_owned(),
         book,

@@ -68,6 +68,7 @@ impl Bytes {
         start: 0,
         len: MAX_SLOTS,
     };
+    pub(super) const ALL: Self = Self::OWNERS;
     pub(super) const CLAIMS: Self = Self {
         start: MAX_SLOTS,
         len: MAX_SLOTS,

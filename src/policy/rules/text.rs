@@ -18,7 +18,8 @@ use crate::group::check_name;
 use std::fmt;
 
 const HEAD: &str = "gpulimit-rules ";
-const VERSION: &str = "1";
+/// The format that this code reads and writes.
+pub const FORMAT: u64 = crate::version::format(1);
 
 /// What is wrong with a text.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -31,7 +32,7 @@ pub(super) enum Wrong {
 
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = format!("{HEAD}{VERSION}\n");
+        let mut text = format!("{HEAD}{FORMAT}\n");
         for rule in &self.0 {
             write(&mut text, rule)?;
         }
@@ -93,7 +94,7 @@ fn sum(bytes: &[u8]) -> u64 {
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
-    if version.ok_or(Wrong::Line(1))? != VERSION {
+    if version.ok_or(Wrong::Line(1))? != FORMAT.to_string() {
         return Err(Wrong::Version);
     }
     let body = text.strip_suffix('\n').ok_or(Wrong::Line(0))?;

@@ -1,0 +1,154 @@
+#!/bin/sh
+# Installs gpulimit @VERSION@ from the folder that this script is in, or removes it: ./install.sh [--prefix DIR] [--uninstall]
+#
+# DIR is /usr/local for root and ~/.local for others, or the one that this script was installed in. Installing again, or another version
+# over it, is fine: files are replaced as a whole, and running programs keep those that they have. --uninstall removes what was installed,
+# whatever its version, and takes the library out of /etc/ld.so.preload if it is there.
+set -eu
+
+version=@VERSION@ arch=@ARCH@
+usage='./install.sh [--prefix DIR] [--uninstall]'
+die() { echo "install.sh: $*" >&2; exit 1; }
+wrong() { echo "install.sh: $* ($usage)" >&2; exit 2; }
+
+prefix='' uninstall=''
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
+        --uninstall) uninstall=yes ;;
+        --prefix) [ $# -gt 1 ] || wrong "--prefix takes a folder"; prefix=$2; shift ;;
+        --prefix=*) prefix=${1#--prefix=} ;;
+        *) wrong "unknown: $1" ;;
+    esac
+    shift
+done
+
+umask 022
+here=$(cd "$(dirname "$0")" && pwd)
+if [ -z "$prefix" ]; then
+    if [ -f "$here/installed" ]; then
+        prefix=${here%/lib/gpulimit}
+    elif [ "$(id -u)" = 0 ]; then
+        prefix=/usr/local
+    else
+        prefix=${HOME:?there is no HOME: name a folder in --prefix}/.local
+    fi
+fi
+case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
+prefix=${prefix%/}
+case $prefix in
+    *[[:space:]:]*) die "'$prefix' has a space or a colon in it, which separate paths in LD_PRELOAD: name another folder in --prefix" ;;
+esac
+
+library=$prefix/lib/gpulimit/libgpulimit.so
+# What was installed here: "version V", a line "made FOLDER" for each that was not there before, and "file PATH" below the prefix.
+record=$prefix/lib/gpulimit/installed
+recorded() { [ ! -f "$record" ] || sed -n "s|^$1 ||p" "$record"; }
+
+if [ -n "$uninstall" ]; then
+    [ -f "$record" ] || die "there is nothing of install.sh in $prefix: name the folder in --prefix"
+    [ -w "$prefix/lib/gpulimit" ] || die "$prefix cannot be written: run it as its owner"
+    # A line for a library that is gone makes every program print an error.
+    if grep -qsF "$library" /etc/ld.so.preload; then
+        "$prefix/bin/gpulimit" uninstall --library "$library" ||
+            die "$library could not be taken out of /etc/ld.so.preload: nothing is removed"
+    fi
+    there=$(recorded version)
+    recorded file | while read -r path; do rm -f "$prefix/$path"; done
+    made=$(recorded made | sort -r)
+    rm -f "$record"
+    for folder in $made; do
+        rmdir "$folder" 2>/dev/null || true # others have put something there
+    done
+    echo "removed gpulimit $there from $prefix"
+    exit
+fi
+
+[ -f "$here/SHA256SUMS" ] || die "SHA256SUMS is missing beside this script: run it in the folder of the unpacked archive"
+[ "$(uname -s) $(uname -m)" = "Linux $arch" ] || die "this is for Linux on $arch, and not for $(uname -s) on $(uname -m): get the archive for that"
+(cd "$here" && sha256sum -c SHA256SUMS >/dev/null 2>&1) ||
+    die "the files are not those of the archive: unpack it again ((cd $here && sha256sum -c SHA256SUMS) names them)"
+
+paths=$(sed 's/^[0-9a-f]* [ *]//' "$here/SHA256SUMS")
+before=$(recorded file)
+for path in $paths lib/gpulimit/install.sh; do
+    if [ -e "$prefix/$path" ] && ! printf '%s\n' "$before" | grep -qxF "$path"; then
+        die "$prefix/$path is there and was not put there by install.sh: remove it first, or name another folder in --prefix"
+    fi
+done
+
+# All files get to their places under other names first, are tried there, and then take over.
+new=.$$.new
+drafts='' made=''
+clean() {
+    for draft in $drafts; do rm -f "$draft"; done
+    for folder in $made; do rmdir "$folder" 2>/dev/null || true; done
+}
+trap clean EXIT
+trap 'exit 1' HUP INT TERM
+
+folder() {
+    [ -d "$1" ] && return
+    folder "${1%/*}"
+    mkdir "$1" || die "cannot make $1: name a folder of yours in --prefix, or run this as root"
+    made="$1 $made"
+}
+draft() { # FILE PATH MODE
+    folder "$prefix/$(dirname "$2")"
+    drafts="$drafts $prefix/$2$new"
+    cp "$1" "$prefix/$2$new" || die "cannot write to $prefix/$(dirname "$2"): name a folder of yours in --prefix, or run this as root"
+    chmod "$3" "$prefix/$2$new"
+}
+folder "$prefix"
+for path in $paths; do
+    mode=644
+    [ ! -x "$here/$path" ] || mode=755
+    draft "$here/$path" "$path" "$mode"
+    case $path in
+        share/gpulimit/config/*)
+            sed -i "s|/usr/local/bin/gpulimit|$prefix/bin/gpulimit|g; s|/usr/local/lib/gpulimit|$prefix/lib/gpulimit|g; s|^PATH=/usr/local/sbin:/usr/local/bin|PATH=$prefix/bin:/usr/local/sbin:/usr/local/bin|" \
+                "$prefix/$path$new"
+            ;;
+    esac
+done
+draft "$0" lib/gpulimit/install.sh 755
+
+own=$("$prefix/bin/gpulimit$new" --version 2>/dev/null) ||
+    die "gpulimit does not start on this system: it needs glibc 2.17 or newer (musl, as of Alpine, will not do), and a folder from which programs may be run"
+said=$(LD_PRELOAD=$library$new LD_BIND_NOW=1 "$prefix/bin/gpulimit$new" --version 2>&1) || said="it ends with status $?"
+[ "$said" = "$own" ] || die "programs do not start with the library here: $(printf '%s\n' "$said" | head -n 1)"
+
+# From here on everything that is there is on record.
+old=$(recorded version)
+all=$(printf '%s\n' "$paths" lib/gpulimit/install.sh)
+write() { # PATHS
+    {
+        echo "version $version"
+        { recorded made; for folder in $made; do echo "$folder"; done; } | sort -u | sed 's/^/made /'
+        printf '%s\n' "$1" | sed '/^$/d; s/^/file /' | sort -u
+    } >"$record$new"
+    mv -f "$record$new" "$record"
+}
+drafts="$drafts $record$new"
+write "$before
+$all"
+for path in $paths lib/gpulimit/install.sh; do
+    mv -f "$prefix/$path$new" "$prefix/$path"
+done
+# Files of an older version that this one does not have.
+for path in $before; do
+    printf '%s\n' "$all" | grep -qxF "$path" || rm -f "$prefix/$path"
+done
+write "$all"
+trap - EXIT
+
+case $old in
+    '') echo "installed gpulimit $version in $prefix" ;;
+    "$version") echo "installed gpulimit $version in $prefix anew; programs that run keep the library that they have" ;;
+    *) echo "installed gpulimit $version in $prefix in place of $old; programs that run keep the library that they have" ;;
+esac
+case :$PATH: in
+    *:"$prefix/bin":*) ;;
+    *) echo "add $prefix/bin to PATH, or run $prefix/bin/gpulimit" ;;
+esac
+echo "to see what works here: gpulimit doctor; to remove it: $prefix/lib/gpulimit/install.sh --uninstall"

@@ -1,0 +1,246 @@
+//! What is inside, and that the same sources give the same bytes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use gpulimit_programs::world::{self, finish, text};
+
+use super::built::{self, ARCH, DEBIAN_ARCH, NEW, OLD};
+
+/// The names of the files in a package, without folders; in archives below the version's own folder.
+fn names(program: &str, arguments: &[&str], package: &Path) -> Vec<String> {
+    let mut command = Command::new(program);
+    command.args(arguments).arg(package);
+    let output = finish(command);
+    assert!(output.status.success(), "{output:?}");
+    let name = |line: &str| line.trim_start_matches(['.', '/']).to_owned();
+    text(&output.stdout).lines().map(name).collect()
+}
+
+#[track_caller]
+fn has(names: &[String], expected: &[&str]) {
+    for expected in expected {
+        assert!(
+            names.iter().any(|name| name.ends_with(expected)),
+            "{expected}: {names:#?}"
+        );
+    }
+}
+
+/// In all of them, wherever it is there.
+const ALL: [&str; 6] = [
+    "bin/gpulimit",
+    "lib/gpulimit/libgpulimit.so",
+    "share/man/man1/gpulimit-run.1.gz",
+    "share/bash-completion/completions/gpulimit",
+    "share/fish/vendor_completions.d/gpulimit.fish",
+    "share/doc/gpulimit/README.md",
+];
+const SYSTEM: [&str; 3] = [
+    "usr/lib/systemd/system/gpulimit-apply.service",
+    "usr/lib/tmpfiles.d/gpulimit.conf",
+    "usr/share/gpulimit/config/policy/lab-server.toml",
+];
+
+fn named(path: &Path) -> &str {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .expect("a name")
+}
+
+#[test]
+fn the_archive() {
+    let Some([old, new]) = built::tar() else {
+        return;
+    };
+    assert_eq!(named(&old), format!("gpulimit-{OLD}-linux-{ARCH}.tar.gz"));
+    assert_eq!(named(&new), format!("gpulimit-{NEW}-linux-{ARCH}.tar.gz"));
+    let names = names("tar", &["-tzf"], &new);
+    assert!(
+        names
+            .iter()
+            .all(|name| name.starts_with(&format!("gpulimit-{NEW}-linux-{ARCH}/")))
+    );
+    has(&names, &ALL);
+    has(
+        &names,
+        &[
+            "/install.sh",
+            "/LICENSE-APACHE",
+            "/LICENSE-MIT",
+            "/CHANGELOG.md",
+            "/SHA256SUMS",
+            "share/zsh/site-functions/_gpulimit",
+            "config/slurm/prolog",
+        ],
+    );
+}
+
+#[test]
+fn the_package_for_debian() {
+    let Some([old, new]) = built::deb() else {
+        return;
+    };
+    assert_eq!(named(&old), format!("gpulimit_{OLD}-1_{DEBIAN_ARCH}.deb"));
+    let mut command = Command::new("dpkg-deb");
+    command
+        .arg("--field")
+        .arg(&new)
+        .args(["Version", "Architecture", "Depends"]);
+    let fields =
+        format!("Version: {NEW}-1\nArchitecture: {DEBIAN_ARCH}\nDepends: libc6 (>= 2.17)\n");
+    assert_eq!(text(&finish(command).stdout), fields);
+    let folder = built::folder("contents-deb");
+    let mut command = Command::new("dpkg-deb");
+    command.arg("--extract").arg(&new).arg(&folder);
+    assert!(finish(command).status.success());
+    let names = names(
+        "sh",
+        &["-c", "dpkg-deb --fsys-tarfile \"$0\" | tar -t"],
+        &new,
+    );
+    has(&names, &ALL);
+    has(&names, &SYSTEM);
+    has(
+        &names,
+        &[
+            "share/doc/gpulimit/changelog.gz",
+            "share/doc/gpulimit/changelog.Debian.gz",
+            "share/zsh/vendor-completions/_gpulimit",
+        ],
+    );
+    let copyright =
+        fs::read_to_string(folder.join("usr/share/doc/gpulimit/copyright")).expect("there");
+    assert!(
+        copyright.contains("Apache License 2.0 or the MIT (Expat) licence"),
+        "{copyright}"
+    );
+    assert!(
+        copyright.contains("Permission is hereby granted"),
+        "{copyright}"
+    );
+    // Files to copy name the places of this package.
+    let unit = fs::read_to_string(folder.join(SYSTEM[0])).expect("there");
+    assert!(unit.contains("ExecStart=/usr/bin/gpulimit apply"), "{unit}");
+    let mut command = Command::new("grep");
+    command
+        .args(["-r", "/usr/local/lib/gpulimit"])
+        .arg(folder.join("usr/share/gpulimit"));
+    assert_eq!(text(&finish(command).stdout), "");
+}
+
+#[test]
+fn the_package_for_fedora() {
+    let Some([old, new]) = built::rpm() else {
+        return;
+    };
+    assert_eq!(named(&old), format!("gpulimit-{OLD}-1.{ARCH}.rpm"));
+    let query = "%{VERSION}-%{RELEASE} %{ARCH} %{LICENSE}";
+    assert_eq!(
+        names("rpm", &["-qp", "--qf", query], &new),
+        [format!("{NEW}-1 {ARCH} Apache-2.0 OR MIT")]
+    );
+    let names = names("rpm", &["-qpl"], &new);
+    has(&names, &ALL);
+    has(&names, &SYSTEM);
+    has(
+        &names,
+        &[
+            "usr/share/licenses/gpulimit/LICENSE-APACHE",
+            "usr/share/licenses/gpulimit/LICENSE-MIT",
+            "share/doc/gpulimit/CHANGELOG.md",
+        ],
+    );
+}
+
+#[test]
+fn the_wheel() {
+    let Some([old, new]) = built::wheel() else {
+        return;
+    };
+    let tags = format!("py3-none-manylinux2014_{ARCH}.manylinux_2_17_{ARCH}.whl");
+    assert_eq!(named(&old), format!("gpulimit_cap-{OLD}-{tags}"));
+    let names = names(
+        "python3",
+        &[
+            "-c",
+            "import sys, zipfile; print(*zipfile.ZipFile(sys.argv[1]).namelist(), sep='\\n')",
+        ],
+        &new,
+    );
+    let info = format!("gpulimit_cap-{NEW}.dist-info");
+    has(&names, &ALL[1..]);
+    has(
+        &names,
+        &[
+            "data/scripts/gpulimit",
+            "share/doc/gpulimit/CHANGELOG.md",
+            &format!("{info}/licenses/LICENSE-APACHE"),
+            &format!("{info}/licenses/LICENSE-MIT"),
+        ],
+    );
+}
+
+/// With small files in place of the binaries, as what is compared is how they are packed.
+#[test]
+fn the_same_sources_give_the_same_bytes() {
+    let from = built::folder("same");
+    let program = from.join("gpulimit");
+    let script = format!("#!/bin/sh\nexec {} \"$@\"\n", world::controller().display());
+    fs::write(&program, script).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    fs::copy(
+        world::library("wraps_malloc", &[]),
+        from.join("libgpulimit.so"),
+    )
+    .expect("copied");
+    let sums = |folder: &str, formats: &[&str]| {
+        let out = built::folder(folder);
+        let [from, to] = [&from, &out].map(|path| path.to_str().expect("text"));
+        let arguments = [
+            &["--version", "1.2.3-rc.4", "--from", from, "--out", to][..],
+            formats,
+        ]
+        .concat();
+        built::package(&arguments)
+            .then(|| fs::read_to_string(out.join("SHA256SUMS")).expect("there"))
+    };
+    for (format, name) in [
+        ("tar", format!("gpulimit-1.2.3-rc.4-linux-{ARCH}.tar.gz")),
+        ("deb", format!("gpulimit_1.2.3~rc.4-1_{DEBIAN_ARCH}.deb")),
+        ("rpm", format!("gpulimit-1.2.3~rc.4-1.{ARCH}.rpm")),
+        (
+            "wheel",
+            format!(
+                "gpulimit_cap-1.2.3rc4-py3-none-manylinux2014_{ARCH}.manylinux_2_17_{ARCH}.whl"
+            ),
+        ),
+    ] {
+        let Some(first) = sums("same-once", &[format]) else {
+            continue;
+        };
+        assert_eq!(first.split_whitespace().nth(1), Some(name.as_str()));
+        // Another second, in case one of them writes the time.
+        std::thread::sleep(std::time::Duration::from_millis(1_100));
+        assert_eq!(sums("same-twice", &[format]), Some(first), "{format}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_options() {
+    for (arguments, error) in [
+        (&["zip"][..], "unknown: zip"),
+        (&["--arch", "sparc"], "no packages for sparc"),
+        (&["--version", "1.0"], "version '1.0'"),
+        (&["--out"], "--out takes a value"),
+        (&["--from", "/nowhere"], "/nowhere"),
+    ] {
+        let mut command = Command::new(world::repository().join("scripts/package"));
+        command.args(arguments);
+        let output = finish(command);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(error), "{output:?}");
+    }
+}

@@ -1,0 +1,12 @@
+//! What scripts/package makes, as a user meets it: installed, used on the simulated driver, upgraded while programs run with the old library,
+//! and removed.
+
+mod built;
+mod contents;
+mod deb;
+mod life;
+mod mixed;
+mod rpm;
+mod system;
+mod tarball;
+mod wheel;

@@ -1,0 +1,121 @@
+//! The file system of this machine as the test's own: what is installed is in /usr, /etc, /var and /run for the processes in it, and nowhere else.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use gpulimit_programs::world::{self, World};
+
+const PRIVATE: &str = r#"
+set -e
+mount --make-rprivate /
+mkdir "$PLACE"
+mount -t tmpfs -o mode=755 tmpfs "$PLACE"
+for folder in usr etc var; do
+    mkdir -p "$PLACE/$folder" "$PLACE/spare/$folder"
+    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$PLACE/$folder,workdir=$PLACE/spare/$folder" "/$folder"
+done
+mkdir "$PLACE/run"
+mount --bind "$PLACE/run" /run
+# Without an index of all manual pages at each installation.
+rm -rf /etc/ld.so.preload /etc/gpulimit /var/lib/man-db/auto-update
+# As if systemd ran; what is asked of it is written down.
+mkdir -p /run/systemd/system
+cat > /usr/bin/systemctl <<'END'
+#!/bin/sh
+echo "systemctl $*" >> /run/asked
+END
+chmod 755 /usr/bin/systemctl
+echo ready
+exec cat
+"#;
+
+/// The system, until drop.
+pub struct System {
+    keeper: Child,
+    place: PathBuf,
+}
+
+impl System {
+    /// `None` where that cannot be.
+    pub fn new(world: &World) -> Option<System> {
+        let mut keeper = Command::new("unshare")
+            .args(["--mount", "--", "sh", "-c", PRIVATE])
+            .env("PLACE", world.file("system"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let mut line = [0; 6];
+        let output = keeper.stdout.as_mut().expect("piped");
+        if std::io::Read::read_exact(output, &mut line).is_err() {
+            let _ = keeper.wait();
+            eprintln!("SKIPPED: no mount namespaces with overlays here, which take root");
+            return None;
+        }
+        Some(System {
+            keeper,
+            place: world.file("system"),
+        })
+    }
+
+    /// A command in it, with the variables of another one.
+    pub fn enter(&self, command: &Command) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside
+            .arg(format!("--mount=/proc/{}/ns/mnt", self.keeper.id()))
+            .arg("--wdns=/")
+            .arg(command.get_program())
+            .args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside
+    }
+
+    /// Runs a shell script in it.
+    pub fn shell(&self, script: &str) -> Output {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script]).env("LC_ALL", "C");
+        world::finish(self.enter(&command))
+    }
+
+    /// Runs a shell script that goes well: what it wrote.
+    #[track_caller]
+    pub fn done(&self, script: &str) -> String {
+        let output = self.shell(script);
+        assert!(output.status.success(), "{script}: {output:?}");
+        world::text(&output.stdout) + &world::text(&output.stderr)
+    }
+
+    /// A path in it, as it is reached from outside.
+    pub fn at(&self, path: &str) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
+    }
+
+    /// The root of the groups is there, as tmpfiles.d says, where systemd is installed.
+    #[track_caller]
+    pub fn made_root(&self) {
+        if self.shell("command -v systemd-tmpfiles").status.success() {
+            assert_eq!(self.done("stat -c '%a %U' /run/gpulimit"), "755 root\n");
+        }
+    }
+
+    /// The files below /usr and /etc that are there in addition to this machine's.
+    pub fn added(&self) -> Vec<String> {
+        let script = format!(
+            "cd {}; find usr etc -type f ! -path usr/bin/systemctl ! -name '*.cache' ! -name .rpmdbdir",
+            self.place.display()
+        );
+        self.done(&script).lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}

@@ -1,0 +1,279 @@
+//! The archive: install.sh as root and as a user, again, over another version, and back.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gpulimit_programs::world::{World, finish, text};
+
+use super::built::{self, NEW, OLD};
+use super::life::{self, CAP, Installation};
+use super::system::System;
+
+fn world() -> World {
+    World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")])
+}
+
+/// The folder of an unpacked archive, below that of the world.
+fn unpack(world: &World, archive: &Path) -> PathBuf {
+    let name = archive
+        .file_name()
+        .and_then(|name| name.to_str())
+        .expect("a name");
+    let mut command = Command::new("tar");
+    command
+        .arg("-xzf")
+        .arg(archive)
+        .arg("-C")
+        .arg(world.file(""));
+    assert!(finish(command).status.success());
+    world.file(name.strip_suffix(".tar.gz").expect("an archive"))
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(folder.join("install.sh"));
+    command.args(arguments);
+    finish(command)
+}
+
+#[track_caller]
+fn done(folder: &Path, arguments: &[&str]) -> String {
+    let output = run(folder, arguments);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stderr), "");
+    text(&output.stdout)
+}
+
+#[track_caller]
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let output = run(folder, arguments);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = text(&output.stderr);
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+/// Everything below a folder, with modes.
+fn tree(folder: &Path) -> Vec<String> {
+    let mut command = Command::new("find");
+    command.arg(folder).args(["-printf", "%P %m\n"]);
+    let mut all: Vec<_> = text(&finish(command).stdout)
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn programs_live_through_an_upgrade_and_the_end() {
+    let Some([old, new]) = built::tar() else {
+        return;
+    };
+    let world = world();
+    let [old, new] = [old, new].map(|archive| unpack(&world, &archive));
+    let prefix = world.file("prefix");
+    let to = ["--prefix", prefix.to_str().expect("text")];
+    let said = done(&old, &to);
+    assert!(
+        said.contains(&format!("installed gpulimit {OLD} in ")) && said.contains("to PATH"),
+        "{said}"
+    );
+    let installation = Installation {
+        prefix: &prefix,
+        enter: &|command| command,
+    };
+    let upgrade = || {
+        let said = done(&new, &to);
+        assert!(
+            said.contains(&format!("gpulimit {NEW} "))
+                && said.contains(&format!("in place of {OLD}")),
+            "{said}"
+        );
+        // The same once more.
+        assert!(done(&new, &to).contains("anew"));
+    };
+    let remove = || {
+        // By the copy that was installed, which knows where.
+        let said = done(&prefix.join("lib/gpulimit"), &["--uninstall"]);
+        assert!(
+            said.contains(&format!("removed gpulimit {NEW} from ")),
+            "{said}"
+        );
+    };
+    life::from_start_to_end(&world, &installation, &upgrade, &remove);
+    assert!(!prefix.exists());
+}
+
+#[test]
+fn an_entry_for_all_programs_goes_with_it() {
+    let Some([old, new]) = built::tar() else {
+        return;
+    };
+    let world = world();
+    let Some(system) = System::new(&world) else {
+        return;
+    };
+    let [old, new] = [old, new].map(|archive| unpack(&world, &archive));
+    let install = |folder: &Path| system.done(&format!("{}/install.sh", folder.display()));
+    install(&old);
+    let upgrade = || {
+        install(&new);
+    };
+    let remove = || system.done("/usr/local/lib/gpulimit/install.sh --uninstall");
+    life::system_wide(&world, &system, "/usr/local", &upgrade, &remove);
+    // What `gpulimit uninstall` takes out is the entry: the file belongs to the installation.
+    install(&new);
+    system.done("gpulimit install; gpulimit uninstall; gpulimit run --max 1G -- true");
+}
+
+#[test]
+fn what_was_there_stays_and_what_was_not_goes() {
+    let Some([old, new]) = built::tar() else {
+        return;
+    };
+    let world = world();
+    let [old, new] = [old, new].map(|archive| unpack(&world, &archive));
+    let prefix = world.file("prefix");
+    let to = ["--prefix", prefix.to_str().expect("text")];
+    fs::create_dir_all(prefix.join("share/man/man1")).expect("made");
+    fs::write(prefix.join("share/man/man1/other.1"), "").expect("written");
+    let before = tree(&prefix);
+    // A file that later versions do not have.
+    fs::write(old.join("share/gpulimit/config/gone"), "old\n").expect("written");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "sha256sum share/gpulimit/config/gone >> SHA256SUMS"])
+        .current_dir(&old);
+    assert!(finish(command).status.success());
+    done(&old, &to);
+    let gone = prefix.join("share/gpulimit/config/gone");
+    assert!(gone.exists());
+    let library = prefix.join("lib/gpulimit/libgpulimit.so");
+    let inode = fs::metadata(&library).expect("there").ino();
+    done(&new, &to);
+    assert!(!gone.exists());
+    assert_ne!(
+        fs::metadata(&library).expect("there").ino(),
+        inode,
+        "replaced, not written into"
+    );
+    assert_eq!(
+        fs::metadata(&library).expect("there").permissions().mode() & 0o7777,
+        0o755
+    );
+    let config =
+        fs::read_to_string(prefix.join("share/gpulimit/config/gpulimit.env")).expect("there");
+    assert!(
+        config.contains(&format!("LD_PRELOAD={}", library.display())),
+        "{config}"
+    );
+    done(&new, &["--uninstall", "--prefix", to[1]]);
+    assert_eq!(tree(&prefix), before);
+    assert!(refused(&new, &["--uninstall", "--prefix", to[1]]).contains("nothing of install.sh"));
+}
+
+#[test]
+fn a_user_without_root() {
+    let Some([_, new]) = built::tar() else { return };
+    let world = world();
+    let folder = unpack(&world, &new);
+    let home = world.file("home");
+    fs::create_dir(&home).expect("made");
+    if std::os::unix::fs::chown(&home, Some(40_001), Some(40_001)).is_err() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    let user = |program: &Path, arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "40001", "--regid", "40001", "--clear-groups"]);
+        command
+            .arg(program)
+            .args(arguments)
+            .env("HOME", &home)
+            .current_dir("/");
+        finish(command)
+    };
+    let output = user(&folder.join("install.sh"), &[]);
+    assert!(output.status.success(), "{output:?}");
+    let local = home.join(".local");
+    let output = user(
+        &local.join("bin/gpulimit"),
+        &["run", "--max", "1G", "--", "sh", "-c", "echo $LD_PRELOAD"],
+    );
+    let library = local.join("lib/gpulimit/libgpulimit.so");
+    assert_eq!(
+        text(&output.stdout),
+        format!("{}\n", library.display()),
+        "{output:?}"
+    );
+    // Where he may not write, and nothing is left of the attempt.
+    let output = user(
+        &folder.join("install.sh"),
+        &["--prefix", world.file("other").to_str().expect("text")],
+    );
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("cannot make"), "{output:?}");
+    let output = user(&local.join("lib/gpulimit/install.sh"), &["--uninstall"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(tree(&home).len(), 1, "{:?}", tree(&home));
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_and_changes_nothing() {
+    let Some([_, new]) = built::tar() else { return };
+    let world = world();
+    let folder = unpack(&world, &new);
+    let prefix = world.file("prefix");
+    let to = ["--prefix", prefix.to_str().expect("text")];
+    let script = folder.join("install.sh");
+    let text_of = fs::read_to_string(&script).expect("there");
+    let other = text_of.replace(&format!("arch={}", built::ARCH), "arch=riscv64");
+    fs::write(&script, other).expect("written");
+    assert!(refused(&folder, &to).contains("this is for Linux on riscv64"));
+    fs::write(&script, &text_of).expect("written");
+    // Somebody else's file.
+    fs::create_dir_all(prefix.join("bin")).expect("made");
+    fs::write(prefix.join("bin/gpulimit"), "mine").expect("written");
+    assert!(refused(&folder, &to).contains("was not put there by install.sh"));
+    fs::remove_file(prefix.join("bin/gpulimit")).expect("removed");
+    // A library that does not load.
+    let library = folder.join("lib/gpulimit/libgpulimit.so");
+    let good = fs::read(&library).expect("read");
+    fs::write(&library, "no library").expect("written");
+    assert!(refused(&folder, &to).contains("not those of the archive"));
+    let mut sums = Command::new("sh");
+    sums.args([
+        "-c",
+        "find bin lib share -type f | xargs sha256sum > SHA256SUMS",
+    ])
+    .current_dir(&folder);
+    assert!(finish(sums).status.success());
+    let error = refused(&folder, &to);
+    assert!(
+        error.contains("programs do not start with the library here"),
+        "{error}"
+    );
+    fs::write(&library, good).expect("written");
+    fs::write(folder.join("bin/gpulimit"), "#!/nowhere\n").expect("written");
+    let mut sums = Command::new("sh");
+    sums.args([
+        "-c",
+        "find bin lib share -type f | xargs sha256sum > SHA256SUMS",
+    ])
+    .current_dir(&folder);
+    assert!(finish(sums).status.success());
+    let error = refused(&folder, &to);
+    assert!(error.contains("does not start on this system"), "{error}");
+    fs::remove_file(folder.join("SHA256SUMS")).expect("removed");
+    assert!(refused(&folder, &to).contains("SHA256SUMS is missing"));
+    assert!(refused(&folder, &["--prefix", "/a b"]).contains("a space or a colon"));
+    assert_eq!(tree(&prefix), [" 755", "bin 755"]);
+    for wrong in [&["--what"][..], &["--prefix"]] {
+        let output = run(&folder, wrong);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(text(&output.stderr).contains("./install.sh [--prefix DIR] [--uninstall]"));
+    }
+    assert!(done(&folder, &["--help"]).contains("--uninstall"));
+}
