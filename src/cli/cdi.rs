@@ -4,7 +4,7 @@ mod name;
 mod spec;
 
 use super::failure::Failure;
-use super::install::{FILE, Written, make_directories, replace};
+use super::install::{FILE, make_directories, replace};
 use super::{env, library, output};
 use clap::Subcommand;
 use gpulimit::group::{Root, SYSTEM, check_name};
@@ -81,12 +81,17 @@ pub fn generate(args: &Generate) -> Result<ExitCode, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format_args!("cannot tell our own path: {error}")))?;
     let root = Root::locate(&env)?;
+    let groups = root.path().to_str().ok_or_else(|| {
+        Failure::new(format_args!(
+            "the path of the groups, '{}', is no text: name another in GPULIMIT_ROOT",
+            root.path().display()
+        ))
+    })?;
     let preload = args.files.join("ld.so.preload");
     let closed = args.files.join("closed");
     let rules = closed.join(gpulimit::policy::rules::FILE);
     let hook = |stage: &'static str, verb: &str, asked: &[&str]| {
-        let root = root.path().to_string_lossy();
-        let arguments = ["gpulimit", "oci-hook", verb, "--root", &root];
+        let arguments = ["gpulimit", "oci-hook", verb, "--root", groups];
         Hook::new(stage, &program, arguments.iter().chain(asked).copied())
     };
     let text = spec::write(
@@ -115,7 +120,8 @@ pub fn generate(args: &Generate) -> Result<ExitCode, Failure> {
     make_directories(&rules)?;
     replace(&rules, CLOSED.as_bytes(), 0o644)?;
     replace(&preload, format!("{LIBRARY}\n").as_bytes(), 0o644)?;
-    Written::new(&args.output, None, &text)?.keep();
+    make_directories(&args.output)?;
+    replace(&args.output, text.as_bytes(), 0o644)?;
     let names: Vec<&str> = devices.iter().map(Device::name).collect();
     output::print(&format!(
         "wrote {}: {KIND}={}\n",

@@ -6,6 +6,7 @@ mod trial;
 
 use super::failure::Failure;
 use super::{library, output};
+use file::Written;
 use gpulimit::group::{Root, SYSTEM};
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub use file::{Written, make_directories, replace, trusted};
+pub use file::{make_directories, replace, trusted};
 pub use preload::{FILE, Preload};
 
 /// Options of `install`.

@@ -260,12 +260,15 @@ fn take_away(
             )));
         }
     }
-    while record.own {
-        match root.remove(&record.group) {
+    loop {
+        let removed = match record.own {
+            true => root.remove(&record.group),
+            false => Ok(()),
+        };
+        match removed {
             Err(GroupError::InUse { .. }) if wait() => {}
             Err(error) if !error.is_missing() => return Err(error.into()),
-            _ => break,
+            _ => return place.remove(),
         }
     }
-    place.remove()
 }

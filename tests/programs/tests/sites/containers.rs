@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use gpulimit_programs::world::{CONTEXT, MIB, Session, eventually, text};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, eventually, text};
 use serde_json::json;
 
 use crate::engine::{Engine, Start};
@@ -154,25 +154,37 @@ fn a_killed_container_leaves_nothing() {
     engine.nothing_is_left();
 }
 
+/// What its root can do in a file system that he may write: later programs have no library then.
+const AWAY: [&str; 3] = ["mv /run /other", "mv /etc /other", "mv /usr /other"];
+
 #[test]
 fn a_containers_root_cannot_raise_its_limit() {
     let Some(engine) = Engine::new(&["--cap", "2g", "--group", "lab/alice"]) else {
         return;
     };
-    for name in ["lab", "lab/alice", "lab/bob", "other"] {
-        let made = engine.gpulimit(&["create", name, "max=2G", "--members", "all"]);
+    for (name, max) in [
+        ("lab", "max=4G"),
+        ("lab/alice", "max=2G"),
+        ("lab/bob", "max=2G"),
+        ("other", "max=2G"),
+    ] {
+        let made = engine.gpulimit(&["create", name, max, "--members", "all"]);
         assert!(made.status.success(), "{made:?}");
     }
     for (device, own) in [("2g", "container-c-0"), ("lab.alice", "lab/sub/alice")] {
-        for mapped in [false, true] {
+        for (mapped, read_only) in [(false, false), (false, true), (true, false)] {
             let mut container = engine.start(&Start {
                 devices: &[device],
                 mapped,
+                read_only,
                 ..Start::default()
             });
             let own = own.replace("container-c-0", &container.inside.group());
             container.session.expect(&[("start", "0 0"), FITS]);
             let own = format!("/run/gpulimit/{own}");
+            let may = "cd /dev/shm && touch a && chmod 600 a && echo > a && truncate -s 0 a && mv a b && rm b";
+            let (status, said) = container.inside.shell("0", may);
+            assert_eq!(status, Some(0), "{said}");
             for attempt in [
                 "echo >> OWN/limits",
                 "truncate -s 0 OWN/limits",
@@ -190,15 +202,15 @@ fn a_containers_root_cannot_raise_its_limit() {
                 "mount -o remount,rw /run/gpulimit",
                 "mount -t tmpfs tmpfs /run/gpulimit",
                 "mv /run/gpulimit /run/other",
-                "mv /run /other",
                 "rm /etc/ld.so.preload",
                 "echo > /etc/ld.so.preload",
-                "mv /etc /other",
                 "umount /etc/ld.so.preload",
                 "echo >> /usr/local/lib/gpulimit/libgpulimit.so",
                 "rm /usr/local/lib/gpulimit/libgpulimit.so",
-                "mv /usr /other",
-            ] {
+            ]
+            .iter()
+            .chain(if read_only { &AWAY[..] } else { &[] })
+            {
                 let script = attempt.replace("OWN", &own);
                 let (status, said) = container.inside.shell("0", &script);
                 assert!(status.is_some_and(|status| status != 0), "{script}: {said}");
@@ -239,9 +251,9 @@ fn a_group_is_shared_by_containers_and_stays() {
         ..Start::default()
     };
     let said = engine.refused(&start);
-    assert!(said.contains("there is no group"), "{said}");
+    assert!(said.contains("no group 'lab'"), "{said}");
     engine.nothing_is_left();
-    let made = engine.gpulimit(&["create", "lab", "max=3G"]);
+    let made = engine.gpulimit(&["create", "lab", "max=3000M"]);
     assert!(made.status.success(), "{made:?}");
     let (mut one, mut two) = (engine.start(&start), engine.start(&start));
     one.session.expect(&[("start", "0 0"), FITS]);
@@ -290,6 +302,39 @@ fn without_its_group_a_container_has_no_gpu_memory() {
         ..Start::default()
     });
     assert!(said.contains("symbolic link"), "{said}");
+    engine.nothing_is_left();
+}
+
+#[test]
+fn an_image_that_brings_the_library_is_limited_by_a_variable() {
+    let Some(engine) = Engine::new(&CAPS) else {
+        return;
+    };
+    let place = engine.image().join("usr/local/lib/gpulimit");
+    fs::create_dir_all(&place).expect("made");
+    fs::copy(world::shim(), place.join("libgpulimit.so")).expect("copied");
+    let entry = engine.image().join("container-entrypoint");
+    fs::copy(
+        world::repository().join("config/container-entrypoint"),
+        entry,
+    )
+    .expect("copied");
+    let start = Start {
+        command: &["/bin/sh", "/container-entrypoint", "/bin/gpu-script"],
+        ..Start::default()
+    };
+    for (variables, answer) in [(&["GPULIMIT_MAX=2G"][..], "2"), (&[], "0")] {
+        let mut container = engine.start(&Start { variables, ..start });
+        let over = ("alloc over 1000M", answer);
+        container.session.expect(&[("start", "0 0"), FITS, over]);
+    }
+    // With a device as well, its cap holds: there is no other group.
+    let mut container = engine.start(&Start {
+        devices: &["2g"],
+        ..start
+    });
+    container.session.expect(&[("start", "0 0"), FITS, OVER]);
+    drop(container);
     engine.nothing_is_left();
 }
 
@@ -399,39 +444,56 @@ fn kill(pid: u32) {
     unsafe { libc::kill(pid as i32, libc::SIGKILL) };
 }
 
-/// podman reads the file, applies it and calls the hooks; by the commands of docs/containers.md, but for where things are.
+/// podman reads the file, applies it and calls the hooks: by the commands of docs/containers.md.
 #[test]
 fn podman_takes_the_devices() {
     const PODMAN: &str = r#"
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/cdi
+# runc takes no root file system below /dev from podman.
+mkdir -p /run/cdi /run/image
+mount --bind "$PLACE/image" /run/image
 cp "$PLACE/cdi/gpulimit.json" /run/cdi
-podman() {
+# In the place of what NVIDIA's toolkit writes.
+cat > /run/cdi/nvidia.json <<END
+{"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["GPULIMIT_SIM_STATE=/gpu"],
+ "mounts": [{"hostPath": "$PLACE/machine", "containerPath": "/gpu", "options": ["bind"]}]}}]}
+END
+engine() {
     command podman --root "$PLACE/podman" --runroot /run/podman-test --storage-driver vfs --cgroup-manager cgroupfs --runtime "$(command -v runc)" "$@"
 }
-run() {
-    podman run --rm -i --network none --ulimit nofile=1000:1000 --ulimit nproc=1000:1000 --log-driver none --tmpfs /tmp \
-        -v "$PLACE/machine:/gpu" -e GPULIMIT_SIM_STATE=/gpu -e GPULIMIT_SIM_KILL_LAG_MS=50 "$@"
+podman() {
+    shift
+    engine run --rm -i --network none --ulimit nofile=1000:1000 --ulimit nproc=1000:1000 --log-driver none --tmpfs /tmp "$@"
 }
-if ! run --rootfs "$PLACE/image" /bin/true 2> "$PLACE/why"; then
+if ! podman run --rootfs /run/image /bin/true 2> "$PLACE/why"; then
     echo "no podman here: $(cat "$PLACE/why")"
     exit 0
 fi
-ask() { printf 'start\nalloc a 1000M\nalloc b 1000M\n'; }
-echo first
-ask | run --name first --device gpulimit.dev/mem=2g --rootfs "$PLACE/image" /bin/gpu-script || true
-echo second
-ask | run --user 1000 --device gpulimit.dev/mem=3g --rootfs "$PLACE/image" /bin/env -i GPULIMIT_SIM_STATE=/gpu /bin/gpu-script || true
-echo third
-run --device gpulimit.dev/mem=7g --rootfs "$PLACE/image" /bin/true || echo none
-echo fourth
-run -d --name fourth --device gpulimit.dev/mem=2g --rootfs "$PLACE/image" /bin/sh -c 'read never' > /dev/null
-ask | podman exec -i fourth /bin/gpu-script || true
-podman rm -f -t 0 fourth > /dev/null
+ask() { printf 'start\nalloc a 7000M\nalloc b 1000M\n'; }
+echo as the page says
+COMMAND="$(printf %s "$PAGE" | sed 's|IMAGE|--rootfs /run/image /bin/gpu-script|')"
+ask | eval "$COMMAND" || true
+echo another user, no environment
+ask | podman run --user 1000 --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g --rootfs /run/image /bin/env -i GPULIMIT_SIM_STATE=/gpu /bin/gpu-script || true
+echo another device
+ask | podman run --device nvidia.com/gpu=all --device gpulimit.dev/mem=half --rootfs /run/image /bin/gpu-script || true
+echo no device
+podman run --device gpulimit.dev/mem=7g --rootfs /run/image /bin/true || echo none
+echo later
+podman run -d --name later --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g --rootfs /run/image /bin/sh -c 'read never' > /dev/null
+ask | engine exec -i later /bin/gpu-script || true
+engine rm -f -t 0 later > /dev/null
 "#;
-    let Some(engine) = Engine::new(&CAPS) else {
+    let page = fs::read_to_string(world::repository().join("docs/containers.md")).expect("there");
+    let line = |start: &str| {
+        let found = page.lines().find(|line| line.starts_with(start));
+        found.expect(start).to_owned()
+    };
+    let generate = line("gpulimit cdi generate ");
+    let caps: Vec<_> = generate.split(' ').skip(3).collect();
+    let Some(engine) = Engine::new(&caps) else {
         return;
     };
     if Command::new("podman").arg("--version").output().is_err() {
@@ -441,6 +503,7 @@ podman rm -f -t 0 fourth > /dev/null
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", PODMAN])
         .env("PLACE", engine.world.file(""))
+        .env("PAGE", line("podman run "))
         .env_remove("LD_PRELOAD")
         .output()
         .expect("started");
@@ -451,11 +514,10 @@ podman rm -f -t 0 fourth > /dev/null
     }
     let errors = text(&output.stderr);
     assert!(output.status.success(), "{said}{errors}");
-    let (fits, over) = ("alloc a 1000M = 0", "alloc b 1000M = 2");
-    let limited = format!("start = 0 0\n{fits}\n{over}\n");
+    let answers = |last: u32| format!("start = 0 0\nalloc a 7000M = 0\nalloc b 1000M = {last}\n");
+    let (limited, free) = (answers(2), answers(0));
     let expected = format!(
-        "first\n{limited}second\n{}third\nnone\nfourth\n{limited}",
-        limited.replace("= 2", "= 0")
+        "as the page says\n{limited}another user, no environment\n{limited}another device\n{free}no device\nnone\nlater\n{limited}"
     );
     assert_eq!(said, expected, "{errors}");
     assert!(errors.contains("gpulimit: refused"), "{errors}");

@@ -42,9 +42,13 @@ pub struct Start<'a> {
     pub devices: &'a [&'a str],
     /// Variables of the image and the user.
     pub variables: &'a [&'a str],
+    /// In place of `gpu-script`.
+    pub command: &'a [&'a str],
     pub user: u32,
     /// With a user namespace, where container's root is nobody on the host.
     pub mapped: bool,
+    /// With an image that cannot be written.
+    pub read_only: bool,
     /// As an engine would that knows mounts and no hooks.
     pub without_hooks: bool,
     /// Its name, where it is not for the engine to choose.
@@ -71,8 +75,15 @@ fn possible(image: &Path) -> bool {
             Err(_) => "there is no runc (scripts/setup containers)".to_owned(),
             Ok(_) => {
                 let place = image.with_file_name("try");
-                let mut config = config(image, &[], &Start::default());
-                config["process"]["args"] = json!(["/bin/sh", "-c", "exit 7"]);
+                let command = &["/bin/sh", "-c", "exit 7"];
+                let config = config(
+                    image,
+                    &[],
+                    &Start {
+                        command,
+                        ..Start::default()
+                    },
+                );
                 bundle(&place, &config);
                 let tried = runc(&place.join("state"))
                     .args(["run", "--bundle"])
@@ -120,9 +131,14 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
         .iter()
         .map(|kind| json!({ "type": kind }))
         .collect();
+    let command = match start.command {
+        [] => &["/bin/gpu-script"],
+        command => command,
+    };
     let mut all = vec![
         json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
         json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"] }),
+        json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"] }),
     ];
     all.extend_from_slice(mounts);
     json!({
@@ -130,7 +146,7 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
         "process": {
             "terminal": false,
             "user": { "uid": start.user, "gid": start.user },
-            "args": ["/bin/gpu-script"],
+            "args": command,
             "env": start.variables,
             "cwd": "/",
             "noNewPrivileges": true,
@@ -138,7 +154,7 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
                 "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES
             }
         },
-        "root": { "path": image },
+        "root": { "path": image, "readonly": start.read_only },
         "mounts": all,
         "hooks": {},
         "linux": linux

@@ -1,18 +1,19 @@
-//! The file of `gpulimit cdi generate`, by the rules of the Container Device Interface (version 1.1.0 of its specification) in our words.
+//! What containers get: the file of `gpulimit cdi generate`, by the rules of the Container Device Interface (version 1.1.0 of its
+//! specification) in our words, and the entry point of images that bring the library themselves.
 
-use crate::place::{GPULIMIT, Place, me, text};
+use crate::place::{GPULIMIT, Place, me, repository, text};
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Output};
 
 /// Runs it with a library of the test's own.
 fn generate(place: &Place, arguments: &[&str]) -> Output {
-    let files = place.at("files");
     let mut command = Command::new(GPULIMIT);
+    command.args(["cdi", "generate"]).args(arguments);
+    if !arguments.contains(&"--files") {
+        command.arg("--files").arg(place.at("files"));
+    }
     command
-        .args(["cdi", "generate", "--files"])
-        .arg(&files)
-        .args(arguments)
         .env_remove("LD_PRELOAD")
         .env("GPULIMIT_ROOT", place.at("root"))
         .env("GPULIMIT_LIBRARY", library(place));
@@ -245,4 +246,63 @@ fn only_root_ties_containers() {
     }
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("only the host's root"), "{said}");
+}
+
+/// The entry point with these variables and this command: status, output and errors.
+fn enter(variables: &[(&str, &str)], command: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new("sh")
+        .arg(repository("config/container-entrypoint"))
+        .args(command)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .envs(variables.iter().copied())
+        .output()
+        .expect("started");
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn an_image_brings_the_library_itself() {
+    let place = Place::new();
+    let path = library(&place);
+    let path = path.to_str().expect("UTF-8");
+    let other = place.at("other.so");
+    fs::copy(path, &other).expect("copied");
+    let other = other.to_str().expect("UTF-8");
+    let named = ("GPULIMIT_LIBRARY", path);
+    let show = [
+        "sh",
+        "-c",
+        "echo \"${LD_PRELOAD-none} $0 $*\"; exit 7",
+        "a b",
+        "c",
+    ];
+    let both = format!("{path}:{other}");
+    let there = format!("{other}:{path}");
+    for (variables, preload) in [
+        (&[][..], "none"),
+        (&[("GPULIMIT_MAX", "1G")], path),
+        (&[("GPULIMIT_GROUP", "lab")], path),
+        (&[("GPULIMIT_MAX", "1G"), ("LD_PRELOAD", other)], &both),
+        (&[("LD_PRELOAD", other)], other),
+        (&[("GPULIMIT_MAX", "1G"), ("LD_PRELOAD", &there)], &there),
+    ] {
+        let variables = [&[named], variables].concat();
+        let (status, said, errors) = enter(&variables, &show);
+        assert_eq!((status, errors.as_str()), (Some(7), ""), "{variables:?}");
+        assert_eq!(said, format!("{preload} a b c\n"), "{variables:?}");
+    }
+    let missing = ("GPULIMIT_LIBRARY", "/no/libgpulimit.so");
+    let (status, said, errors) = enter(&[missing, ("GPULIMIT_MAX", "1G")], &show);
+    assert_eq!((status, said.as_str()), (Some(125), ""));
+    assert!(errors.contains("no /no/libgpulimit.so"), "{errors}");
+    // Nobody asks for a limit.
+    assert_eq!(enter(&[missing], &["echo", "a"]).1, "a\n");
+    let (status, _, errors) = enter(&[named], &[]);
+    assert!(status == Some(125) && errors.contains("no command"));
+    assert_eq!(enter(&[named], &["/no/such/program"]).0, Some(127));
 }
