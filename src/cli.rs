@@ -105,9 +105,8 @@ enum Verb {
     /// Take it out again
     Uninstall(install::Uninstall),
     /// Describe caps and groups to container engines, as devices (CDI)
-    #[command(subcommand)]
-    Cdi(cdi::Verb),
-    /// Give a container its group and take it away again, as an OCI runtime's hook
+    Cdi(cdi::Args),
+    /// Give a container its group and take it away again, for OCI runtimes to call
     OciHook(oci_hook::Args),
     /// Print the script that completes command lines in a shell
     #[command(hide = true)]
@@ -155,7 +154,7 @@ pub fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::doctor(&args),
         Verb::Install(args) => install::install(&args),
         Verb::Uninstall(args) => install::uninstall(&args),
-        Verb::Cdi(cdi::Verb::Generate(args)) => cdi::generate(&args),
+        Verb::Cdi(args) => cdi::cdi(&args),
         Verb::OciHook(args) => oci_hook::oci_hook(&args),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),

@@ -6,7 +6,7 @@ mod spec;
 use super::failure::Failure;
 use super::install::{FILE, make_directories, replace};
 use super::{env, library, output};
-use clap::Subcommand;
+use clap::ValueEnum;
 use gpulimit::group::{Root, SYSTEM, check_name};
 use gpulimit::units::Size;
 use name::{Device, is_device};
@@ -14,17 +14,13 @@ use spec::{Edits, Hook, Mount};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What can be done.
-#[derive(Subcommand)]
-pub enum Verb {
-    /// Write the file that container engines read
-    Generate(Generate),
-}
-
-/// Options of `cdi generate`.
+/// Options of `cdi`.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
-pub struct Generate {
+pub struct Args {
+    /// What is to be done
+    what: What,
+
     /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
     #[arg(long = "cap", value_name = "[NAME=]SIZE")]
     caps: Vec<String>,
@@ -40,6 +36,12 @@ pub struct Generate {
     /// Where the files go that all containers get, beside the library
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
+}
+
+#[derive(Copy, Clone, ValueEnum)]
+enum What {
+    /// Write the file that container engines read
+    Generate,
 }
 
 const HELP: &str = "\
@@ -68,8 +70,15 @@ const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 /// Rules that nobody can follow. Where no hook puts a group in their place they close the GPU.
 const CLOSED: &str = "no hook has given this container its group\n";
 
+/// Does what is to be done.
+pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
+    match args.what {
+        What::Generate => generate(args),
+    }
+}
+
 /// Writes the file.
-pub fn generate(args: &Generate) -> Result<ExitCode, Failure> {
+fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
         return Err(Failure::usage(format_args!(
@@ -132,7 +141,7 @@ pub fn generate(args: &Generate) -> Result<ExitCode, Failure> {
 }
 
 /// What was asked for, or the ladder.
-fn devices(args: &Generate) -> Result<Vec<Device>, Failure> {
+fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     let ladder = args.caps.is_empty() && args.groups.is_empty();
     let sizes = LADDER.iter().filter(|_| ladder).map(|size| (*size).into());
     let mut devices: Vec<Device> = Vec::new();

@@ -54,10 +54,10 @@ OCI runtime specification has it, from standard input. All programs of the conta
 group, by a rule that no variable of theirs overrides; the container sees no other group, and can
 write nothing but who uses what. Takes root. docs/containers.md has more.
 
-Examples, as hooks of a container:
-  createRuntime    gpulimit oci-hook create --cap 8G
-  createContainer  gpulimit oci-hook mount
-  poststop         gpulimit oci-hook remove
+Examples:
+  gpulimit oci-hook create --cap 8G    at createRuntime
+  gpulimit oci-hook mount              at createContainer
+  gpulimit oci-hook remove             at poststop
 
 Exit status: 0 when it is done, 1 when not (the runtime then gives the container up), 2 for a
 mistake in the options.";

@@ -44,7 +44,7 @@ fn spec(output: &Output) -> Value {
     spec
 }
 
-fn keys<'a>(value: &'a Value) -> Vec<&'a str> {
+fn keys(value: &Value) -> Vec<&str> {
     let object = value.as_object().expect("an object");
     object.keys().map(String::as_str).collect()
 }

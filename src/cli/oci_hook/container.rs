@@ -40,7 +40,7 @@ const LOCK: &str = ".containers.lock";
 /// How long others may hold that.
 const TURN: Duration = Duration::from_secs(60);
 /// How long processes that were killed may take to be gone.
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(30);
 
 fn turn(root: &Root) -> Result<Hold, Failure> {
     let start = Instant::now();

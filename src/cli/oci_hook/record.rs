@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! .containers/container-4f2a0c6d8e1b/record   this
-//! .containers/container-4f2a0c6d8e1b/root/    the root that the container sees
+//! .containers/container-4f2a0c6d8e1b/view     the root that the container sees
 //! ```
 
 use super::process::Process;
@@ -108,7 +108,7 @@ impl Place {
 
     /// The root that the container sees.
     pub fn view(&self) -> PathBuf {
-        self.0.join("root")
+        self.0.join("view")
     }
 
     /// What is known; `None` where nothing is.
