@@ -88,7 +88,7 @@ fn possible(image: &Path) -> bool {
                 let tried = runc(&place.join("state"))
                     .args(["run", "--bundle"])
                     .arg(&place)
-                    .arg("gpulimit-try")
+                    .arg(format!("gpulimit-try-{}", std::process::id()))
                     .stdin(Stdio::null())
                     .output()
                     .expect("runc starts");
@@ -241,8 +241,12 @@ impl Engine {
             Some(id) => id.to_owned(),
             None => format!("c-{number}"),
         };
+        // Control groups are the whole machine's.
+        let world = self.world.file("");
+        let world = world.file_name().expect("a name").to_string_lossy();
         let (gpu, variable) = self.gpu();
         let mut config = config(&self.image, &[gpu], start);
+        config["linux"]["cgroupsPath"] = json!(format!("/{world}.{number}"));
         let variables = config["process"]["env"].as_array_mut().expect("a list");
         variables.extend([
             json!(variable),
