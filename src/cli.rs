@@ -2,6 +2,7 @@
 
 mod accounts;
 mod apply;
+mod cdi;
 mod changes;
 mod check;
 mod clock;
@@ -21,6 +22,7 @@ mod library;
 mod ls;
 mod man;
 mod nvml;
+mod oci_hook;
 mod output;
 mod pids;
 mod probe;
@@ -102,6 +104,10 @@ enum Verb {
     Install(install::Install),
     /// Take it out again
     Uninstall(install::Uninstall),
+    /// Describe caps and groups to container engines, as devices (CDI)
+    Cdi(cdi::Args),
+    /// Give a container its group and take it away again, for OCI runtimes to call
+    OciHook(oci_hook::Args),
     /// Print the script that completes command lines in a shell
     #[command(hide = true)]
     Completions(completions::Args),
@@ -148,6 +154,8 @@ pub fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::doctor(&args),
         Verb::Install(args) => install::install(&args),
         Verb::Uninstall(args) => install::uninstall(&args),
+        Verb::Cdi(args) => cdi::cdi(&args),
+        Verb::OciHook(args) => oci_hook::oci_hook(&args),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),
         Verb::Probe(args) => probe::probe(&args),

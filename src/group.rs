@@ -22,6 +22,8 @@ mod protection;
 mod root;
 mod undisturbed;
 mod user;
+#[cfg(feature = "cli")]
+mod view;
 
 pub use access::{Access, Members};
 pub use at_limit::Insistence;

@@ -1,9 +1,8 @@
 //! `gpulimit gc`: removes what nobody needs any longer.
 
 use super::failure::Failure;
-use super::groups;
 use super::nvml::Driver;
-use super::{env, output};
+use super::{env, groups, oci_hook, output};
 use gpulimit::group::{Garbage, Root};
 use gpulimit::ledger::Ledger;
 use std::process::ExitCode;
@@ -15,7 +14,7 @@ pub struct Args {}
 
 const HELP: &str = "\
 Gives back what dead processes held, removes the groups of jobs that have ended, and what is left
-of groups that were never made to the end. Says what; nothing where there was nothing. What belongs
+of groups that were never made to the end, and what containers that are gone have left. Says what; nothing where there was nothing. What belongs
 to others is left to them. `gpulimit run` does the same for groups of jobs.
 
 Examples:
@@ -29,6 +28,9 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
         lines.extend(clean(&root, driver.as_ref())?);
         for name in root.collect_garbage(Garbage::Everywhere)? {
             lines.push(format!("{name}: removed, its job has ended"));
+        }
+        for name in oci_hook::sweep(&root)? {
+            lines.push(format!("{name}: removed, its container has ended"));
         }
         for path in root.remove_leftovers()? {
             lines.push(format!("{}: removed, was no group", path.display()));

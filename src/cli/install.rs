@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub use file::trusted;
+pub use file::{make_directories, replace, trusted};
 pub use preload::{FILE, Preload};
 
 /// Options of `install`.

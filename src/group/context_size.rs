@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 /// No context takes more: a file that says so is damaged. Bytes.
 const MOST: u64 = 64 << 30;
 
+const PREFIX: &str = ".context-";
+
 fn file(root: &Path, device: &DeviceId) -> PathBuf {
-    root.join(format!(".context-{device}"))
+    root.join(format!("{PREFIX}{device}"))
 }
 
 /// Bytes; 0 unknown.
@@ -39,6 +41,20 @@ pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     if written.is_err() || fs::rename(&new, &path).is_err() {
         let _ = fs::remove_file(&new);
     }
+}
+
+/// Lets another root know what this one does.
+#[cfg(feature = "cli")]
+pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with(PREFIX) && entry.file_type()?.is_file() {
+            // Gone or replaced meanwhile: it is a hint.
+            let _ = fs::copy(entry.path(), to.join(name));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

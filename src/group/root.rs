@@ -637,7 +637,7 @@ fn is_directory(path: &Path) -> bool {
 }
 
 /// Makes a directory with exactly these permissions; one that is there stays as it is, if it is safe.
-fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
+pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
     let failed = |error| GroupError::Io {
         what: "create",
         path: path.into(),

@@ -1,7 +1,8 @@
-//! The files of `config/` that others run: units, drop-ins and tmpfiles of systemd, snippets for logins, Slurm's scripts. Slurm itself:
-//! `tests/programs/tests/sites`; policies: `tests/policy.rs`.
+//! The files of `config/` that others run: units, drop-ins and tmpfiles of systemd, snippets for logins, Slurm's scripts, the entry point of
+//! containers; and the file that container engines read. Slurm and containers themselves: `tests/programs/tests/sites`; policies: `tests/policy.rs`.
 
 mod commands;
+mod containers;
 mod login;
 mod place;
 mod slurm;

@@ -1,3 +1,5 @@
-//! gpulimit where others start the programs: batch systems. See tests/README.md.
+//! gpulimit where others start the programs: batch systems, container engines. See tests/README.md.
 
+mod containers;
+mod engine;
 mod slurm;

@@ -1,0 +1,79 @@
+//! The first process of a container: pids are used again, a pid and a start are not.
+
+use std::fmt;
+use std::fs;
+use std::str::FromStr;
+
+/// A process of this machine.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Process {
+    pid: u32,
+    /// In clock ticks since boot.
+    start: u64,
+}
+
+impl Process {
+    /// The one of this pid that lives; one that only waits to be reaped does not.
+    pub fn living(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let start = start(&stat)?;
+        Some(Self { pid, start })
+    }
+
+    /// Whether it still does.
+    pub fn lives(self) -> bool {
+        Self::living(self.pid) == Some(self)
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`, unless field 3 says that it is dead.
+fn start(stat: &str) -> Option<u64> {
+    // The name, in parentheses, may have anything in it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.pid, self.start)
+    }
+}
+
+impl FromStr for Process {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (pid, start) = text.split_once(' ').ok_or(())?;
+        Ok(Self {
+            pid: pid.parse().map_err(drop)?,
+            start: start.parse().map_err(drop)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_and_their_namesakes_do_not_live() {
+        let own = Process::living(std::process::id()).expect("alive");
+        assert!(own.lives());
+        assert_eq!(own.to_string().parse(), Ok(own));
+        let other = Process {
+            start: own.start + 1,
+            ..own
+        };
+        assert!(!other.lives());
+        let line =
+            |state| format!("7 (a) b) {state} 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20");
+        assert_eq!(start(&line("S")), Some(777));
+        assert_eq!(start(&line("Z")), None);
+        assert_eq!(start("7 (cut) S 1 2"), None);
+    }
+}

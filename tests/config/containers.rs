@@ -1,0 +1,308 @@
+//! What containers get: the file of `gpulimit cdi generate`, by the rules of the Container Device Interface (version 1.1.0 of its
+//! specification) in our words, and the entry point of images that bring the library themselves.
+
+use crate::place::{GPULIMIT, Place, me, repository, text};
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, Output};
+
+/// Runs it with a library of the test's own.
+fn generate(place: &Place, arguments: &[&str]) -> Output {
+    let mut command = Command::new(GPULIMIT);
+    command.args(["cdi", "generate"]).args(arguments);
+    if !arguments.contains(&"--files") {
+        command.arg("--files").arg(place.at("files"));
+    }
+    command
+        .env_remove("LD_PRELOAD")
+        .env("GPULIMIT_ROOT", place.at("root"))
+        .env("GPULIMIT_LIBRARY", library(place));
+    command.output().expect("started")
+}
+
+/// Something that the loader takes for our library.
+fn library(place: &Place) -> std::path::PathBuf {
+    let path = place.at("libgpulimit.so");
+    if !path.exists() {
+        let source = place.write(
+            "mark.c",
+            "const char *gpulimit_hooks(void) { return \"\"; }\n",
+        );
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-Wl,-soname,libgpulimit.so", "-o"])
+            .args([&path, &source])
+            .status();
+        assert!(built.is_ok_and(|status| status.success()), "cc");
+    }
+    path
+}
+
+fn spec(output: &Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    let spec = serde_json::from_slice(&output.stdout).expect("JSON");
+    check(&spec);
+    spec
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let object = value.as_object().expect("an object");
+    object.keys().map(String::as_str).collect()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    let list = value.as_array().expect("a list").iter();
+    list.map(|text| text.as_str().expect("a text")).collect()
+}
+
+/// What engines check before they take any device of it: unknown fields, too, are mistakes.
+#[track_caller]
+fn check(spec: &Value) {
+    assert_eq!(
+        keys(spec),
+        ["cdiVersion", "kind", "containerEdits", "devices"]
+    );
+    assert_eq!(spec["kind"], "gpulimit.dev/mem");
+    edits(&spec["containerEdits"]);
+    let devices = spec["devices"].as_array().expect("a list");
+    assert!(!devices.is_empty());
+    let mut names = Vec::new();
+    for device in devices {
+        assert_eq!(keys(device), ["name", "containerEdits"]);
+        let name = device["name"].as_str().expect("a name");
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        assert!(
+            ends(name.chars().next()) && ends(name.chars().next_back()),
+            "{name}"
+        );
+        assert!(
+            name.chars()
+                .all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)),
+            "{name}"
+        );
+        assert!(!names.contains(&name), "{name}");
+        names.push(name);
+        edits(&device["containerEdits"]);
+    }
+    // The lowest version that has what is used: names that begin with a digit came with 0.5.0; types of mounts, which came with
+    // 0.4.0, and all that came later are not used.
+    let digit = names.iter().any(|name| name.as_bytes()[0].is_ascii_digit());
+    let version = if digit { "0.5.0" } else { "0.3.0" };
+    assert_eq!(spec["cdiVersion"], version);
+}
+
+fn edits(edits: &Value) {
+    let absolute = |value: &Value| {
+        let path = value.as_str().expect("a path");
+        assert!(path.starts_with('/'), "{path}");
+    };
+    for key in keys(edits) {
+        for edit in edits[key].as_array().expect("a list") {
+            match key {
+                "mounts" => {
+                    assert_eq!(keys(edit), ["hostPath", "containerPath", "options"]);
+                    absolute(&edit["hostPath"]);
+                    absolute(&edit["containerPath"]);
+                    assert!(strings(&edit["options"]).contains(&"ro"));
+                }
+                "hooks" => {
+                    assert_eq!(keys(edit), ["hookName", "path", "args"]);
+                    let stages = ["createRuntime", "createContainer", "poststop"];
+                    assert!(stages.contains(&edit["hookName"].as_str().expect("a stage")));
+                    absolute(&edit["path"]);
+                    // The runtime gives them as they are: the first is the program's name.
+                    assert_eq!(strings(&edit["args"])[..2], ["gpulimit", "oci-hook"]);
+                }
+                _ => panic!("{key}"),
+            }
+        }
+    }
+}
+
+fn names(spec: &Value) -> Vec<&str> {
+    let devices = spec["devices"].as_array().expect("devices").iter();
+    devices
+        .map(|device| device["name"].as_str().expect("a name"))
+        .collect()
+}
+
+#[test]
+fn devices_are_what_was_asked_for() {
+    let place = Place::new();
+    let print = ["--output", "-"];
+    let ladder = spec(&generate(&place, &print));
+    let sizes = names(&ladder);
+    assert!(
+        sizes.len() > 10 && sizes.contains(&"8g") && sizes.contains(&"80g"),
+        "{sizes:?}"
+    );
+    let some = [
+        "--cap",
+        "8G",
+        "--cap",
+        "half=50%",
+        "--group",
+        "lab/alice",
+        "--group",
+        "lab",
+    ];
+    let some = spec(&generate(&place, &[&print[..], &some].concat()));
+    assert_eq!(names(&some), ["8g", "half", "lab.alice", "lab"]);
+    let asked: Vec<_> = some["devices"]
+        .as_array()
+        .expect("devices")
+        .iter()
+        .map(|device| {
+            let hook = &device["containerEdits"]["hooks"][0];
+            assert_eq!(hook["hookName"], "createRuntime");
+            strings(&hook["args"])[2..].join(" ")
+        })
+        .collect();
+    let root = place.at("root");
+    let create = |what: &str| format!("create --root {} {what}", root.display());
+    let expected = ["--cap 8G", "--cap 50%", "--group lab/alice", "--group lab"];
+    assert_eq!(asked, expected.map(create));
+    let plain = spec(&generate(&place, &["--output", "-", "--group", "lab"]));
+    assert_eq!(plain["cdiVersion"], "0.3.0");
+    // Nothing but what is printed.
+    assert!(!place.at("files").exists());
+    for (arguments, why) in [
+        (&["--cap", "lots"][..], "--cap is 'lots'"),
+        (&["--cap", "50%"], "give the cap a name"),
+        (&["--cap", "a b=4g"], "give the cap a name"),
+        (&["--cap", "4g", "--cap", "4G"], "two devices"),
+        (&["--cap", "lab=4g", "--group", "lab"], "two devices"),
+        (&["--group", "a/b", "--group", "a.b"], "two devices"),
+        (&["--group", "../a"], "no name of a group"),
+        (&["--files", "here"], "absolute path"),
+    ] {
+        let output = generate(&place, &[&print[..], arguments].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?} {said}");
+        assert!(said.contains(why), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn what_containers_get_is_written_beside_it() {
+    let place = Place::new();
+    let file = place.at("etc/cdi/gpulimit.json");
+    for devices in [&["--cap", "4g", "--cap", "8g"][..], &["--cap", "2g"]] {
+        let output = ["--output", file.to_str().expect("UTF-8")];
+        let output = generate(&place, &[&output[..], devices].concat());
+        assert!(output.status.success(), "{output:?}");
+        let said = text(&output.stdout);
+        let list: Vec<_> = devices.iter().skip(1).step_by(2).copied().collect();
+        assert_eq!(
+            said,
+            format!(
+                "wrote {}: gpulimit.dev/mem={}\n",
+                file.display(),
+                list.join(", ")
+            )
+        );
+        let text = fs::read_to_string(&file).expect("written");
+        let spec: Value = serde_json::from_str(&text).expect("JSON");
+        check(&spec);
+        assert_eq!(names(&spec), list);
+        for mount in spec["containerEdits"]["mounts"].as_array().expect("mounts") {
+            let path = mount["hostPath"].as_str().expect("a path");
+            assert!(fs::exists(path).expect("looked at"), "{path}");
+        }
+    }
+    let preload = fs::read_to_string(place.at("files/ld.so.preload")).expect("written");
+    assert_eq!(preload, "/usr/local/lib/gpulimit/libgpulimit.so\n");
+    assert!(place.at("files/closed/.rules").exists());
+}
+
+#[test]
+fn only_root_ties_containers() {
+    let place = Place::new();
+    let bundle = place.write("bundle/config.json", "{\"root\": {\"path\": \"rootfs\"}}");
+    let state = format!(
+        "{{\"id\": \"a\", \"pid\": {}, \"bundle\": \"{}\"}}",
+        std::process::id(),
+        bundle.parent().expect("a folder").display()
+    );
+    let state = place.write("state.json", &state);
+    let mut command = match me() {
+        0 => {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", GPULIMIT]);
+            command
+        }
+        _ => Command::new(GPULIMIT),
+    };
+    let output = command
+        .args(["oci-hook", "create", "--cap", "1g"])
+        .env_remove("LD_PRELOAD")
+        .env("GPULIMIT_ROOT", place.at("root"))
+        .stdin(fs::File::open(state).expect("there"))
+        .output()
+        .expect("started");
+    let said = text(&output.stderr);
+    if said.contains("unshare") {
+        eprintln!("skipped: no user namespaces: {said}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("only the host's root"), "{said}");
+}
+
+/// The entry point with these variables and this command: status, output and errors.
+fn enter(variables: &[(&str, &str)], command: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new("sh")
+        .arg(repository("config/container-entrypoint"))
+        .args(command)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .envs(variables.iter().copied())
+        .output()
+        .expect("started");
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn an_image_brings_the_library_itself() {
+    let place = Place::new();
+    let path = library(&place);
+    let path = path.to_str().expect("UTF-8");
+    let other = place.at("other.so");
+    fs::copy(path, &other).expect("copied");
+    let other = other.to_str().expect("UTF-8");
+    let named = ("GPULIMIT_LIBRARY", path);
+    let show = [
+        "sh",
+        "-c",
+        "echo \"${LD_PRELOAD-none} $0 $*\"; exit 7",
+        "a b",
+        "c",
+    ];
+    let both = format!("{path}:{other}");
+    let there = format!("{other}:{path}");
+    for (variables, preload) in [
+        (&[][..], "none"),
+        (&[("GPULIMIT_MAX", "1G")], path),
+        (&[("GPULIMIT_GROUP", "lab")], path),
+        (&[("GPULIMIT_MAX", "1G"), ("LD_PRELOAD", other)], &both),
+        (&[("LD_PRELOAD", other)], other),
+        (&[("GPULIMIT_MAX", "1G"), ("LD_PRELOAD", &there)], &there),
+    ] {
+        let variables = [&[named], variables].concat();
+        let (status, said, errors) = enter(&variables, &show);
+        assert_eq!((status, errors.as_str()), (Some(7), ""), "{variables:?}");
+        assert_eq!(said, format!("{preload} a b c\n"), "{variables:?}");
+    }
+    let missing = ("GPULIMIT_LIBRARY", "/no/libgpulimit.so");
+    let (status, said, errors) = enter(&[missing, ("GPULIMIT_MAX", "1G")], &show);
+    assert_eq!((status, said.as_str()), (Some(125), ""));
+    assert!(errors.contains("no /no/libgpulimit.so"), "{errors}");
+    // Nobody asks for a limit.
+    assert_eq!(enter(&[missing], &["echo", "a"]).1, "a\n");
+    let (status, _, errors) = enter(&[named], &[]);
+    assert!(status == Some(125) && errors.contains("no command"));
+    assert_eq!(enter(&[named], &["/no/such/program"]).0, Some(127));
+}

@@ -1,0 +1,434 @@
+//! Containers of the test's own: images put together from this machine's files, and runc or podman to run them.
+
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use gpulimit_programs::world::{self, Session, World, eventually, text};
+use serde_json::{Value, json};
+
+/// Host numbers of a container's users begin here, where it has a user namespace.
+const MAPPED: u32 = 100_000;
+
+/// What docker and podman leave to a container's root.
+const CAPABILITIES: [&str; 11] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// A machine with a simulated GPU and a container engine.
+pub struct Engine {
+    pub world: World,
+    image: PathBuf,
+    next: Cell<u32>,
+}
+
+/// How a container is started.
+#[derive(Clone, Copy, Default)]
+pub struct Start<'a> {
+    /// Devices of `gpulimit.dev/mem`.
+    pub devices: &'a [&'a str],
+    /// Variables of the image and the user.
+    pub variables: &'a [&'a str],
+    /// In place of `gpu-script`.
+    pub command: &'a [&'a str],
+    pub user: u32,
+    /// With a user namespace, where container's root is nobody on the host.
+    pub mapped: bool,
+    /// With an image that cannot be written.
+    pub read_only: bool,
+    /// As an engine would that knows mounts and no hooks.
+    pub without_hooks: bool,
+    /// Its name, where it is not for the engine to choose.
+    pub id: Option<&'a str>,
+}
+
+/// A container, which goes away with this, and the program in it.
+pub struct Container {
+    pub session: Session,
+    pub inside: Inside,
+}
+
+/// What is in a container beside the program that it was started with.
+pub struct Inside {
+    id: String,
+    runtime: PathBuf,
+}
+
+/// A path that the machine's runc takes; `None` where containers cannot be, which is said once.
+fn possible(image: &Path) -> bool {
+    static POSSIBLE: OnceLock<bool> = OnceLock::new();
+    *POSSIBLE.get_or_init(|| {
+        let why = match Command::new("runc").arg("--version").output() {
+            Err(_) => "there is no runc (scripts/setup containers)".to_owned(),
+            Ok(_) => {
+                let place = image.with_file_name("try");
+                let command = &["/bin/sh", "-c", "exit 7"];
+                let config = config(
+                    image,
+                    &[],
+                    &Start {
+                        command,
+                        ..Start::default()
+                    },
+                );
+                bundle(&place, &config);
+                let tried = runc(&place.join("state"))
+                    .args(["run", "--bundle"])
+                    .arg(&place)
+                    .arg(format!("gpulimit-try-{}", std::process::id()))
+                    .stdin(Stdio::null())
+                    .output()
+                    .expect("runc starts");
+                match tried.status.code() {
+                    Some(7) => return true,
+                    _ => format!("runc runs no container here: {}", text(&tried.stderr)),
+                }
+            }
+        };
+        eprintln!("SKIPPED: {why}");
+        false
+    })
+}
+
+fn runc(state: &Path) -> Command {
+    let mut command = Command::new("runc");
+    command
+        .arg("--root")
+        .arg(state)
+        .env_remove("LD_PRELOAD")
+        .env_remove("GPULIMIT_ROOT");
+    command
+}
+
+fn bundle(place: &Path, config: &Value) {
+    fs::create_dir_all(place).expect("a bundle");
+    fs::write(place.join("config.json"), config.to_string()).expect("written");
+}
+
+fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
+    let mut namespaces = vec!["pid", "mount", "ipc", "uts", "network"];
+    let mut linux = json!({});
+    if start.mapped {
+        namespaces.push("user");
+        let map = json!([{ "containerID": 0, "hostID": MAPPED, "size": 10_000 }]);
+        linux["uidMappings"] = map.clone();
+        linux["gidMappings"] = map;
+    }
+    linux["namespaces"] = namespaces
+        .iter()
+        .map(|kind| json!({ "type": kind }))
+        .collect();
+    let command = match start.command {
+        [] => &["/bin/gpu-script"],
+        command => command,
+    };
+    let mut all = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+        json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"] }),
+        json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"] }),
+    ];
+    all.extend_from_slice(mounts);
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": { "uid": start.user, "gid": start.user },
+            "args": command,
+            "env": start.variables,
+            "cwd": "/",
+            "noNewPrivileges": true,
+            "capabilities": {
+                "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES
+            }
+        },
+        "root": { "path": image, "readonly": start.read_only },
+        "mounts": all,
+        "hooks": {},
+        "linux": linux
+    })
+}
+
+impl Engine {
+    /// With this file of devices; `None` where there are no containers, which is said.
+    pub fn new(generate: &[&str]) -> Option<Engine> {
+        let world = World::without_group(&[("GPULIMIT_SIM_KILL_LAG_MS", "50")]);
+        // Other users' containers go through it, and have the GPU.
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+        };
+        open(&world.file(""), 0o755);
+        open(&world.file("root"), 0o755);
+        open(world.machine().state(), 0o666);
+        let image = world.file("image");
+        make_image(&image);
+        if !possible(&image) {
+            return None;
+        }
+        let engine = Engine {
+            world,
+            image,
+            next: Cell::new(0),
+        };
+        let (output, files) = (engine.path("cdi/gpulimit.json"), engine.path("files"));
+        let arguments = ["cdi", "generate", "--output", &output, "--files", &files];
+        let written = engine.gpulimit(&[&arguments, generate].concat());
+        assert!(written.status.success(), "{written:?}");
+        Some(engine)
+    }
+
+    /// A path in the world, as text.
+    pub fn path(&self, name: &str) -> String {
+        self.world.file(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// The image's directory.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// Runs the host's controller.
+    pub fn gpulimit(&self, arguments: &[&str]) -> Output {
+        let mut command = self.world.bare(&world::controller());
+        command
+            .args(arguments)
+            .env("GPULIMIT_LIBRARY", world::shim());
+        world::finish(command)
+    }
+
+    /// What `gpulimit oci-hook` answers to this state.
+    pub fn hook(&self, arguments: &[&str], state: &Value) -> (i32, String) {
+        let file = self.world.file("state.json");
+        fs::write(&file, state.to_string()).expect("written");
+        let mut command = self.world.bare(&world::controller());
+        command.arg("oci-hook").args(arguments);
+        command.stdin(fs::File::open(&file).expect("there"));
+        let output = command.output().expect("started");
+        let said = text(&output.stderr);
+        (output.status.code().expect("it ends by itself"), said)
+    }
+
+    /// The names of the groups.
+    pub fn groups(&self) -> Vec<String> {
+        let groups = self.world.root().groups().expect("listed");
+        groups.iter().map(|group| group.name().to_owned()).collect()
+    }
+
+    /// What the machine needs of a container: the GPU, and where it is.
+    pub fn gpu(&self) -> (Value, String) {
+        let state = self.world.machine().state();
+        let mount =
+            json!({ "destination": "/gpu", "type": "bind", "source": state, "options": ["bind"] });
+        (mount, "GPULIMIT_SIM_STATE=/gpu".to_owned())
+    }
+
+    /// A bundle for a container, and its name.
+    fn bundle(&self, start: &Start<'_>) -> (PathBuf, String) {
+        let number = self.next.replace(self.next.get() + 1);
+        let id = match start.id {
+            Some(id) => id.to_owned(),
+            None => format!("c-{number}"),
+        };
+        // Control groups are the whole machine's.
+        let world = self.world.file("");
+        let world = world.file_name().expect("a name").to_string_lossy();
+        let (gpu, variable) = self.gpu();
+        let mut config = config(&self.image, &[gpu], start);
+        config["linux"]["cgroupsPath"] = json!(format!("/{world}.{number}"));
+        let variables = config["process"]["env"].as_array_mut().expect("a list");
+        variables.extend([
+            json!(variable),
+            json!("GPULIMIT_SIM_KILL_LAG_MS=50"),
+            json!("PATH=/bin"),
+        ]);
+        if !start.devices.is_empty() {
+            let spec = fs::read_to_string(self.world.file("cdi/gpulimit.json")).expect("there");
+            let spec: Value = serde_json::from_str(&spec).expect("JSON");
+            apply(&spec, start, &mut config);
+        }
+        let place = self.world.file(&format!("bundle.{number}"));
+        bundle(&place, &config);
+        (place, id)
+    }
+
+    /// Starts `gpu-script` in a container.
+    pub fn start(&self, start: &Start<'_>) -> Container {
+        let (place, id) = self.bundle(start);
+        let runtime = self.world.file("runc");
+        let mut command = runc(&runtime);
+        command.args(["run", "--bundle"]).arg(place).arg(&id);
+        Container {
+            session: Session::start(command),
+            inside: Inside { id, runtime },
+        }
+    }
+
+    /// Why a container does not start.
+    #[track_caller]
+    pub fn refused(&self, start: &Start<'_>) -> String {
+        let (place, id) = self.bundle(start);
+        let mut command = runc(&self.world.file("runc"));
+        command.args(["run", "--bundle"]).arg(place).arg(&id);
+        let output = world::finish(command);
+        assert!(!output.status.success(), "{output:?}");
+        text(&output.stderr)
+    }
+
+    /// The limit and the usage of a container's own group, in bytes of the first GPU; `None` where it has none.
+    pub fn counted(&self, group: &str) -> Option<u64> {
+        let group = self.world.root().group(group).ok()?;
+        let ledger = group.ledger().ok()?;
+        let id = self.world.machine().gpu(0).uuid.parse().expect("a UUID");
+        let usage = ledger.find_device(&id).map(|device| ledger.usage(device));
+        Some(usage.map_or(0, |usage| usage.charged - usage.idle))
+    }
+
+    /// Nothing is left of any container: no group, no record, no memory.
+    #[track_caller]
+    pub fn nothing_is_left(&self) {
+        let empty = || self.world.machine().used() == 0;
+        assert!(eventually(empty), "{:?}", self.world.machine().gpus());
+        let records = || {
+            let entries = fs::read_dir(self.world.root().path().join(".containers"));
+            entries.map_or(0, Iterator::count)
+        };
+        assert!(eventually(|| records() == 0), "{} on record", records());
+        let mut groups = self.groups();
+        groups.retain(|name| name.starts_with("container-"));
+        assert_eq!(groups, [""; 0]);
+    }
+}
+
+/// What an engine does with the file: the edits for all once, those of each device, in this order.
+fn apply(spec: &Value, start: &Start<'_>, config: &mut Value) {
+    let all = spec["devices"].as_array().expect("devices");
+    let mut edits = vec![&spec["containerEdits"]];
+    for name in start.devices {
+        let device = all.iter().find(|device| device["name"] == **name);
+        edits.push(&device.unwrap_or_else(|| panic!("no device {name}"))["containerEdits"]);
+    }
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    for edit in edits {
+        for mount in list(&edit["mounts"]) {
+            config["mounts"]
+                .as_array_mut()
+                .expect("mounts")
+                .push(json!({
+                    "destination": mount["containerPath"], "source": mount["hostPath"],
+                    "type": "bind", "options": mount["options"]
+                }));
+        }
+        for hook in list(&edit["hooks"]) {
+            if start.without_hooks {
+                continue;
+            }
+            let stage = hook["hookName"].as_str().expect("a stage");
+            let hooks = &mut config["hooks"][stage];
+            let mut there = list(hooks);
+            there.push(json!({ "path": hook["path"], "args": hook["args"] }));
+            *hooks = json!(there);
+        }
+    }
+}
+
+impl Inside {
+    /// A command in the container, as `runc exec` starts it.
+    pub fn exec(&self, user: &str, arguments: &[&str]) -> Command {
+        let mut command = runc(&self.runtime);
+        command
+            .args(["exec", "--user", user, &self.id])
+            .args(arguments);
+        command
+    }
+
+    /// What a shell in the container says as this user: status and output.
+    pub fn shell(&self, user: &str, script: &str) -> (Option<i32>, String) {
+        let output = world::finish(self.exec(user, &["/bin/sh", "-c", script]));
+        let said = text(&output.stdout) + &text(&output.stderr);
+        (output.status.code(), said)
+    }
+
+    /// The group that it has for itself.
+    pub fn group(&self) -> String {
+        format!("container-{}", self.id)
+    }
+
+    /// Its first process, as the host numbers it.
+    pub fn init(&self) -> u32 {
+        let output = world::finish({
+            let mut command = runc(&self.runtime);
+            command.args(["state", &self.id]);
+            command
+        });
+        let state: Value = serde_json::from_slice(&output.stdout).expect("a state");
+        state["pid"].as_u64().expect("a pid") as u32
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // One that has ended is gone already.
+        let _ = runc(&self.runtime)
+            .args(["delete", "--force", &self.id])
+            .output();
+    }
+}
+
+/// A directory with the programs of the tests, what they load, and the simulated driver where a toolkit would put the real one.
+fn make_image(image: &Path) {
+    for folder in [
+        "bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/lib",
+    ] {
+        fs::create_dir_all(image.join(folder)).expect("made");
+    }
+    let copy = |from: &Path, to: &str| {
+        let to = image.join(to.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+        fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    };
+    let mut programs: Vec<(PathBuf, String)> =
+        vec![(world::program().into(), "bin/gpu-script".into())];
+    for name in [
+        "sh", "env", "cat", "ls", "rm", "mount", "umount", "touch", "chmod", "truncate", "mv",
+        "true",
+    ] {
+        let found = Command::new("sh")
+            .args(["-c", &format!("command -v {name}; ls /bin/{name}")])
+            .output();
+        let found = text(&found.expect("a shell").stdout);
+        let path = found.lines().find(|line| line.starts_with('/'));
+        programs.push((path.expect(name).into(), format!("bin/{name}")));
+    }
+    let mut libraries = Vec::new();
+    for (program, place) in &programs {
+        copy(program, place);
+        let loaded = Command::new("ldd").arg(program).output().expect("ldd");
+        let loaded = text(&loaded.stdout);
+        libraries.extend(
+            loaded
+                .split_whitespace()
+                .filter(|word| word.starts_with('/'))
+                .map(str::to_owned),
+        );
+    }
+    libraries.sort_unstable();
+    libraries.dedup();
+    for library in &libraries {
+        copy(Path::new(library), library);
+    }
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        copy(&world::driver().join(name), &format!("usr/lib/{name}"));
+    }
+}
