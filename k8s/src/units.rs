@@ -200,7 +200,7 @@ mod tests {
             assert_eq!(Unit::read(&id), Some(Unit { card, number }));
             assert!(id.len() <= LONGEST_ID, "{id}");
         }
-        let good = &ids(1, [3])[0];
+        let good = &ids(0xab, [3])[0];
         for bad in [
             "",
             "::",
