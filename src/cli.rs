@@ -16,6 +16,7 @@ mod get;
 mod gpu;
 mod groups;
 mod install;
+mod k8s_device_plugin;
 mod kill;
 mod library;
 mod ls;
@@ -102,6 +103,8 @@ enum Verb {
     Install(install::Install),
     /// Take it out again
     Uninstall(install::Uninstall),
+    /// Hand out GPU memory to the pods of a Kubernetes node
+    K8sDevicePlugin(k8s_device_plugin::Args),
     /// Print the script that completes command lines in a shell
     #[command(hide = true)]
     Completions(completions::Args),
@@ -148,6 +151,7 @@ pub fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::doctor(&args),
         Verb::Install(args) => install::install(&args),
         Verb::Uninstall(args) => install::uninstall(&args),
+        Verb::K8sDevicePlugin(args) => k8s_device_plugin::k8s_device_plugin(args, &before),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),
         Verb::Probe(args) => probe::probe(&args),

@@ -26,7 +26,7 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The directory of the views, in the root. No group can have this name.
 const VIEWS: &str = ".kubernetes";
@@ -40,6 +40,10 @@ const SAME_POD: Duration = Duration::from_secs(60);
 pub struct Allocations {
     root: Root,
     records: PathBuf,
+    /// Since when kubelet has said of each, without a break, that no pod has any of its units.
+    unused: BTreeMap<String, Instant>,
+    /// When we made each.
+    granted: BTreeMap<String, Instant>,
 }
 
 /// An allocation, as a container is given it.
@@ -144,17 +148,24 @@ impl Allocations {
         make_directory(state, 0o755)?;
         make_directory(&records, 0o700)?;
         make_directory(&root.path().join(VIEWS), 0o700)?;
-        Ok(Self { root, records })
+        Ok(Self {
+            root,
+            records,
+            unused: BTreeMap::new(),
+            granted: BTreeMap::new(),
+        })
     }
 
     /// Makes an allocation. A dead one of the same units is replaced, with all that its processes have written.
-    pub fn grant(&self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
+    pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
         let record = Record {
             gpu: share.card.to_string(),
             bytes,
             units: share.numbers.clone(),
         };
         let name = record.name();
+        self.unused.remove(&name);
+        self.granted.insert(name.clone(), Instant::now());
         // Where programs run in it, it is theirs: their pod is about to end, or kubelet asks a second time.
         if let Ok(group) = self.root.group(&name)
             && is_idle(&group)
@@ -181,30 +192,47 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes allocations that nobody has any longer, and says which: without processes, and with units that were given out anew or, where
-    /// it is known which units are in use, with none of these since `keep`.
+    /// Removes allocations that nobody has any longer, and says which: without processes, and with units that were given out anew, or that
+    /// kubelet has said for `keep` are in no pod. `in_use`: what it says now, and when it was asked: it knows nothing of what came after that.
     pub fn sweep(
-        &self,
-        in_use: Option<&BTreeMap<Unit, String>>,
+        &mut self,
+        in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
         keep: Duration,
     ) -> Result<Vec<String>, Trouble> {
         let records = self.records()?;
-        let now = SystemTime::now();
+        let is_used = |record: &Record, in_use: &BTreeMap<Unit, String>| {
+            record.units().any(|unit| in_use.contains_key(&unit))
+        };
+        match in_use {
+            None => self.unused.clear(),
+            Some((asked, in_use)) => {
+                self.granted.retain(|name, _| records.contains_key(name));
+                self.unused.retain(|name, _| {
+                    let record = records.get(name);
+                    record.is_some_and(|(record, _)| !is_used(record, in_use))
+                });
+                for (name, (record, _)) in &records {
+                    let known = self.granted.get(name).is_none_or(|time| *time < asked);
+                    if known && !is_used(record, in_use) {
+                        self.unused.entry(name.clone()).or_insert_with(Instant::now);
+                    }
+                }
+            }
+        }
         let mut removed = Vec::new();
         for (name, (record, time)) in &records {
             let replaced = records
                 .values()
                 .any(|(other, later)| *later > *time + SAME_POD && other.overlaps(record));
-            let unused = in_use.is_some_and(|in_use| {
-                let old = now.duration_since(*time).is_ok_and(|age| age >= keep);
-                old && !record.units().any(|unit| in_use.contains_key(&unit))
-            });
-            if !replaced && !unused {
+            let unused = self.unused.get(name);
+            if !replaced && unused.is_none_or(|since| since.elapsed() < keep) {
                 continue;
             }
-            let idle = self.root.group(name).is_ok_and(|group| is_idle(&group));
-            let gone = || matches!(self.root.group(name), Err(GroupError::Missing { .. }));
-            if (idle || gone()) && self.remove(name).is_ok() {
+            let free = match self.root.group(name) {
+                Ok(group) => is_idle(&group),
+                Err(error) => matches!(error, GroupError::Missing { .. }),
+            };
+            if free && self.remove(name).is_ok() {
                 removed.push(name.clone());
             }
         }

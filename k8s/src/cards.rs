@@ -24,19 +24,15 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// All that NVML lists.
+    /// All that NVML lists and tells the size of.
     pub fn find() -> Result<Self, NvmlError> {
         let nvml = load()?;
         let mut found = Vec::new();
         for index in 0..nvml.device_count()? {
-            let device = nvml.device_by_index(index)?;
-            match instances(&device) {
-                Some(instances) => {
-                    for instance in instances {
-                        found.extend(card(&instance?)?);
-                    }
-                }
-                None => found.extend(card(&device)?),
+            // One that is broken is no reason to do without the others.
+            match of_gpu(&nvml, index) {
+                Ok(cards) => found.extend(cards),
+                Err(error) => crate::say(format_args!("GPU {index} is left out: {error}")),
             }
         }
         Ok(Self {
@@ -78,6 +74,16 @@ fn load() -> Result<Nvml, NvmlError> {
     Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()
+}
+
+fn of_gpu(nvml: &Nvml, index: u32) -> Result<Vec<Card>, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let all = match instances(&device) {
+        Some(instances) => instances.into_iter().collect::<Result<_, _>>()?,
+        None => vec![device],
+    };
+    let cards = all.iter().map(card).collect::<Result<Vec<_>, _>>()?;
+    Ok(cards.into_iter().flatten().collect())
 }
 
 /// `None` where its UUID is none of NVML's usual form.

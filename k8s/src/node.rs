@@ -179,11 +179,13 @@ impl Node {
         {
             return;
         }
+        if self.known_to.is_some_and(|(known, _)| known != kubelet) {
+            self.said.clear();
+        }
         match introduce(&path, &self.options.resource).await {
             Ok(()) => {
                 self.known_to = Some((kubelet, Instant::now()));
-                self.said.clear();
-                say(format_args!("kubelet knows {}", self.options.resource));
+                self.note(format!("kubelet knows {}", self.options.resource));
             }
             Err(status) => {
                 self.known_to = None;
@@ -197,16 +199,21 @@ impl Node {
 
     /// Removes what no pod has any longer, and says whose the rest is.
     async fn sweep(&mut self) {
-        let owners = pods::owners(&self.options.pods, &self.options.resource).await;
-        // Without kubelet's word, what was given out anew shows what is dead.
-        let owners = owners.ok();
-        let swept = self
-            .allocations()
-            .sweep(owners.as_ref(), self.options.keep)
-            .unwrap_or_else(|trouble| {
-                say(trouble);
-                Vec::new()
-            });
+        let asked = Instant::now();
+        let pods = pods::list(&self.options.pods, &self.options.resource).await;
+        // A kubelet that has just started has not heard of any pod: not of ours either. Without its word, what was given out anew shows
+        // what is dead.
+        let own = self.options.pod.as_ref();
+        let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
+        let owners = pods.ok().filter(knows).map(|pods| pods.owners);
+        let swept = self.allocations().sweep(
+            owners.as_ref().map(|owners| (asked, owners)),
+            self.options.keep,
+        );
+        let swept = swept.unwrap_or_else(|trouble| {
+            say(trouble);
+            Vec::new()
+        });
         for name in swept {
             self.introduced.remove(&name);
             say(format_args!("{name}: removed, nobody has it"));

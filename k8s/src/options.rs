@@ -58,7 +58,11 @@ pub struct Options {
     )]
     pub pods: PathBuf,
 
-    /// How long an allocation that no pod has stays: its container may not have started yet
+    /// The pod that this runs in: a kubelet that does not list it does not know the others either
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub pod: Option<String>,
+
+    /// How long an allocation stays that kubelet lists in no pod: init containers, which it does not list, may yet have to start
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub keep: Duration,
 

@@ -2,7 +2,8 @@
 
 use crate::place::{Place, text};
 use gpulimit::units::Size;
-use std::os::unix::fs::symlink;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 #[test]
 fn help_of_every_verb_has_examples() {
@@ -25,6 +26,7 @@ fn help_of_every_verb_has_examples() {
         "doctor",
         "install",
         "uninstall",
+        "k8s-device-plugin",
         "completions",
         "man",
     ] {
@@ -38,6 +40,31 @@ fn help_of_every_verb_has_examples() {
         "{help}"
     );
     assert!(place.said(&["--version"]).starts_with("gpulimit "));
+}
+
+#[test]
+fn a_verb_of_another_program_is_that_program() {
+    let place = Place::new();
+    let verb = ["k8s-device-plugin", "--unit", "a b", "--help"];
+    let mut nowhere = place.gpulimit(&verb);
+    let output = nowhere.env("PATH", place.root_path()).output();
+    let output = output.expect("started");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.contains("there is no gpulimit-k8s-device-plugin"),
+        "{error}"
+    );
+    let folder = place.root_path().with_extension("bin");
+    fs::create_dir(&folder).expect("made");
+    let plugin = folder.join("gpulimit-k8s-device-plugin");
+    fs::write(&plugin, "#!/bin/sh\necho \"$#: $*\"\nexit 7\n").expect("written");
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("changed");
+    let output = place.gpulimit(&verb).env("PATH", &folder).output();
+    fs::remove_dir_all(&folder).expect("removed");
+    let output = output.expect("started");
+    assert_eq!(text(&output.stdout), "3: --unit a b --help\n");
+    assert_eq!(output.status.code(), Some(7));
 }
 
 #[test]

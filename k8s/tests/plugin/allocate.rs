@@ -299,12 +299,12 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
 #[test]
 fn an_init_container_keeps_its_group_when_others_get_its_units() {
     let node = Node::with(&[], &["--keep", "0s"]);
+    // Kubelet does not list init containers, but the units are in use.
+    node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
     let init = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
     let (init, main) = (group_of(&init), group_of(&main));
     assert_ne!(init, main);
-    // Kubelet does not list init containers, but the units are in use.
-    node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
     node.plugin.says(&format!("{main}: has default/pod/main"));
     assert!(node.has_group(&init) && node.has_group(&main));
     // A minute later it is another pod that has them.

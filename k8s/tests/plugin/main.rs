@@ -5,6 +5,8 @@ mod allocate;
 mod applied;
 mod kubelet;
 mod lifecycle;
+mod manifests;
+mod peer;
 mod pods;
 mod rig;
 mod wire;

@@ -66,10 +66,22 @@ fn a_container_that_has_not_started_keeps_its_group_for_a_time() {
     node.plugin
         .says(&format!("{}: has default/other/main", group_of(&other)));
     assert!(node.has_group(&group_of(&edits)));
-    let record = fs::File::options()
-        .write(true)
-        .open(node.record(&group_of(&edits)));
-    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3601);
-    record.unwrap().set_modified(old).unwrap();
-    node.plugin.says(&format!("{}: removed", group_of(&edits)));
+}
+
+#[test]
+fn a_kubelet_that_does_not_know_us_yet_knows_nobody() {
+    let node = Node::with(&[], &["--keep", "0s", "--pod", "default/own"]);
+    let ids = [node.ids(0, 0..4), node.ids(0, 4..5)];
+    let [one, two] = ids.clone().map(|ids| {
+        let edits = node.kubelet.allocate(&ids).expect("granted");
+        group_of(&edits)
+    });
+    // As after its start without the API server: it runs, and lists no pods but those of files.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    node.kubelet.set_pods(&[("static", &[])]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(node.has_group(&one) && node.has_group(&two));
+    node.kubelet.set_pods(&[("own", &[]), ("other", &ids[0])]);
+    node.plugin.says(&format!("{two}: removed"));
+    assert!(node.has_group(&one) && !node.has_group(&two));
 }

@@ -187,3 +187,17 @@ pub fn gpu_script() -> &'static Path {
     });
     program
 }
+
+/// A folder of .cache, which scripts/wheels fills.
+pub fn cached(name: &str) -> PathBuf {
+    static FETCHED: OnceLock<()> = OnceLock::new();
+    FETCHED.get_or_init(|| {
+        let script = repository().join("scripts/wheels");
+        let status = Command::new(script).status();
+        assert!(
+            status.is_ok_and(|status| status.success()),
+            "scripts/wheels"
+        );
+    });
+    repository().join(".cache").join(name)
+}

@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 
-fn bytes(hex: &str) -> Vec<u8> {
+pub fn bytes(hex: &str) -> Vec<u8> {
     let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
     (0..hex.len()).step_by(2).map(byte).collect()
 }
