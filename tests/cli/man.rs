@@ -20,7 +20,7 @@ fn a_page_for_each_verb() {
     let first = fs::read_to_string(folder.join("gpulimit.1")).expect("a page");
     for verb in &verbs {
         assert!(
-            first.contains(&format!("gpulimit\\-{verb}")),
+            first.contains(&format!("gpulimit\\-{}", verb.replace('-', "\\-"))),
             "{verb}: {first}"
         );
         let page = fs::read_to_string(folder.join(format!("gpulimit-{verb}.1"))).expect("a page");

@@ -65,7 +65,13 @@ fn commands(path: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn the_controller_takes_every_command() {
-    let pages = ["docs/slurm.md", "docs/systemd.md", "config/README.md"].map(str::to_owned);
+    let pages = [
+        "docs/slurm.md",
+        "docs/systemd.md",
+        "docs/kubernetes.md",
+        "config/README.md",
+    ]
+    .map(str::to_owned);
     let folders = ["config/systemd", "config/login", "config/slurm"];
     let paths = folders.into_iter().flat_map(files).chain(pages);
     let mut count = 0;

@@ -106,7 +106,16 @@ pub struct Plugin {
 impl Plugin {
     fn start(world: &World, kubelet: &Kubelet, arguments: &[String]) -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_gpulimit-k8s-device-plugin"));
-        let mut command = world.bare(program);
+        let mut command = match may_drop() {
+            // As the DaemonSet has it.
+            true => {
+                let mut command = world.bare(Path::new("setpriv"));
+                command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+                command.arg("--").arg(program);
+                command
+            }
+            false => world.bare(program),
+        };
         command
             .arg("--root")
             .arg(world.root().path())
@@ -168,6 +177,17 @@ impl Drop for Plugin {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Whether we have capabilities to give up.
+fn may_drop() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    *MAY.get_or_init(|| {
+        let tried = Command::new("setpriv")
+            .args(["--bounding-set=-all", "true"])
+            .output();
+        tried.is_ok_and(|output| output.status.success())
+    })
 }
 
 /// `gpu-script`, which is another package's.
