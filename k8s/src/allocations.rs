@@ -16,7 +16,7 @@ use crate::library::replace;
 use crate::units::{Share, Unit};
 use gpulimit::device::DeviceId;
 use gpulimit::group::{Access, Group, GroupError, Members, Root};
-use gpulimit::ledger::{Ledger, NoWitness};
+use gpulimit::ledger::{Ledger, LedgerError, NoWitness};
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::rules::{self, OnError, Rule, Rules, Target};
 use gpulimit::units::Size;
@@ -26,6 +26,7 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// The directory of the views, in the root. No group can have this name.
@@ -35,6 +36,9 @@ const RECORDS: &str = "allocations";
 /// Kubelet allocates for the init containers of a pod and at once, from the same units, for the others. Units that are given out
 /// again after so long have had another owner.
 const SAME_POD: Duration = Duration::from_secs(60);
+
+/// Without NVML's word a dead process's memory counts for a second.
+const DRAINS: Duration = Duration::from_secs(3);
 
 /// All allocations of the node.
 pub struct Allocations {
@@ -168,7 +172,7 @@ impl Allocations {
         self.granted.insert(name.clone(), Instant::now());
         // Where programs run in it, it is theirs: their pod is about to end, or kubelet asks a second time.
         if let Ok(group) = self.root.group(&name)
-            && is_idle(&group)
+            && becomes_idle(&group)
         {
             self.remove(&name)?;
         }
@@ -332,11 +336,29 @@ impl Allocations {
     }
 }
 
-/// Whether nobody runs in a group, and the driver has let go of what those before held. A ledger that cannot be read is nobody's.
+/// Whether nobody runs in a group, and the driver has let go of what those before held. A ledger that is none any more is nobody's.
 fn is_idle(group: &Group) -> bool {
     match Ledger::open(&group.ledger_path()) {
         Ok(ledger) => !ledger.has_live() && ledger.clean(&NoWitness).draining == 0,
-        Err(_) => true,
+        Err(error) => matches!(
+            error,
+            LedgerError::Damaged { .. } | LedgerError::Version { .. }
+        ),
+    }
+}
+
+/// The same after what the dead held, or what somebody has written there of dead who never were, has had its time to drain.
+fn becomes_idle(group: &Group) -> bool {
+    let start = Instant::now();
+    loop {
+        if is_idle(group) {
+            return true;
+        }
+        let dead = Ledger::open(&group.ledger_path()).is_ok_and(|ledger| !ledger.has_live());
+        if !dead || start.elapsed() > DRAINS {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -17,7 +17,7 @@ type Bytes = bytes::Bytes;
 
 /// Calls that are answered, each by its path and one message.
 pub trait Service: Send + Sync + 'static {
-    /// The answer. It must not take long: all calls are answered by one thread.
+    /// The answer. All calls are answered by one thread, one after the other.
     fn call(&self, path: &str, message: &[u8]) -> Result<Answer, Status>;
 }
 

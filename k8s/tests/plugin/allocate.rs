@@ -293,7 +293,14 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
     assert_ne!(inode(&ledger), before);
     let files = Path::new(&mount_at(&again, "/run/gpulimit").host_path).join(&name);
     assert_eq!(inode(&files.join("ledger")), inode(&ledger));
-    member(&node, &again).expect(&[("alloc a 3000M", "0")]);
+    let mut program = member(&node, &again);
+    program.expect(&[("alloc a 3000M", "0")]);
+    // Killed a moment ago: what it held counts until the driver has let go, and then there is a new ledger.
+    let before = inode(&ledger);
+    program.kill();
+    assert_eq!(node.kubelet.allocate(&ids).expect("granted"), edits);
+    assert_ne!(inode(&ledger), before);
+    member(&node, &edits).expect(&[("alloc a 3000M", "0")]);
 }
 
 #[test]
@@ -344,4 +351,24 @@ fn after_a_reboot_everything_is_there_again_before_kubelet_is_told() {
     let ledger = view.join(&name).join("ledger");
     assert_eq!(inode(&ledger), inode(&node.group(&name).ledger_path()));
     member(&node, &edits).expect(&[("alloc a 4000M", "0"), ("alloc b 1000M", "2")]);
+}
+
+#[test]
+fn a_plugin_that_is_killed_in_the_middle_leaves_nothing_in_the_way() {
+    let mut node = Node::new();
+    for step in 0..12_u64 {
+        let ids = node.ids(0, 0..(step as usize % 3 + 1));
+        let wait = Duration::from_micros(step * 700);
+        std::thread::scope(|scope| {
+            let calls = scope.spawn(|| while node.kubelet.allocate(&ids).is_ok() {});
+            std::thread::sleep(wait);
+            node.plugin.kill();
+            calls.join().expect("answered or hung up on");
+        });
+        node.replace_plugin();
+        let edits = node.kubelet.allocate(&ids).expect("granted");
+        let mut program = member(&node, &edits);
+        let size = ids.len() as u64 * 1024 - 600;
+        program.expect(&[(&format!("alloc a {size}M"), "0"), ("alloc b 100M", "2")]);
+    }
 }
