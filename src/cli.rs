@@ -17,6 +17,7 @@ mod get;
 mod gpu;
 mod groups;
 mod install;
+mod k8s_device_plugin;
 mod kill;
 mod library;
 mod ls;
@@ -108,6 +109,8 @@ enum Verb {
     Cdi(cdi::Args),
     /// Give a container its group and take it away again, for OCI runtimes to call
     OciHook(oci_hook::Args),
+    /// Hand out GPU memory to the pods of a Kubernetes node
+    K8sDevicePlugin(k8s_device_plugin::Args),
     /// Print the script that completes command lines in a shell
     #[command(hide = true)]
     Completions(completions::Args),
@@ -156,6 +159,7 @@ pub fn main() -> ExitCode {
         Verb::Uninstall(args) => install::uninstall(&args),
         Verb::Cdi(args) => cdi::cdi(&args),
         Verb::OciHook(args) => oci_hook::oci_hook(&args),
+        Verb::K8sDevicePlugin(args) => k8s_device_plugin::k8s_device_plugin(args, &before),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => man::man(&args),
         Verb::Probe(args) => probe::probe(&args),

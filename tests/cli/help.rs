@@ -2,7 +2,9 @@
 
 use crate::place::{Place, text};
 use gpulimit::units::Size;
-use std::os::unix::fs::symlink;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Command;
 
 #[test]
 fn help_of_every_verb_has_examples() {
@@ -25,6 +27,7 @@ fn help_of_every_verb_has_examples() {
         "doctor",
         "install",
         "uninstall",
+        "k8s-device-plugin",
         "completions",
         "man",
     ] {
@@ -38,6 +41,34 @@ fn help_of_every_verb_has_examples() {
         "{help}"
     );
     assert!(place.said(&["--version"]).starts_with("gpulimit "));
+}
+
+#[test]
+fn a_verb_of_another_program_is_that_program() {
+    let place = Place::new();
+    let folder = place.0.join("bin");
+    fs::create_dir_all(&folder).expect("made");
+    // A copy, as the plugin may be beside the controller that cargo has built.
+    let gpulimit = folder.join("gpulimit");
+    fs::copy(env!("CARGO_BIN_EXE_gpulimit"), &gpulimit).expect("copied");
+    let run = |path: &str| {
+        let mut command = Command::new(&gpulimit);
+        command.args(["k8s-device-plugin", "--unit", "a b", "--help"]);
+        command.env("PATH", path).output().expect("started")
+    };
+    let output = run("/nowhere");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.contains("there is no gpulimit-k8s-device-plugin"),
+        "{error}"
+    );
+    let plugin = folder.join("gpulimit-k8s-device-plugin");
+    fs::write(&plugin, "#!/bin/sh\necho \"$#: $*\"\nexit 7\n").expect("written");
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("changed");
+    let output = run("/nowhere");
+    assert_eq!(text(&output.stdout), "3: --unit a b --help\n");
+    assert_eq!(output.status.code(), Some(7));
 }
 
 #[test]

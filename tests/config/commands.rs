@@ -50,7 +50,7 @@ fn commands(path: &str) -> Vec<Vec<String>> {
                 .collect();
             let foreign = before
                 .iter()
-                .any(|word| ["install", "journalctl"].contains(word));
+                .any(|word| ["install", "journalctl", "kubectl"].contains(word));
             let arguments: Vec<String> = words.map(str::to_owned).collect();
             let verb = arguments.first().is_some_and(|verb| {
                 verb.bytes().all(|c| c.is_ascii_lowercase()) && verb != "in" && verb != "tells"
@@ -67,6 +67,7 @@ fn commands(path: &str) -> Vec<Vec<String>> {
 fn the_controller_takes_every_command() {
     let pages = [
         "docs/containers.md",
+        "docs/kubernetes.md",
         "docs/slurm.md",
         "docs/systemd.md",
         "config/README.md",

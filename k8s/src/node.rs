@@ -1,0 +1,270 @@
+//! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started anew, and keeps order.
+
+use crate::allocations::Allocations;
+use crate::api::{self, Empty, RegisterRequest};
+use crate::cards::Cards;
+use crate::grpc::{self, Status};
+use crate::options::Options;
+use crate::plugin::{Delivery, Plugin, WISHES};
+use crate::socket::{Identity, Socket};
+use crate::{library, pods, say};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::select;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// Our socket, in kubelet's directory.
+const ENDPOINT: &str = "gpulimit.sock";
+/// Kubelet's.
+const KUBELET: &str = "kubelet.sock";
+/// How often to look whether kubelet is another one.
+const TICK: Duration = Duration::from_millis(500);
+/// How long kubelet may take to listen to what it has registered.
+const LISTENS: Duration = Duration::from_secs(10);
+
+/// Everything that outlasts a connection.
+struct Node {
+    options: Options,
+    cards: Cards,
+    plugin: Arc<Plugin>,
+    allocations: Arc<Mutex<Allocations>>,
+    /// The kubelet that knows us, and since when.
+    known_to: Option<(Identity, Instant)>,
+    /// What was said last of kubelet, so that it is said once.
+    said: String,
+    /// Allocations whose owner was said.
+    introduced: BTreeSet<String>,
+}
+
+/// Runs until it is told to end.
+pub fn run(options: Options) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start: {error}"))?;
+    runtime.block_on(async { Node::prepare(options)?.work().await })
+}
+
+impl Node {
+    /// All that must be there before kubelet hears of us: containers may start as soon as it has.
+    fn prepare(options: Options) -> Result<Self, String> {
+        let cards = Cards::find().map_err(|error| {
+            format!("no GPUs: NVML (libnvidia-ml.so.1) says '{error}'; does this pod run with NVIDIA's runtime?")
+        })?;
+        let source = match &options.library {
+            Some(library) => library.clone(),
+            None => {
+                let there = |path: &PathBuf| path.is_file();
+                let found = library::places().into_iter().find(there);
+                found
+                    .ok_or("cannot find libgpulimit.so beside this program: name it in --library")?
+            }
+        };
+        let directory = options.state.join("lib");
+        library::install(&source, &directory).map_err(|error| {
+            let (from, to) = (source.display(), directory.display());
+            format!("cannot copy {from} to {to}: {error}")
+        })?;
+        let allocations = Allocations::open(&options.root, &options.state)
+            .map_err(|trouble| trouble.to_string())?;
+        let troubles = allocations
+            .recover()
+            .map_err(|trouble| trouble.to_string())?;
+        for trouble in troubles {
+            say(trouble);
+        }
+        let allocations = Arc::new(Mutex::new(allocations));
+        let delivery = Delivery {
+            library: directory,
+            gpus: options.gpus,
+            cdi_kind: options.cdi_kind.clone(),
+        };
+        let plugin = Plugin::new(
+            cards.all(),
+            options.unit,
+            options.reserve,
+            Arc::clone(&allocations),
+            delivery,
+        )?;
+        for (card, count) in plugin.units() {
+            say(format_args!("{card}: {count} {}", options.resource));
+        }
+        Ok(Self {
+            options,
+            cards,
+            plugin: Arc::new(plugin),
+            allocations,
+            known_to: None,
+            said: String::new(),
+            introduced: BTreeSet::new(),
+        })
+    }
+
+    async fn work(mut self) -> Result<(), String> {
+        let failed = |error| format!("cannot wait for signals: {error}");
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut served: Option<Served> = None;
+        let (mut looked, mut swept) = (Instant::now(), None::<Instant>);
+        loop {
+            if !served
+                .as_ref()
+                .is_some_and(|served| served.socket.is_there())
+            {
+                drop(served.take());
+                served = self.listen();
+            }
+            if served.is_some() {
+                self.register().await;
+            }
+            if looked.elapsed() >= self.options.health {
+                looked = Instant::now();
+                if self.cards.look() {
+                    self.plugin.show(self.cards.all());
+                    for card in self.cards.all() {
+                        let is = if card.healthy { "well" } else { "gone" };
+                        say(format_args!("{} is {is}", card.id));
+                    }
+                }
+            }
+            if swept.is_none_or(|swept| swept.elapsed() >= self.options.sweep) {
+                swept = Some(Instant::now());
+                self.sweep().await;
+            }
+            select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                () = sleep(TICK) => {}
+            }
+        }
+        say("ends; containers go on");
+        Ok(())
+    }
+
+    /// Opens our socket. Whoever knew the one before does not know this one.
+    fn listen(&mut self) -> Option<Served> {
+        self.known_to = None;
+        let path = self.options.kubelet.join(ENDPOINT);
+        match Socket::listen(path.clone()) {
+            Ok((socket, listener)) => {
+                let plugin = Arc::clone(&self.plugin);
+                let task = tokio::spawn(grpc::serve(listener, plugin));
+                Some(Served { socket, task })
+            }
+            Err(error) => {
+                self.note(format!("cannot listen at {}: {error}", path.display()));
+                None
+            }
+        }
+    }
+
+    /// Makes us known to kubelet, where it is another one than before or does not listen to us.
+    async fn register(&mut self) {
+        let path = self.options.kubelet.join(KUBELET);
+        let Some(kubelet) = Identity::of(&path) else {
+            self.known_to = None;
+            self.note(format!(
+                "waiting for kubelet, which makes {}",
+                path.display()
+            ));
+            return;
+        };
+        if let Some((known, since)) = self.known_to
+            && known == kubelet
+            && (self.plugin.is_watched() || since.elapsed() < LISTENS)
+        {
+            return;
+        }
+        if self.known_to.is_some_and(|(known, _)| known != kubelet) {
+            self.said.clear();
+        }
+        match introduce(&path, &self.options.resource).await {
+            Ok(()) => {
+                self.known_to = Some((kubelet, Instant::now()));
+                self.note(format!("kubelet knows {}", self.options.resource));
+            }
+            Err(status) => {
+                self.known_to = None;
+                self.note(format!(
+                    "kubelet does not take {}: {status}",
+                    self.options.resource
+                ));
+            }
+        }
+    }
+
+    /// Removes what no pod has any longer, and says whose the rest is.
+    async fn sweep(&mut self) {
+        let asked = Instant::now();
+        let pods = pods::list(&self.options.pods, &self.options.resource).await;
+        // A kubelet that has just started has not heard of any pod: not of ours either. Without its word, what was given out anew shows
+        // what is dead.
+        let own = self.options.pod.as_ref();
+        let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
+        let owners = pods.ok().filter(knows).map(|pods| pods.owners);
+        let swept = self.allocations().sweep(
+            owners.as_ref().map(|owners| (asked, owners)),
+            self.options.keep,
+        );
+        let swept = swept.unwrap_or_else(|trouble| {
+            say(trouble);
+            Vec::new()
+        });
+        for name in swept {
+            self.introduced.remove(&name);
+            say(format_args!("{name}: removed, nobody has it"));
+        }
+        let Some(owners) = owners else {
+            return;
+        };
+        let first = self.allocations().first_units().unwrap_or_default();
+        for (name, unit) in first {
+            if let Some(owner) = owners.get(&unit)
+                && self.introduced.insert(name.clone())
+            {
+                say(format_args!("{name}: has {owner}"));
+            }
+        }
+    }
+
+    /// Says something of kubelet that may stay as it is for long.
+    fn note(&mut self, text: String) {
+        if self.said != text {
+            say(&text);
+            self.said = text;
+        }
+    }
+
+    fn allocations(&self) -> MutexGuard<'_, Allocations> {
+        self.allocations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Our socket and who answers there, until drop.
+struct Served {
+    socket: Socket,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn introduce(kubelet: &Path, resource: &str) -> Result<(), Status> {
+    let request = RegisterRequest {
+        version: api::VERSION.into(),
+        endpoint: ENDPOINT.into(),
+        resource: resource.into(),
+        options: Some(WISHES),
+    };
+    let Empty {} = grpc::call(kubelet, api::REGISTER, &request).await?;
+    Ok(())
+}

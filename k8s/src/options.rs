@@ -1,0 +1,105 @@
+//! The command line.
+
+use gpulimit::group::SYSTEM;
+use gpulimit::limits::parse_duration;
+use gpulimit::units::Size;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Hands out GPU memory to the pods of a Kubernetes node, and limits each container to what it was given.
+#[derive(clap::Parser)]
+#[command(name = "gpulimit-k8s-device-plugin", version, after_help = HELP)]
+pub struct Options {
+    /// What pods ask for
+    #[arg(long, value_name = "NAME", default_value = "gpulimit.dev/gpu-memory")]
+    pub resource: String,
+
+    /// How much memory one of it is
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = bytes)]
+    pub unit: u64,
+
+    /// Not handed out of each GPU, beside what the driver keeps for itself
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
+    pub reserve: u64,
+
+    /// How a container gets the GPU itself: by a variable for NVIDIA's container runtime, or by the Container Device Interface
+    #[arg(long, value_name = "HOW", default_value = "env")]
+    pub gpus: Gpus,
+
+    /// The kind of the GPUs in the Container Device Interface, which are named by UUID there
+    #[arg(long, value_name = "VENDOR/CLASS", default_value = "nvidia.com/gpu")]
+    pub cdi_kind: String,
+
+    /// The library for containers; the one beside this program without it
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+
+    /// The node's directory for groups
+    #[arg(long, value_name = "DIR", default_value = SYSTEM)]
+    pub root: PathBuf,
+
+    /// The node's directory for the library and the records of allocations, which must survive reboots
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/gpulimit")]
+    pub state: PathBuf,
+
+    /// Kubelet's directory for sockets of plugins
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/device-plugins"
+    )]
+    pub kubelet: PathBuf,
+
+    /// Kubelet's socket that tells which pods have what
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
+    pub pods: PathBuf,
+
+    /// The pod that this runs in: a kubelet that does not list it does not know the others either
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub pod: Option<String>,
+
+    /// How long an allocation stays that kubelet lists in no pod: init containers, which it does not list, may yet have to start
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    pub keep: Duration,
+
+    /// How often to look for such
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub sweep: Duration,
+
+    /// How often to look whether the GPUs are well
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time)]
+    pub health: Duration,
+}
+
+/// How a container gets the GPU.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Gpus {
+    /// `NVIDIA_VISIBLE_DEVICES`.
+    Env,
+    /// `nvidia.com/gpu=UUID`.
+    Cdi,
+}
+
+const HELP: &str = "\
+It runs until it is told to end (SIGTERM, SIGINT). What it has made stays: containers go on, and the
+next one knows them. It is to run on each node, as root, by config/kubernetes/daemonset.yaml;
+docs/kubernetes.md explains all of it.
+
+Examples:
+  gpulimit k8s-device-plugin
+  gpulimit k8s-device-plugin --unit 512Mi --reserve 1Gi --gpus cdi";
+
+fn bytes(text: &str) -> Result<u64, String> {
+    match text.parse::<Size>().map_err(|error| error.to_string())? {
+        Size::Bytes(bytes) => Ok(bytes),
+        _ => Err("expected bytes, such as 1Gi".into()),
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| "expected a time, such as 500ms, 30s, 10m or 2h".into())
+}

@@ -1,0 +1,243 @@
+//! The calls of kubelet.
+
+use crate::allocations::{Allocations, Grant};
+use crate::api::{
+    self, AllocateRequest, AllocateResponse, CdiDevice, Device, DeviceList, Edits, Empty, Mount,
+    Options as Wishes, PreferenceRequest, PreferenceResponse, Units,
+};
+use crate::cards::Card;
+use crate::grpc::{Answer, Code, Service, Status};
+use crate::library::{INSIDE, PRELOAD};
+use crate::options::Gpus;
+use crate::units::{Share, Unit, Wrong, prefer};
+use gpulimit::device::DeviceId;
+use gpulimit::group::SYSTEM;
+use prost::Message;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+/// More units than this on a node make kubelet's messages too long.
+const MOST_UNITS: u64 = 20_000;
+
+/// What kubelet is to know of us beyond the plain protocol.
+pub const WISHES: Wishes = Wishes {
+    pre_start_required: false,
+    preference_available: true,
+};
+
+/// How containers are given what they get.
+pub struct Delivery {
+    /// The node's directory with the library.
+    pub library: PathBuf,
+    /// How they get the GPU.
+    pub gpus: Gpus,
+    /// The kind of GPUs in the Container Device Interface.
+    pub cdi_kind: String,
+}
+
+/// Answers kubelet.
+pub struct Plugin {
+    /// Bytes of one unit.
+    unit: u64,
+    /// How many units each card has.
+    units: BTreeMap<DeviceId, u32>,
+    allocations: Arc<Mutex<Allocations>>,
+    delivery: Delivery,
+    list: watch::Sender<Vec<u8>>,
+}
+
+impl Plugin {
+    /// Hands out the memory of these cards, but for `reserve` bytes of each.
+    pub fn new(
+        cards: &[Card],
+        unit: u64,
+        reserve: u64,
+        allocations: Arc<Mutex<Allocations>>,
+        delivery: Delivery,
+    ) -> Result<Self, String> {
+        let count = |card: &Card| card.memory.saturating_sub(reserve) / unit.max(1);
+        let all = cards.iter().map(count).fold(0, u64::saturating_add);
+        if unit == 0 || all > MOST_UNITS {
+            return Err(format!(
+                "a unit of {unit} bytes makes too many of these GPUs ({MOST_UNITS} at most): choose a larger --unit"
+            ));
+        }
+        if all == 0 {
+            return Err(format!(
+                "there is no GPU with a unit of {unit} bytes left: choose a smaller --unit or --reserve"
+            ));
+        }
+        let units = cards.iter().map(|card| {
+            // At most as many as are allowed.
+            (card.id, count(card) as u32)
+        });
+        let plugin = Self {
+            unit,
+            units: units.collect(),
+            allocations,
+            delivery,
+            list: watch::Sender::new(Vec::new()),
+        };
+        plugin.show(cards);
+        Ok(plugin)
+    }
+
+    /// How many units each card has.
+    pub fn units(&self) -> impl Iterator<Item = (DeviceId, u32)> + '_ {
+        self.units.iter().map(|(card, count)| (*card, *count))
+    }
+
+    /// Tells whoever listens how the cards are.
+    pub fn show(&self, cards: &[Card]) {
+        let devices = cards.iter().flat_map(|card| {
+            let health = match card.healthy {
+                true => api::HEALTHY,
+                false => api::UNHEALTHY,
+            };
+            let count = self.units.get(&card.id).copied().unwrap_or(0);
+            (0..count).map(move |number| Device {
+                id: Unit {
+                    card: card.id,
+                    number,
+                }
+                .to_string(),
+                health: health.into(),
+            })
+        });
+        let devices = devices.collect();
+        self.list
+            .send_replace(DeviceList { devices }.encode_to_vec());
+    }
+
+    /// Whether somebody listens to how the cards are: kubelet does as long as it knows us.
+    pub fn is_watched(&self) -> bool {
+        self.list.receiver_count() > 0
+    }
+
+    fn preference(&self, request: &PreferenceRequest) -> Result<PreferenceResponse, Status> {
+        let units = |choice| {
+            let units = prefer(choice).map_err(refused)?;
+            let ids = units.iter().map(Unit::to_string).collect();
+            Ok(Units { ids })
+        };
+        let containers = request.containers.iter().map(units);
+        Ok(PreferenceResponse {
+            containers: containers.collect::<Result<_, Status>>()?,
+        })
+    }
+
+    /// All of the request is looked at before anything is made.
+    fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
+        let share = |units: &Units| {
+            let share = Share::of(&units.ids).map_err(refused)?;
+            let unknown = share.units().find(|unit| {
+                let count = self.units.get(&unit.card);
+                count.is_none_or(|count| unit.number >= *count)
+            });
+            match unknown {
+                Some(unit) => {
+                    let what = format!("there is no {unit} on this node");
+                    Err(Status::new(Code::FailedPrecondition, what))
+                }
+                None => Ok(share),
+            }
+        };
+        let shares: Vec<Share> = request
+            .containers
+            .iter()
+            .map(share)
+            .collect::<Result<_, _>>()?;
+        let grant = |share: &Share| {
+            // As many as there are at most fit.
+            let bytes = share.numbers.len() as u64 * self.unit;
+            let grant = self.allocations().grant(share, bytes).map_err(|trouble| {
+                Status::new(Code::Internal, format!("cannot make a group: {trouble}"))
+            })?;
+            crate::say(format_args!("{}: given out", grant.name));
+            Ok(self.edits(share.card, &grant))
+        };
+        let containers = shares.iter().map(grant);
+        Ok(AllocateResponse {
+            containers: containers.collect::<Result<_, Status>>()?,
+        })
+    }
+
+    fn edits(&self, card: DeviceId, grant: &Grant) -> Edits {
+        let text = |path: &Path| path.display().to_string();
+        let mount = |host: &Path, inside: String, read_only| Mount {
+            container_path: inside,
+            host_path: text(host),
+            read_only,
+        };
+        let library = &self.delivery.library;
+        let mounts = vec![
+            mount(library, INSIDE.into(), true),
+            mount(&library.join(PRELOAD), format!("/etc/{PRELOAD}"), true),
+            mount(&grant.view, SYSTEM.into(), true),
+            mount(
+                &grant.ledger,
+                format!("{SYSTEM}/{}/ledger", grant.name),
+                false,
+            ),
+        ];
+        // The rule in the view says it as well, and holds against the environment; without the view this closes the GPU.
+        let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
+        let mut cdi = Vec::new();
+        match self.delivery.gpus {
+            Gpus::Env => {
+                variables.insert("NVIDIA_VISIBLE_DEVICES".into(), card.to_string());
+            }
+            Gpus::Cdi => cdi.push(CdiDevice {
+                name: format!("{}={card}", self.delivery.cdi_kind),
+            }),
+        }
+        Edits {
+            variables,
+            mounts,
+            cdi,
+        }
+    }
+
+    fn allocations(&self) -> MutexGuard<'_, Allocations> {
+        // What is half-done on disk is put right by the next call, whoever was stopped in the middle.
+        self.allocations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(wrong: Wrong) -> Status {
+    let code = match wrong {
+        Wrong::Pieces { .. } | Wrong::Cards(_) => Code::ResourceExhausted,
+        _ => Code::InvalidArgument,
+    };
+    Status::new(code, wrong)
+}
+
+impl Service for Plugin {
+    fn call(&self, path: &str, message: &[u8]) -> Result<Answer, Status> {
+        fn read<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
+            M::decode(message).map_err(|error| Status::new(Code::InvalidArgument, error))
+        }
+        let one = |answer: Vec<u8>| Ok(Answer::One(answer));
+        match path {
+            api::OPTIONS => one(WISHES.encode_to_vec()),
+            api::LIST_AND_WATCH => Ok(Answer::Stream(self.list.subscribe())),
+            api::PREFERENCE => one(self.preference(&read(message)?)?.encode_to_vec()),
+            api::ALLOCATE => {
+                let answer = self.allocate(&read(message)?);
+                if let Err(status) = &answer {
+                    crate::say(format_args!("refused: {}", status.text));
+                }
+                one(answer?.encode_to_vec())
+            }
+            api::PRE_START => one(Empty {}.encode_to_vec()),
+            _ => {
+                let what = format!("there is no call {path}");
+                Err(Status::new(Code::Unimplemented, what))
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Which units pods have now, as kubelet says.
+
+use crate::api::{self, Empty, PodList};
+use crate::grpc::{self, Status};
+use crate::units::Unit;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What kubelet says.
+pub struct Pods {
+    /// The units that containers have, with `namespace/pod/container`. Not those of init containers, of which kubelet does not tell.
+    pub owners: BTreeMap<Unit, String>,
+    /// All pods, also those without any: `namespace/pod`.
+    pub names: BTreeSet<String>,
+}
+
+/// Asks kubelet who has what of a resource.
+pub async fn list(socket: &Path, resource: &str) -> Result<Pods, Status> {
+    let list: PodList = grpc::call(socket, api::LIST_PODS, &Empty {}).await?;
+    let mut pods = Pods {
+        owners: BTreeMap::new(),
+        names: BTreeSet::new(),
+    };
+    for pod in &list.pods {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        for container in &pod.containers {
+            let devices = container.devices.iter();
+            let ours = devices.filter(|devices| devices.resource == resource);
+            let units = ours.flat_map(|devices| &devices.ids);
+            for unit in units.filter_map(|id| Unit::read(id)) {
+                let owner = format!("{name}/{}", container.name);
+                pods.owners.insert(unit, owner);
+            }
+        }
+        pods.names.insert(name);
+    }
+    Ok(pods)
+}

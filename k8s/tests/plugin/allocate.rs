@@ -1,0 +1,374 @@
+//! What containers are given, and what is refused.
+
+use crate::rig::{GIB, Node, UNITS, gpu_script, group_of, mount_at};
+use gpulimit::device::DeviceId;
+use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::units::Size;
+use gpulimit_k8s::api::{
+    self, AllocateRequest, AllocateResponse, Choice, Edits, Empty, PreferenceRequest,
+    PreferenceResponse, Units,
+};
+use gpulimit_k8s::grpc::Code;
+use gpulimit_programs::world::{Session, shim};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("there").permissions().mode() & 0o7777
+}
+
+fn inode(path: &Path) -> u64 {
+    fs::metadata(path).expect("there").ino()
+}
+
+fn card(node: &Node, gpu: usize) -> DeviceId {
+    node.world.machine().gpu(gpu).uuid.parse().expect("a UUID")
+}
+
+/// So much of this card and nothing of any other.
+fn only(card: DeviceId, units: u64) -> LimitSet {
+    let mut limits = LimitSet::all(Size::Bytes(0));
+    limits.set(Selector::Device(card), Key::Max, Size::Bytes(units * GIB));
+    limits
+}
+
+fn limits(node: &Node, name: &str) -> LimitSet {
+    let limits = node.group(name).limits().expect("limits");
+    limits.rules().expect("rules")
+}
+
+/// A program of the node's root in the group: what a container's is for the ledger.
+fn member(node: &Node, edits: &Edits) -> Session {
+    let mut command = node.world.preloaded(gpu_script());
+    command.env("GPULIMIT_GROUP", group_of(edits)).env(
+        "CUDA_VISIBLE_DEVICES",
+        &edits.variables["NVIDIA_VISIBLE_DEVICES"],
+    );
+    let mut session = Session::start(command);
+    assert_eq!(session.say("start"), "0 0");
+    session
+}
+
+#[test]
+fn a_container_gets_a_group_a_view_and_the_library() {
+    let node = Node::new();
+    let edits = node.kubelet.allocate(&node.ids(1, 3..11)).expect("granted");
+    let (name, gpu) = (group_of(&edits), card(&node, 1));
+    assert!(name.starts_with(&format!("k8s-{}-8GiB-", &gpu.to_string()[4..12])));
+    assert!(limits(&node, &name).same_as(&only(gpu, 8)));
+    assert_eq!(edits.variables["NVIDIA_VISIBLE_DEVICES"], gpu.to_string());
+    assert_eq!((edits.variables.len(), edits.cdi.len()), (2, 0));
+
+    let inside = [
+        "/usr/local/lib/gpulimit",
+        "/etc/ld.so.preload",
+        "/run/gpulimit",
+    ];
+    let ledger = format!("/run/gpulimit/{name}/ledger");
+    assert_eq!(edits.mounts.len(), 4);
+    assert!(inside.iter().all(|path| mount_at(&edits, path).read_only));
+    assert!(!mount_at(&edits, &ledger).read_only);
+    let host = |inside: &str| Path::new(&mount_at(&edits, inside).host_path).to_owned();
+    let library = host(inside[0]).join("libgpulimit.so");
+    assert_eq!(fs::read(&library).unwrap(), fs::read(shim()).unwrap());
+    let preload = fs::read_to_string(host(inside[1])).unwrap();
+    assert_eq!(preload, "/usr/local/lib/gpulimit/libgpulimit.so\n");
+
+    // The view has the group's own files, and nothing else.
+    let (group, view) = (node.group(&name), host(inside[2]));
+    let files = view.join(&name);
+    assert_eq!(inode(&host(&ledger)), inode(&group.ledger_path()));
+    assert_eq!(inode(&files.join("limits")), inode(&group.limits_path()));
+    let list = |path: &Path| {
+        let entries = fs::read_dir(path).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(list(&view), [".rules", &*name]);
+    assert_eq!(list(&files), ["ledger", "limits", "lock"]);
+    // Programs of any user can be charged there; users of the node cannot come near.
+    assert_eq!((mode(&view), mode(&files)), (0o755, 0o755));
+    assert_eq!(mode(&files.join("ledger")), 0o666);
+    assert_eq!(mode(&files.join("limits")), 0o644);
+    assert_eq!(mode(group.path()), 0o700);
+    assert_eq!(mode(view.parent().unwrap()), 0o700);
+}
+
+#[test]
+fn the_gpu_may_come_by_cdi() {
+    let arguments = ["--gpus", "cdi", "--cdi-kind", "example.com/gpu"];
+    let node = Node::with(&[], &arguments);
+    let edits = node.kubelet.allocate(&node.ids(0, 0..1)).expect("granted");
+    assert_eq!(
+        edits.variables.keys().collect::<Vec<_>>(),
+        ["GPULIMIT_GROUP"]
+    );
+    let name = format!("example.com/gpu={}", card(&node, 0));
+    assert_eq!(edits.cdi[0].name, name);
+}
+
+#[test]
+fn containers_of_one_request_are_told_apart() {
+    let node = Node::new();
+    let ids = [node.ids(0, 0..2), node.ids(0, 2..6), node.ids(1, 0..1)];
+    let containers = ids.map(|ids| Units { ids }).to_vec();
+    let request = AllocateRequest { containers };
+    let answer: AllocateResponse = node.kubelet.call(api::ALLOCATE, &request).expect("granted");
+    let names: Vec<String> = answer.containers.iter().map(group_of).collect();
+    for (name, (gpu, units)) in names.iter().zip([(0, 2), (0, 4), (1, 1)]) {
+        assert!(limits(&node, name).same_as(&only(card(&node, gpu), units)));
+    }
+}
+
+#[test]
+fn what_is_no_share_of_one_gpu_is_refused() {
+    let node = Node::new();
+    let (one, two) = (node.ids(0, 0..3), node.ids(1, 0..2));
+    let refused = |ids: &[String], code: Code, says: &[&str]| {
+        let status = node.kubelet.allocate(ids).expect_err("refused");
+        assert_eq!(status.code, code, "{status}");
+        for text in says {
+            assert!(status.text.contains(text), "{status}");
+        }
+    };
+    let (first, second) = (card(&node, 0).to_string(), card(&node, 1).to_string());
+    let spans = [one.clone(), two.clone()].concat();
+    let on = [format!("{first} (3)"), format!("{second} (2)")];
+    refused(
+        &spans,
+        Code::ResourceExhausted,
+        &["must be on one GPU", &on[0], &on[1]],
+    );
+    node.plugin
+        .says("refused: a container's memory must be on one GPU");
+    refused(&[], Code::InvalidArgument, &["no units"]);
+    refused(&["x".into()], Code::InvalidArgument, &["'x' is no unit"]);
+    let escape = format!("{first}::0\n../..");
+    refused(&[escape], Code::InvalidArgument, &["no unit of ours"]);
+    let twice = [&one[..], &one[..1]].concat();
+    refused(&twice, Code::InvalidArgument, &["twice"]);
+    let beyond = format!("{first}::{UNITS}");
+    refused(&[beyond], Code::FailedPrecondition, &["on this node"]);
+    let elsewhere = "GPU-00000000-0000-0000-0000-000000000000::0".to_owned();
+    refused(&[elsewhere], Code::FailedPrecondition, &["on this node"]);
+    // One bad container of a request: none gets anything.
+    let containers = vec![Units { ids: one }, Units { ids: spans }];
+    let request = AllocateRequest { containers };
+    let answer = node
+        .kubelet
+        .call::<AllocateResponse>(api::ALLOCATE, &request);
+    assert!(answer.is_err());
+    assert!(node.world.root().groups().expect("listed").is_empty());
+    assert_eq!(
+        fs::read_dir(node.state().join("allocations"))
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
+    let node = Node::new();
+    // 30 are left of the first GPU, 50 of the second.
+    let free = [node.ids(0, 49..79), node.ids(1, 29..79)].concat();
+    for (size, gpu) in [(1, 0), (30, 0), (31, 1), (50, 1)] {
+        let chosen = node.kubelet.prefer(&free, size).expect("fits");
+        assert_eq!(chosen.len(), size as usize);
+        let card = format!("{}::", card(&node, gpu));
+        assert!(chosen.iter().all(|id| id.starts_with(&card)), "{size}");
+        assert!(chosen.iter().all(|id| free.contains(id)));
+        assert!(node.kubelet.allocate(&chosen).is_ok());
+    }
+    // The scheduler saw 80.
+    let status = node.kubelet.prefer(&free, 51).expect_err("refused");
+    let most = format!("the most are 50, of {}", card(&node, 1));
+    assert_eq!(status.code, Code::ResourceExhausted);
+    assert!(status.text.contains(&most), "{status}");
+    // What an init container of the pod had is among it, though the other GPU would fit better.
+    let had = node.ids(1, 5..9);
+    let choice = Choice {
+        available: [&free[..], &had].concat(),
+        must_include: had.clone(),
+        size: 10,
+    };
+    let request = PreferenceRequest {
+        containers: vec![choice],
+    };
+    let answer: PreferenceResponse = node.kubelet.call(api::PREFERENCE, &request).expect("fits");
+    let chosen = &answer.containers[0].ids;
+    assert!(had.iter().all(|id| chosen.contains(id)));
+    assert!(node.kubelet.allocate(chosen).is_ok());
+}
+
+#[test]
+fn calls_that_make_no_sense_are_refused_and_no_harm() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Other {
+        #[prost(uint64, tag = "1")]
+        number: u64,
+    }
+    let node = Node::new();
+    let mut stream = node.kubelet.watch();
+    stream.next().expect("a list");
+    let code = |path: &str| {
+        let answer = node.kubelet.call::<Empty>(path, &Other { number: 7 });
+        answer.expect_err("refused").code
+    };
+    assert_eq!(code(api::ALLOCATE), Code::InvalidArgument);
+    assert_eq!(code(api::PREFERENCE), Code::InvalidArgument);
+    for path in ["/", "/v1beta1.DevicePlugin/", "/v1.DevicePlugin/Allocate"] {
+        assert_eq!(code(path), Code::Unimplemented, "{path}");
+    }
+    assert!(
+        node.kubelet
+            .call::<Empty>(api::PRE_START, &Empty {})
+            .is_ok()
+    );
+    // What is not HTTP/2, and a message longer than any.
+    use std::io::Write;
+    let socket = node.kubelet.folder().join("gpulimit.sock");
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0; 64],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff",
+    ] {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connected");
+        stream.write_all(bytes).expect("written");
+    }
+    let ids = vec!["x".repeat(5 << 20)];
+    let request = AllocateRequest {
+        containers: vec![Units { ids }],
+    };
+    let status = node.kubelet.call::<Empty>(api::ALLOCATE, &request);
+    let status = status.expect_err("refused");
+    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+    assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
+}
+
+#[test]
+fn another_plugin_leaves_those_alone_who_run() {
+    let mut node = Node::new();
+    let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
+    let name = group_of(&edits);
+    let ledger = inode(&node.group(&name).ledger_path());
+    let mut program = member(&node, &edits);
+    program.expect(&[("alloc a 3000M", "0"), ("alloc b 1000M", "2")]);
+    for _ in 0..2 {
+        node.replace_plugin();
+        assert_eq!(inode(&node.group(&name).ledger_path()), ledger);
+        program.expect(&[
+            ("alloc b 500M", "0"),
+            ("alloc c 500M", "2"),
+            ("free b", "0"),
+        ]);
+    }
+    // Asked once more for the same, as by a kubelet that died before it wrote down the answer.
+    let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
+    assert_eq!(again, edits);
+    assert_eq!(inode(&node.group(&name).ledger_path()), ledger);
+    program.expect(&[("alloc b 500M", "0"), ("alloc c 500M", "2")]);
+}
+
+#[test]
+fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
+    let node = Node::new();
+    let ids = node.ids(0, 0..4);
+    let edits = node.kubelet.allocate(&ids).expect("granted");
+    let name = group_of(&edits);
+    let ledger = node.group(&name).ledger_path();
+    let before = inode(&ledger);
+    // What a container may do to the one file that it can write.
+    fs::File::options()
+        .write(true)
+        .open(&ledger)
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+    let again = node.kubelet.allocate(&ids).expect("granted");
+    assert_eq!(again, edits);
+    assert_ne!(inode(&ledger), before);
+    let files = Path::new(&mount_at(&again, "/run/gpulimit").host_path).join(&name);
+    assert_eq!(inode(&files.join("ledger")), inode(&ledger));
+    let mut program = member(&node, &again);
+    program.expect(&[("alloc a 3000M", "0")]);
+    // Killed a moment ago: what it held counts until the driver has let go, and then there is a new ledger.
+    let before = inode(&ledger);
+    program.kill();
+    assert_eq!(node.kubelet.allocate(&ids).expect("granted"), edits);
+    assert_ne!(inode(&ledger), before);
+    member(&node, &edits).expect(&[("alloc a 3000M", "0")]);
+}
+
+#[test]
+fn an_init_container_keeps_its_group_when_others_get_its_units() {
+    let node = Node::with(&[], &["--keep", "0s"]);
+    // Kubelet does not list init containers, but the units are in use.
+    node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
+    let init = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
+    let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
+    let (init, main) = (group_of(&init), group_of(&main));
+    assert_ne!(init, main);
+    node.plugin.says(&format!("{main}: has default/pod/main"));
+    assert!(node.has_group(&init) && node.has_group(&main));
+    // A minute later it is another pod that has them.
+    let record = fs::File::options()
+        .write(true)
+        .open(node.record(&init))
+        .unwrap();
+    record
+        .set_modified(SystemTime::now() - Duration::from_secs(100))
+        .unwrap();
+    node.plugin.says(&format!("{init}: removed"));
+    assert!(!node.has_group(&init) && node.has_group(&main));
+}
+
+#[test]
+fn after_a_reboot_everything_is_there_again_before_kubelet_is_told() {
+    let mut node = Node::new();
+    let edits = node.kubelet.allocate(&node.ids(1, 0..5)).expect("granted");
+    let other = node.kubelet.allocate(&node.ids(0, 0..2)).expect("granted");
+    let (name, other) = (group_of(&edits), group_of(&other));
+    node.plugin.kill();
+    let root = node.world.root().path().to_owned();
+    for entry in fs::read_dir(&root).unwrap() {
+        fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    // What container runtimes make where they find nothing to mount.
+    for mount in &edits.mounts[2..] {
+        fs::create_dir_all(&mount.host_path).unwrap();
+    }
+    // Damage to what is written down is nobody else's.
+    fs::write(node.record("k8s-damaged"), "{").unwrap();
+    node.replace_plugin();
+    assert!(limits(&node, &name).same_as(&only(card(&node, 1), 5)));
+    assert!(limits(&node, &other).same_as(&only(card(&node, 0), 2)));
+    let view = Path::new(&mount_at(&edits, "/run/gpulimit").host_path);
+    assert!(view.join(".rules").is_file());
+    let ledger = view.join(&name).join("ledger");
+    assert_eq!(inode(&ledger), inode(&node.group(&name).ledger_path()));
+    member(&node, &edits).expect(&[("alloc a 4000M", "0"), ("alloc b 1000M", "2")]);
+}
+
+#[test]
+fn a_plugin_that_is_killed_in_the_middle_leaves_nothing_in_the_way() {
+    let mut node = Node::new();
+    for step in 0..12_u64 {
+        let ids = node.ids(0, 0..(step as usize % 3 + 1));
+        let wait = Duration::from_micros(step * 700);
+        std::thread::scope(|scope| {
+            let calls = scope.spawn(|| while node.kubelet.allocate(&ids).is_ok() {});
+            std::thread::sleep(wait);
+            node.plugin.kill();
+            calls.join().expect("answered or hung up on");
+        });
+        node.replace_plugin();
+        let edits = node.kubelet.allocate(&ids).expect("granted");
+        let mut program = member(&node, &edits);
+        let size = ids.len() as u64 * 1024 - 600;
+        program.expect(&[(&format!("alloc a {size}M"), "0"), ("alloc b 100M", "2")]);
+    }
+}

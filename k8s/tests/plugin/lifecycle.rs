@@ -1,0 +1,172 @@
+//! Registration, the list of units, restarts of either side, the end.
+
+use crate::rig::{Node, UNITS};
+use gpulimit_k8s::api::{self, Device, Empty, LONGEST_ID, Options};
+use std::collections::BTreeSet;
+use std::fs;
+
+fn of_card<'a>(devices: &'a [Device], card: &str) -> Vec<&'a Device> {
+    let is = |device: &&Device| device.id.starts_with(&format!("{card}::"));
+    devices.iter().filter(is).collect()
+}
+
+fn all_are(devices: &[Device], health: &str) -> bool {
+    devices.iter().all(|device| device.health == health)
+}
+
+#[test]
+fn it_registers_and_lists_the_memory_of_each_gpu() {
+    let node = Node::new();
+    let request = node.kubelet.books().registered[0].clone();
+    assert_eq!(
+        (&*request.version, &*request.endpoint, &*request.resource),
+        ("v1beta1", "gpulimit.sock", "gpulimit.dev/gpu-memory")
+    );
+    let wishes = Options {
+        pre_start_required: false,
+        preference_available: true,
+    };
+    assert_eq!(request.options, Some(wishes));
+    assert_eq!(node.kubelet.call(api::OPTIONS, &Empty {}), Ok(wishes));
+
+    let devices = node.kubelet.watch().next().expect("a list");
+    assert_eq!(devices.len(), 2 * UNITS);
+    for gpu in node.world.machine().gpus() {
+        assert_eq!(of_card(&devices, &gpu.uuid).len(), UNITS);
+    }
+    assert!(all_are(&devices, "Healthy"));
+    assert!(devices.iter().all(|device| device.id.len() <= LONGEST_ID));
+    let ids: BTreeSet<&str> = devices.iter().map(|device| &*device.id).collect();
+    assert_eq!(ids.len(), devices.len());
+}
+
+#[test]
+fn what_is_kept_back_is_not_listed() {
+    let knobs = [("GPULIMIT_SIM_CAPACITY", "17179869184")];
+    for (arguments, expected) in [
+        (&["--reserve", "1Gi"][..], 15),
+        (&["--unit", "512Mi"], 32),
+        (&["--unit", "3Gi", "--resource", "example.com/slice"], 5),
+    ] {
+        let node = Node::with(&knobs, arguments);
+        let devices = node.kubelet.watch().next().expect("a list");
+        assert_eq!(devices.len(), expected, "{arguments:?}");
+        let resource = node.kubelet.books().registered[0].resource.clone();
+        assert_eq!(resource.contains("slice"), arguments.len() == 4);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_cut_is_listed_by_its_instances() {
+    let node = Node::with(&[("GPULIMIT_SIM_MIG", "2")], &[]);
+    let devices = node.kubelet.watch().next().expect("a list");
+    let instances = node.world.machine().gpus();
+    assert_eq!(instances.len(), 2);
+    for instance in instances {
+        assert!(instance.uuid.starts_with("MIG-"));
+        assert_eq!(of_card(&devices, &instance.uuid).len(), UNITS / 2);
+    }
+    assert_eq!(devices.len(), 2 * (UNITS / 2));
+}
+
+#[test]
+fn kubelet_may_come_later_and_say_no_first() {
+    let mut node = Node::before_kubelet(&[], &[]);
+    node.plugin.says("waiting for kubelet");
+    node.kubelet.books().refuses = true;
+    node.kubelet.start();
+    node.plugin
+        .says("does not take gpulimit.dev/gpu-memory: Unknown: not today: 100 % no");
+    assert!(node.kubelet.books().registered.is_empty());
+    node.kubelet.books().refuses = false;
+    node.registrations(1);
+    assert_eq!(node.kubelet.watch().next().expect("a list").len(), UNITS);
+}
+
+#[test]
+fn a_kubelet_that_starts_anew_is_told_again() {
+    let mut node = Node::new();
+    for count in 2..5 {
+        let mut stream = node.kubelet.watch();
+        stream.next().expect("a list");
+        // Removes the plugin's socket as well.
+        node.kubelet.start();
+        node.registrations(count);
+        let devices = node.kubelet.watch().next().expect("a list");
+        assert_eq!(devices.len(), 2 * UNITS);
+        assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
+    }
+    // Who listens is not told once more.
+    let _stream = node.kubelet.watch();
+    let before = node.kubelet.books().registered.len();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(node.kubelet.books().registered.len(), before);
+}
+
+#[test]
+fn a_kubelet_that_does_not_listen_is_told_again() {
+    let node = Node::new();
+    // Nobody has asked for the list.
+    node.registrations(2);
+}
+
+#[test]
+fn its_own_socket_may_be_taken_away() {
+    let node = Node::new();
+    let _stream = node.kubelet.watch();
+    fs::remove_file(node.kubelet.folder().join("gpulimit.sock")).expect("removed");
+    node.registrations(2);
+    assert!(node.kubelet.watch().next().is_some());
+}
+
+#[test]
+fn it_ends_when_told_and_takes_its_socket_along() {
+    let mut node = Node::new();
+    let socket = node.kubelet.folder().join("gpulimit.sock");
+    let mut stream = node.kubelet.watch();
+    stream.next().expect("a list");
+    let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
+    assert!(socket.exists());
+    assert!(node.plugin.terminate().success());
+    assert!(!socket.exists());
+    assert!(stream.next().is_none());
+    // What it has made stays.
+    assert!(node.has_group(&crate::rig::group_of(&edits)));
+    // One that is killed leaves its socket, which is in nobody's way.
+    node.replace_plugin();
+    node.plugin.kill();
+    assert!(socket.exists());
+    node.replace_plugin();
+    assert!(node.kubelet.watch().next().is_some());
+}
+
+#[test]
+fn a_lost_gpu_is_told() {
+    let node = Node::new();
+    let mut stream = node.kubelet.watch();
+    assert!(all_are(&stream.next().expect("a list"), "Healthy"));
+    // NVML_ERROR_GPU_IS_LOST
+    let machine = node.world.machine();
+    machine.knob("fail", "nvmlDeviceGetMemoryInfo_v2:15");
+    let devices = stream.next().expect("a list");
+    assert_eq!(devices.len(), 2 * UNITS);
+    assert!(all_are(&devices, "Unhealthy"));
+    machine.knob("fail", "none");
+    assert!(all_are(&stream.next().expect("a list"), "Healthy"));
+}
+
+#[test]
+fn without_a_gpu_it_says_so() {
+    for (knobs, says) in [
+        (&[("GPULIMIT_SIM_GPUS", "0")][..], "no GPU with a unit"),
+        (&[("GPULIMIT_SIM_FAIL", "nvmlInit_v2:9")], "no GPUs: NVML"),
+        (&[("GPULIMIT_SIM_CAPACITY", "1000000000")], "smaller --unit"),
+    ] {
+        let mut node = Node::before_kubelet(knobs, &[]);
+        assert_eq!(node.plugin.wait().code(), Some(1));
+        node.plugin.says(says);
+    }
+    let mut node = Node::before_kubelet(&[], &["--unit", "1K"]);
+    assert_eq!(node.plugin.wait().code(), Some(1));
+    node.plugin.says("larger --unit");
+}

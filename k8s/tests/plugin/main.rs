@@ -1,0 +1,12 @@
+//! The plugin between a kubelet of the tests', which speaks the real protocol over real sockets, and the simulated driver.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod allocate;
+mod applied;
+mod kubelet;
+mod lifecycle;
+mod manifests;
+mod peer;
+mod pods;
+mod rig;
+mod wire;

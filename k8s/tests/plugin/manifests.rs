@@ -1,0 +1,152 @@
+//! The files of `config/kubernetes`: the schemas of Kubernetes' own API take them, and they say what the plugin understands.
+
+use crate::rig::cached;
+use clap::Parser;
+use gpulimit_k8s::options::Options;
+use gpulimit_programs::world::{repository, text};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The oldest and the newest version that docs/kubernetes.md names.
+const VERSIONS: [&str; 2] = ["1.26", "1.37"];
+
+fn folder() -> PathBuf {
+    repository().join("config/kubernetes")
+}
+
+/// All that go to the API server, by name.
+fn manifests() -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder()).expect("listed");
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    found.retain(|path| path.extension().is_some_and(|end| end == "yaml"));
+    found.retain(|path| !path.ends_with("kustomization.yaml"));
+    found.sort();
+    assert!(found.len() >= 5, "{found:?}");
+    found
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(folder().join(name)).expect(name)
+}
+
+/// Nothing that the schema does not know is let through.
+fn validate(version: &str, files: &[PathBuf]) -> Output {
+    let output = Command::new("python3")
+        .args(["-m", "kubernetes_validate", "--strict", "-k", version])
+        .args(files)
+        .env("PYTHONPATH", cached("kubernetes-validate"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output();
+    output.expect("python3")
+}
+
+#[test]
+fn the_schemas_of_the_api_take_them() {
+    let files = manifests();
+    for version in VERSIONS {
+        let output = validate(version, &files);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches(" passed ").count(), files.len(), "{said}");
+    }
+}
+
+#[test]
+fn mistakes_in_them_are_found() {
+    let place = std::env::temp_dir().join(format!("gpulimit-manifests-{}", std::process::id()));
+    fs::create_dir_all(&place).expect("a directory");
+    let file = place.join("wrong.yaml");
+    for (name, right, wrong) in [
+        ("daemonset.yaml", "volumeMounts:", "volumeMount:"),
+        (
+            "daemonset.yaml",
+            "readOnlyRootFilesystem: true",
+            "readOnlyRootFilesystem: yes please",
+        ),
+        (
+            "daemonset.yaml",
+            "terminationGracePeriodSeconds: 10",
+            "terminationGracePeriodSeconds: ten",
+        ),
+        (
+            "daemonset.yaml",
+            "  selector:\n    matchLabels:\n      app.kubernetes.io/name: gpulimit-device-plugin\n",
+            "",
+        ),
+        ("example-pod.yaml", "  containers:", "  container:"),
+        ("example-pod.yaml", "limits:", "limit:"),
+        ("example-deployment.yaml", "replicas: 4", "replicas: four"),
+        (
+            "service-account.yaml",
+            "automountServiceAccountToken",
+            "automountToken",
+        ),
+        ("namespace.yaml", "  name: gpulimit\n", "  name: 7\n"),
+    ] {
+        let text = read(name);
+        assert_eq!(text.matches(right).count(), 1, "{name}: {right}");
+        fs::write(&file, text.replace(right, wrong)).expect("written");
+        let output = validate(VERSIONS[1], std::slice::from_ref(&file));
+        assert!(!output.status.success(), "{name}: {wrong}");
+    }
+    fs::remove_dir_all(&place).expect("removed");
+}
+
+/// What stands after `KEY:` in a manifest, line by line.
+fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
+    let start = format!("{key}: ");
+    let lines = text
+        .lines()
+        .map(|line| line.trim().trim_start_matches("- "));
+    let found = lines.filter_map(|line| line.strip_prefix(&*start));
+    found.map(|value| value.trim_matches('"')).collect()
+}
+
+#[test]
+fn they_say_what_the_plugin_understands() {
+    let daemonset = read("daemonset.yaml");
+    let arguments: Vec<&str> = daemonset
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- "))
+        .filter(|word| word.starts_with("--"))
+        .collect();
+    assert!(!arguments.is_empty());
+    let given = Options::try_parse_from([&["plugin"], &*arguments].concat());
+    let given = given.unwrap_or_else(|error| panic!("{error}"));
+    let defaults = Options::parse_from(["plugin"]);
+    assert_eq!(
+        (given.unit, given.reserve, given.gpus),
+        (defaults.unit, defaults.reserve, defaults.gpus)
+    );
+    // Containers find at the same place what the plugin has put there: paths are the node's, inside and outside.
+    let pods = defaults.pods.parent().expect("a directory");
+    let places: [&Path; 4] = [&defaults.kubelet, pods, &defaults.root, &defaults.state];
+    let places = places.map(|path| path.to_str().expect("UTF-8"));
+    assert_eq!(values(&daemonset, "mountPath"), places);
+    assert_eq!(values(&daemonset, "path"), places);
+    for example in ["example-pod.yaml", "example-deployment.yaml"] {
+        assert_eq!(
+            values(&read(example), &defaults.resource).len(),
+            1,
+            "{example}"
+        );
+    }
+    // Every file that is to be applied is there, and every one that is not is an example.
+    let kustomization = read("kustomization.yaml");
+    for path in manifests() {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let listed = kustomization
+            .lines()
+            .any(|line| line.trim() == format!("- {name}"));
+        assert_eq!(listed, !name.starts_with("example-"), "{name}");
+    }
+    let image = values(&daemonset, "image")[0];
+    let tag = values(&kustomization, "newTag")[0];
+    assert_eq!(
+        image,
+        format!("{}:{tag}", values(&kustomization, "name")[0])
+    );
+    assert_eq!(tag, env!("CARGO_PKG_VERSION"));
+    assert!(read("Containerfile").contains(image));
+}

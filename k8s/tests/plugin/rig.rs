@@ -1,0 +1,223 @@
+//! A node: a simulated machine, a kubelet and the plugin as a process of its own.
+
+use crate::kubelet::Kubelet;
+use gpulimit::group::Group;
+use gpulimit_k8s::api::{Edits, Mount};
+use gpulimit_programs::world::{self, World, eventually, repository};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+
+pub const GIB: u64 = 1 << 30;
+/// Of a simulated GPU, which has 79.2 GiB.
+pub const UNITS: usize = 79;
+
+pub struct Node {
+    pub plugin: Plugin,
+    pub kubelet: Kubelet,
+    pub world: World,
+    knobs: Vec<String>,
+}
+
+impl Node {
+    /// With two GPUs, and a plugin that kubelet knows.
+    pub fn new() -> Self {
+        Self::with(&[("GPULIMIT_SIM_GPUS", "2")], &[])
+    }
+
+    pub fn with(knobs: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let mut node = Self::before_kubelet(knobs, arguments);
+        node.kubelet.start();
+        node.registrations(1);
+        node
+    }
+
+    /// The same without a kubelet as yet.
+    pub fn before_kubelet(knobs: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let world = World::without_group(knobs);
+        let kubelet = Kubelet::new(world.file("kubelet"));
+        let knobs: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        let plugin = Plugin::start(&world, &kubelet, &knobs);
+        Self {
+            plugin,
+            kubelet,
+            world,
+            knobs,
+        }
+    }
+
+    /// Waits until the plugin has registered so often.
+    #[track_caller]
+    pub fn registrations(&self, count: usize) {
+        let done = eventually(|| self.kubelet.books().registered.len() >= count);
+        assert!(done, "{:?}", self.plugin.said());
+    }
+
+    /// Kills the plugin, as the kernel may, and starts another one.
+    pub fn replace_plugin(&mut self) {
+        let before = self.kubelet.books().registered.len();
+        self.plugin.kill();
+        self.plugin = Plugin::start(&self.world, &self.kubelet, &self.knobs);
+        self.registrations(before + 1);
+    }
+
+    /// The ids of these units of a GPU, by the machine's order.
+    pub fn ids(&self, gpu: usize, numbers: std::ops::Range<usize>) -> Vec<String> {
+        let card = self.world.machine().gpu(gpu).uuid;
+        numbers.map(|number| format!("{card}::{number}")).collect()
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.world.file("state")
+    }
+
+    pub fn record(&self, name: &str) -> PathBuf {
+        self.state().join("allocations").join(name)
+    }
+
+    pub fn group(&self, name: &str) -> Group {
+        self.world.root().group(name).expect("a group")
+    }
+
+    pub fn has_group(&self, name: &str) -> bool {
+        self.world.root().group(name).is_ok()
+    }
+}
+
+/// The group that a container was given.
+pub fn group_of(edits: &Edits) -> String {
+    edits.variables["GPULIMIT_GROUP"].clone()
+}
+
+/// What is mounted there.
+#[track_caller]
+pub fn mount_at<'a>(edits: &'a Edits, inside: &str) -> &'a Mount {
+    let at = |mount: &&Mount| mount.container_path == inside;
+    edits.mounts.iter().find(at).expect(inside)
+}
+
+pub struct Plugin {
+    child: Child,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl Plugin {
+    fn start(world: &World, kubelet: &Kubelet, arguments: &[String]) -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_gpulimit-k8s-device-plugin"));
+        let mut command = match may_drop() {
+            // As the DaemonSet has it.
+            true => {
+                let mut command = world.bare(Path::new("setpriv"));
+                command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+                command.arg("--").arg(program);
+                command
+            }
+            false => world.bare(program),
+        };
+        command
+            .arg("--root")
+            .arg(world.root().path())
+            .arg("--state")
+            .arg(world.file("state"))
+            .arg("--kubelet")
+            .arg(kubelet.folder())
+            .arg("--pods")
+            .arg(kubelet.pods_socket())
+            .arg("--library")
+            .arg(world::shim())
+            .args(["--health", "50ms", "--sweep", "100ms"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn().expect("the plugin starts");
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let heard = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                heard.lock().unwrap().push(line);
+            }
+        });
+        Self { child, said }
+    }
+
+    pub fn said(&self) -> Vec<String> {
+        self.said.lock().unwrap().clone()
+    }
+
+    #[track_caller]
+    pub fn says(&self, text: &str) {
+        let so = eventually(|| self.said().iter().any(|line| line.contains(text)));
+        assert!(so, "{text}: {:?}", self.said());
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Tells it to end.
+    pub fn terminate(&mut self) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        let told = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(told.unwrap().success());
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let ended = eventually(|| self.child.try_wait().unwrap().is_some());
+        assert!(ended, "it ends");
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether we have capabilities to give up.
+fn may_drop() -> bool {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    *MAY.get_or_init(|| {
+        let tried = Command::new("setpriv")
+            .args(["--bounding-set=-all", "true"])
+            .output();
+        tried.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// `gpu-script`, which is another package's.
+pub fn gpu_script() -> &'static Path {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    let program = world::program();
+    BUILT.get_or_init(|| {
+        let target = program.ancestors().nth(2).expect("a target folder");
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "-p", "gpulimit-programs"])
+            .args(["--bin", "gpu-script"])
+            .current_dir(repository())
+            .env("CARGO_TARGET_DIR", target)
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "gpu-script");
+    });
+    program
+}
+
+/// A folder of .cache, which scripts/wheels fills.
+pub fn cached(name: &str) -> PathBuf {
+    static FETCHED: OnceLock<()> = OnceLock::new();
+    FETCHED.get_or_init(|| {
+        let script = repository().join("scripts/wheels");
+        let status = Command::new(script).status();
+        assert!(
+            status.is_ok_and(|status| status.success()),
+            "scripts/wheels"
+        );
+    });
+    repository().join(".cache").join(name)
+}
