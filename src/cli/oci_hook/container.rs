@@ -41,6 +41,8 @@ const LOCK: &str = ".containers.lock";
 const TURN: Duration = Duration::from_secs(60);
 /// How long processes that were killed may take to be gone.
 const END: Duration = Duration::from_secs(30);
+/// How long the first of them may: runtimes wait for it, so that one that lives is another container's.
+const FIRST_END: Duration = Duration::from_secs(1);
 
 fn turn(root: &Root) -> Result<Hold, Failure> {
     let start = Instant::now();
@@ -245,7 +247,7 @@ fn take_away(
     patience: Duration,
 ) -> Result<(), Failure> {
     let start = Instant::now();
-    let wait = || {
+    let wait = |patience: Duration| {
         let more = start.elapsed() < patience;
         if more {
             thread::sleep(Duration::from_millis(10));
@@ -253,7 +255,7 @@ fn take_away(
         more
     };
     while record.init.lives() {
-        if !wait() {
+        if !wait(patience.min(FIRST_END)) {
             return Err(Failure::new(format_args!(
                 "container {} runs, and keeps group {}",
                 record.id, record.group
@@ -266,7 +268,7 @@ fn take_away(
             false => Ok(()),
         };
         match removed {
-            Err(GroupError::InUse { .. }) if wait() => {}
+            Err(GroupError::InUse { .. }) if wait(patience) => {}
             Err(error) if !error.is_missing() => return Err(error.into()),
             _ => return place.remove(),
         }
