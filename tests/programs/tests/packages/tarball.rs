@@ -192,6 +192,7 @@ fn a_user_without_root() {
             .arg(program)
             .args(arguments)
             .env("HOME", &home)
+            .env("GPULIMIT_ROOT", home.join("groups"))
             .current_dir("/");
         finish(command)
     };
@@ -217,6 +218,7 @@ fn a_user_without_root() {
     assert!(text(&output.stderr).contains("cannot make"), "{output:?}");
     let output = user(&local.join("lib/gpulimit/install.sh"), &["--uninstall"]);
     assert!(output.status.success(), "{output:?}");
+    let _ = fs::remove_dir_all(home.join("groups"));
     assert_eq!(tree(&home).len(), 1, "{:?}", tree(&home));
 }
 
