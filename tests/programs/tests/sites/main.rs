@@ -1,3 +1,4 @@
-//! gpulimit where others start the programs: batch systems. See tests/README.md.
+//! gpulimit where others start the programs, and on systems of other ages: batch systems, old C libraries. See tests/README.md.
 
 mod slurm;
+mod userlands;
