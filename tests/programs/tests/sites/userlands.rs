@@ -22,8 +22,8 @@ const GLIBC: [(&str, &str); 3] = [
 /// Ways to the driver, as programs are linked.
 const DOORS: [(&str, &[&str]); 4] = [
     ("dlsym", &[]),
-    ("linked", &["-DLINKED", "-l:libcuda.so.1"]),
-    ("asked", &["-DASKED", "-l:libcuda.so.1"]),
+    ("linked", &["-DLINKED", "-lcuda"]),
+    ("asked", &["-DASKED", "-lcuda"]),
     ("runtime", &["-DRUNTIME"]),
 ];
 
