@@ -20,10 +20,18 @@ fn target() -> PathBuf {
     built().parent().expect("a target folder").to_owned()
 }
 
+/// What scripts/aarch64 has built instead, for another machine than cargo's: a folder laid out as ours.
+fn elsewhere() -> Option<PathBuf> {
+    std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
+}
+
 /// Builds the simulated driver and the preloaded library, once per test binary.
 fn built_once() -> &'static Path {
     static TARGET: OnceLock<PathBuf> = OnceLock::new();
     TARGET.get_or_init(|| {
+        if let Some(folder) = elsewhere() {
+            return folder;
+        }
         let target = target();
         let build = |program: &Path, arguments: &[&str]| {
             let status = Command::new(program)
@@ -62,6 +70,9 @@ pub fn shim() -> PathBuf {
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
+        if let Some(folder) = elsewhere() {
+            return folder.join("debug/gpulimit");
+        }
         let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
         let status = Command::new(cargo)
             .args(["build", "--quiet", "-p", "gpulimit", "--bin", "gpulimit"])

@@ -1,0 +1,103 @@
+//! What `scripts/portable` says of files that a user's system could not load. That the real ones pass is checked where they are built.
+#![allow(clippy::unwrap_used, reason = "a test that runs compilers")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder of a test's own.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("portable-{name}"));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Place(folder)
+    }
+
+    /// Compiles this C text into a shared library without the C library.
+    fn library(&self, file: &str, source: &str, arguments: &[&str]) -> PathBuf {
+        let text = self.0.join(format!("{file}.c"));
+        fs::write(&text, source).unwrap();
+        let library = self.0.join(file);
+        let status = Command::new("cc")
+            .args(["-shared", "-fPIC", "-nostdlib", "-o"])
+            .args([&library, &text])
+            .args(arguments)
+            .current_dir(&self.0)
+            .status();
+        assert!(status.unwrap().success(), "{file}");
+        library
+    }
+
+    /// A library that has `f` of another one, which is called `name` and gives `f` the version `version`.
+    fn with(&self, name: &str, version: &str) -> PathBuf {
+        fs::write(self.0.join("versions"), format!("{version} {{ f; }};")).unwrap();
+        let arguments = [
+            "-Wl,--version-script=versions",
+            &format!("-Wl,-soname,{name}"),
+        ];
+        let other = self.library("libother.so", "int f(void) { return 1; }", &arguments);
+        let source = "int f(void); int g(void) { return f(); }";
+        self.library("libours.so", source, &[other.to_str().unwrap()])
+    }
+}
+
+fn check(file: &Path) -> Output {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/portable");
+    let mut command = Command::new(script);
+    command.arg("--check").arg(file).output().unwrap()
+}
+
+#[track_caller]
+fn refused(file: &Path, why: &str) {
+    let output = check(file);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{file:?} passed");
+    assert!(said.contains(why), "{said}");
+}
+
+#[test]
+fn what_needs_a_newer_c_library_is_refused() {
+    let place = Place::new("newer");
+    refused(
+        &place.with("libc.so.6", "GLIBC_2.18"),
+        "GLIBC_2.18, newer than 2.17",
+    );
+    refused(
+        &place.with("libc.so.6", "GLIBC_2.100"),
+        "GLIBC_2.100, newer",
+    );
+    // Relocations that the loaders before 2.36 do not know: a mark without a number.
+    refused(
+        &place.with("libc.so.6", "GLIBC_ABI_DT_RELR"),
+        "GLIBC_ABI_DT_RELR",
+    );
+    for old in ["GLIBC_2.17", "GLIBC_2.2.5", "GLIBC_2.4"] {
+        let output = check(&place.with("libc.so.6", old));
+        assert!(output.status.success(), "{old}: {output:?}");
+    }
+}
+
+#[test]
+fn what_needs_a_compiler_runtime_or_the_driver_is_refused() {
+    let place = Place::new("needs");
+    for name in [
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libcuda.so.1",
+        "libnvidia-ml.so.1",
+    ] {
+        refused(&place.with(name, "ANY_1"), name);
+    }
+}
+
+#[test]
+fn what_has_grown_too_large_is_refused() {
+    let place = Place::new("large");
+    let large = place.library("libours.so", "char data[4 << 20] = { 1 };", &[]);
+    refused(&large, "more than");
+    let small = place.library("libours.so", "char data[4 << 10] = { 1 };", &[]);
+    assert!(check(&small).status.success());
+}
