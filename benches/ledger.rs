@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let me = Identity::of_self();
     let mut slots: Vec<Slot> = Vec::new();
     println!("live slots   charge + uncharge   charged()   refusal   claim");
-    for live in [1, 8, 64, 256, 1024] {
+    for live in [1, 8, 64, 256, 1024, 4000] {
         let (before, started) = (slots.len(), Instant::now());
         while slots.len() < live {
             slots.push(ledger.claim(&me, "")?);

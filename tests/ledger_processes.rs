@@ -682,6 +682,42 @@ fn a_full_ledger_says_so() {
 }
 
 #[test]
+fn as_many_members_as_there_are_slots() {
+    let scratch = Scratch::new();
+    let mut actor = scratch.spawn("hold", KIB4);
+    actor.says("holding");
+    let first = scratch.join();
+    let (ledger, device) = (first.slot.ledger(), first.device);
+    let join = || {
+        let slot = ledger.claim(&Identity::of_self(), "")?;
+        Ok(Member { slot, device })
+    };
+    let mut others: Vec<Member> = (2..MAX_SLOTS)
+        .map(|_| join().expect("a slot of its own"))
+        .collect();
+    let full = |joined: Result<Member, LedgerError>| {
+        assert!(matches!(joined, Err(LedgerError::NoSlot { .. })));
+    };
+    full(join());
+    let all = MAX_SLOTS as u64 * KIB4;
+    for member in others.iter().chain([&first]) {
+        assert!(member.charged() < all);
+        member.charge(KIB4, all).expect("its part");
+    }
+    assert_eq!(first.charged(), all);
+    assert!(first.charge(KIB4, all).is_err());
+    let members = ledger.processes(&NoWitness);
+    assert_eq!(members.len(), MAX_SLOTS);
+    assert!(members.iter().all(|member| member.alive));
+    actor.kill();
+    charge(&first.level(all), KIB4, &Quiet(&AlwaysGone)).expect("what the dead one held");
+    others.push(join().expect("the slot of the dead one"));
+    full(join());
+    drop(others);
+    assert_eq!(first.charged(), 2 * KIB4);
+}
+
+#[test]
 fn a_cleaner_that_hangs_delays_but_does_not_block() {
     let scratch = Scratch::new();
     let file = OpenOptions::new()

@@ -5,7 +5,6 @@
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
-use super::layout::LINE_DEVICES;
 use super::{DeviceIndex, Ledger};
 use std::fmt;
 
@@ -29,14 +28,10 @@ pub fn child_key(name: &str) -> u64 {
 ///
 /// To be read before a request is published: what is granted to them afterwards the sum over all slots sees.
 pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
-    let content = ledger.content();
-    let words = &content.words[device.get() / LINE_DEVICES];
+    let slots = &ledger.content().slots;
     let taken: u64 = (0..ledger.high_water())
-        .filter(|slot| content.slots[*slot].owner.child.load(Ordering::Relaxed) == child)
-        .map(|slot| {
-            let line = &words[slot].0;
-            granted(line[device.get() % LINE_DEVICES].load(Ordering::Acquire))
-        })
+        .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
+        .map(|slot| granted(ledger.word(slot, device).load(Ordering::Acquire)))
         .sum();
     bytes.saturating_sub(taken * UNIT)
 }

@@ -218,7 +218,7 @@ fn replaced(place: &Place) -> LedgerError {
     }
 }
 
-/// A random one of the first `crowd` slots that look free; before the ledger grows for it, one whose owner died.
+/// A random one of the first `crowd` slots that look free; before the ledger grows for one alone, one whose owner died.
 fn pick(
     ledger: &Ledger,
     candidate: &Candidate<'_>,
@@ -234,8 +234,9 @@ fn pick(
     };
     let high_water = ledger.high_water();
     let free = (0..high_water).filter(nobody).take(crowd).count();
-    if free < crowd && high_water > 0 {
-        // Also those who were killed before they charged anything leave their name; nobody else cleans these slots.
+    if crowd == 1 && free == 0 {
+        // Also those who were killed before they charged anything leave their name; nobody else cleans these slots. Not asked by those who
+        // start at once: the kernel answers slowly where a file has thousands of locks.
         let first = random.below(high_water);
         for step in 0..high_water.min(PROBES as usize) {
             let slot = (first + step) % high_water;

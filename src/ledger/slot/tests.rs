@@ -19,6 +19,7 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
 /// Those that come out in many tries, in order.
 fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
     let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
+    assert!([0, 100].contains(&picks.len()), "there is one, or none");
     picks.sort_unstable();
     picks.dedup();
     picks
@@ -63,16 +64,38 @@ fn a_crowd_is_spread_over_free_slots_old_ones_first() {
 #[test]
 fn a_slot_of_the_dead_that_is_empty_comes_before_a_new_one() {
     let scratch = Scratch::new();
-    let _alive = scratch.join();
+    let (_alive, free) = (scratch.join(), scratch.join());
     let killed = scratch.dead(&stranger(1), 0, 0);
+    drop(free);
+    assert_eq!(picks_of(&scratch, 1), [1], "which need not be cleaned");
+    let _other = scratch.join();
     let charged = scratch.dead(&stranger(2), 3, 0);
     assert_eq!(picks_of(&scratch, 1), [killed]);
+    assert_eq!(picks_of(&scratch, 2), [charged + 1, charged + 2], "a crowd");
     let slot = scratch.join();
     assert_eq!(slot.index(), killed);
     assert_eq!(picks_of(&scratch, 1), [charged + 1], "which still drains");
     // A free one below is as good.
     drop(slot);
     assert_eq!(picks_of(&scratch, 1), [killed]);
+}
+
+#[test]
+fn no_space_is_told_from_other_errors() {
+    let scratch = Scratch::new();
+    let file = scratch.place.open(true).expect("open");
+    let candidate = Candidate {
+        ledger: &scratch,
+        identity: &Identity::of_self(),
+        below: "",
+        owner: &file,
+        claim: &file,
+    };
+    let error = |code| candidate.error("map")(io::Error::from_raw_os_error(code));
+    for code in [libc::ENOSPC, libc::EDQUOT] {
+        assert!(matches!(error(code), LedgerError::NoSpace { .. }));
+    }
+    assert!(!matches!(error(libc::EIO), LedgerError::NoSpace { .. }));
 }
 
 #[test]

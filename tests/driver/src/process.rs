@@ -20,6 +20,9 @@ use crate::{checkpoint, device, grant, shared};
 const LOCKS: i64 = 1 << 40;
 /// Slots are looked through at most this often, in ms, unless memory has run out.
 const SCAN_MS: u64 = 2;
+/// The same for so many slots, squared, that are looked through in a ms: the kernel goes through all locks of a file to
+/// answer for one.
+const SCANNED_PER_MS: u64 = 10_000;
 
 /// This process's membership of the machine.
 pub struct Process {
@@ -246,13 +249,14 @@ pub struct Holder {
 pub fn scan(machine: &Machine, at_once: bool) {
     let now = now_ms();
     let last = machine.last_scan.load(Relaxed);
-    if !at_once && now < last + SCAN_MS {
+    let slots = u64::from(machine.high_water.load(SeqCst));
+    if !at_once && now < last + SCAN_MS.max(slots * slots / SCANNED_PER_MS) {
         return;
     }
     machine.last_scan.store(now, Relaxed);
     let Ok(file) = Machine::file() else { return };
     let lag = machine.knobs.kill_lag.load(Relaxed);
-    for slot in 0..machine.high_water.load(SeqCst) as usize {
+    for slot in 0..slots as usize {
         let line = &machine.slots[slot];
         let owner = line.owner.load(SeqCst);
         if owner == 0 {
@@ -321,26 +325,37 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// The pid by which the caller's /proc knows the holder; none when it cannot see it.
-pub fn visible_pid(holder: &Holder) -> Option<u32> {
-    // Where /proc is not mounted, or is another namespace's, NVML lists nobody.
-    let own_name = std::fs::read_link("/proc/self").ok()?;
-    if own_name.to_str()? != std::process::id().to_string() {
-        return None;
-    }
-    let own = namespace();
-    if own == holder.namespace {
-        return Some(holder.pid);
-    }
-    let ending = format!("\t{}", holder.pid);
-    std::fs::read_dir("/proc")
-        .ok()?
-        .flatten()
-        .find_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
-            let inside = std::fs::metadata(entry.path().join("ns/pid")).ok()?.ino();
-            let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-            let pids = status.lines().find(|line| line.starts_with("NSpid:"))?;
-            (inside == holder.namespace && pids.ends_with(&ending)).then_some(pid)
+/// Who sees the holders by the pids of his `/proc`.
+pub struct Viewer {
+    /// Inode of his PID namespace.
+    namespace: u64,
+}
+
+impl Viewer {
+    /// The caller. None where `/proc` is not mounted, or is another namespace's: NVML lists nobody there.
+    pub fn own() -> Option<Viewer> {
+        let own_name = std::fs::read_link("/proc/self").ok()?;
+        let is_own = own_name.to_str()? == std::process::id().to_string();
+        is_own.then(|| Viewer {
+            namespace: namespace(),
         })
+    }
+
+    /// The holder's pid; none when it cannot be seen.
+    pub fn pid(&self, holder: &Holder) -> Option<u32> {
+        if self.namespace == holder.namespace {
+            return Some(holder.pid);
+        }
+        let ending = format!("\t{}", holder.pid);
+        std::fs::read_dir("/proc")
+            .ok()?
+            .flatten()
+            .find_map(|entry| {
+                let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+                let inside = std::fs::metadata(entry.path().join("ns/pid")).ok()?.ino();
+                let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+                let pids = status.lines().find(|line| line.starts_with("NSpid:"))?;
+                (inside == holder.namespace && pids.ends_with(&ending)).then_some(pid)
+            })
+    }
 }

@@ -12,7 +12,7 @@ def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
         program = capped(python("jax_agent.py"), **variables)
         program.reply(90)
         work = program.ask("kernels", 120)
-        outcome.expect("checksum" in work, f"the kernels failed: {work}")
+        outcome.expect("checksum" in work, f"the kernels failed: {work}; {program.refusals()}; {program.tail()}")
         limit = program.ask("info").get("stats", {}).get("bytes_limit", 0)
         found = program.ask("fill", 120)
         outcome.figures["fill"] = found | {"bytes_limit": limit}

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::abi::Out;
 use gpulimit_sim::machine::Machine;
-use gpulimit_sim::process;
+use gpulimit_sim::process::{self, Viewer};
 
 use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
@@ -31,12 +31,13 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     if nobody || knobs.no_proc.load(Relaxed) != 0 {
         return Vec::new();
     }
+    let Some(viewer) = &Viewer::own() else {
+        return Vec::new();
+    };
     let holders = process::holders(machine);
     let held = |device: usize| {
         let of_device = holders.iter().filter(move |holder| holder.held[device] > 0);
-        of_device.filter_map(move |holder| {
-            Some((process::visible_pid(holder)?, device, holder.held[device]))
-        })
+        of_device.filter_map(move |holder| Some((viewer.pid(holder)?, device, holder.held[device])))
     };
     unit.devices(machine).flat_map(held).collect()
 }

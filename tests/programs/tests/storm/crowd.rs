@@ -70,6 +70,12 @@ impl Nursery {
         self.living.contains_key(&pid)
     }
 
+    /// What the program of one of them has answered so far.
+    pub fn log(&self, pid: i32) -> String {
+        let log = self.living[&pid].with_extension("log");
+        fs::read_to_string(log).unwrap_or_default()
+    }
+
     /// Those that have ended since the last time.
     pub fn reap(&mut self) -> Vec<Ended> {
         let answer = self.session.say("reap");

@@ -1,9 +1,10 @@
 //! Very many members at once.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use gpulimit::ledger::NoWitness;
-use gpulimit_programs::world::{self, MIB, World};
+use gpulimit_programs::world::{self, MIB, Session, World};
 
 use crate::crowd::{Nursery, signal};
 use crate::tempest::setting;
@@ -19,6 +20,41 @@ fn wait(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
+/// Nanoseconds of the processor that a thread (`PID`, `thread-self`) has had; 0 where Linux does not count them.
+fn on_processor(thread: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
+    let first = text.split_whitespace().next();
+    first.and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// What it costs that so many are registered: a charge and its return by one of them, and reading the ledger.
+fn show_costs(world: &World, member: &mut Session) {
+    const PAIRS: u64 = 1_000;
+    let pid = member.pid().to_string();
+    let before = on_processor(&pid);
+    let pairs = format!("repeat {PAIRS} {{\nalloc x 4M\nfree x\n}}");
+    assert_eq!(member.say(&pairs), format!("0:{}", 2 * PAIRS));
+    let pair = (on_processor(&pid) - before) / PAIRS;
+    let ledger = world.ledger();
+    let device = ledger.devices()[0].index;
+    let cost = |times: u64, read: &dyn Fn()| {
+        // Once before, for the pages.
+        read();
+        let before = on_processor("thread-self");
+        (0..times).for_each(|_| read());
+        (on_processor("thread-self") - before) / times / 1_000
+    };
+    let sum = cost(1_000, &|| {
+        black_box(ledger.usage(device));
+    });
+    let list = cost(10, &|| {
+        black_box(ledger.processes(&NoWitness));
+    });
+    println!(
+        "processor time: pair of 4 MiB {pair} ns, usage {sum} µs, list of processes {list} µs"
+    );
+}
+
 /// `count` processes become members as nearly at once as the machine can, hold memory together, and are killed together.
 fn crowd(count: usize) {
     let each = 12 * MIB;
@@ -29,10 +65,10 @@ fn crowd(count: usize) {
     ];
     let world = World::with(cap, &knobs);
     // Leaves the size of a context behind.
-    world.on_gpu().end_quietly();
+    let mut first = world.on_gpu();
     let mut nursery = Nursery::open(&world, world::GROUP);
     let began = Instant::now();
-    let pids: Vec<i32> = (0..count)
+    let pids: Vec<i32> = (1..count)
         .map(|_| {
             let pid = nursery.spawn("start\nalloc a 3M\nsleep 100000000\n");
             signal(pid, libc::SIGSTOP);
@@ -43,19 +79,23 @@ fn crowd(count: usize) {
     for pid in &pids {
         signal(*pid, libc::SIGCONT);
     }
-    let holders = || world.machine().gpu(0).holders;
-    wait("all have memory", || {
-        let holders = holders();
-        let full = holders.iter().filter(|holder| holder.bytes >= 6 * MIB);
-        full.count() == count
-    });
+    for pid in &pids {
+        wait("it is at rest", || nursery.log(*pid).lines().count() > 1);
+        assert_eq!(nursery.log(*pid), "start = 0 0\nalloc a 3M = 0\n");
+    }
+    let took = began.elapsed();
+    let busy: u64 = pids.iter().map(|pid| on_processor(&pid.to_string())).sum();
     println!(
-        "{count} processes: forked in {forked:?}, members with a context and memory after {:?}",
-        began.elapsed()
+        "{count} processes: forked in {forked:?}, members with a context and memory after {took:?}, each with {} µs of the processor",
+        busy / pids.len() as u64 / 1_000
     );
     let members = world.ledger().processes(&NoWitness);
     assert_eq!(members.iter().filter(|member| member.alive).count(), count);
+    let holders = || world.machine().gpu(0).holders;
+    assert_eq!(holders().len(), count);
     world.judge(cap);
+    show_costs(&world, &mut first);
+    first.end_quietly();
     for pid in &pids {
         signal(*pid, libc::SIGKILL);
     }
@@ -66,7 +106,7 @@ fn crowd(count: usize) {
             assert_eq!(one.code, -libc::SIGKILL, "{:?}", one.files);
         }
         dead += ended.len();
-        dead == count
+        dead == pids.len()
     });
     wait("the driver has let go", || holders().is_empty());
     // The first one who needs it all has it all.
