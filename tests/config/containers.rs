@@ -24,10 +24,12 @@ fn generate(place: &Place, arguments: &[&str]) -> Output {
 fn library(place: &Place) -> std::path::PathBuf {
     let path = place.at("libgpulimit.so");
     if !path.exists() {
-        let source = place.write(
-            "mark.c",
-            "const char *gpulimit_hooks(void) { return \"\"; }\n",
+        let marks = format!(
+            "const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
+             const char *gpulimit_version(void) {{ return \"{}\"; }}\n",
+            gpulimit::version::text()
         );
+        let source = place.write("mark.c", &marks);
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-Wl,-soname,libgpulimit.so", "-o"])
             .args([&path, &source])
