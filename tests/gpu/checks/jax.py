@@ -12,6 +12,10 @@ def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
         program = capped(python("jax_agent.py"), **variables)
         program.reply(90)
         work = program.ask("kernels", 120)
+        if "cudnn status: 5003" in work.get("text", ""):
+            # The first time on a machine XLA may synchronise in one thread what another one captures: without us as often (see the records).
+            outcome.figures["first_kernels"] = work
+            work = program.ask("kernels", 120)
         outcome.expect("checksum" in work, f"the kernels failed: {work}; {program.refusals()}; {program.tail()}")
         limit = program.ask("info").get("stats", {}).get("bytes_limit", 0)
         found = program.ask("fill", 120)
