@@ -3,18 +3,16 @@
 /// The line without what differs.
 pub fn plain(line: &str) -> String {
     let mut out = String::new();
-    // Where the driver is differs from machine to machine.
-    let line: Vec<&str> = line
-        .split(' ')
-        .map(|word| {
-            if word.ends_with("/libcuda.so.1") {
-                "libcuda.so.1"
-            } else {
-                word
-            }
-        })
-        .collect();
-    let line = line.join(" ");
+    // Where the driver is, and the C library, are this machine's.
+    let mut words: Vec<&str> = line.split(' ').collect();
+    for at in 0..words.len() {
+        if words[at].ends_with("/libcuda.so.1") {
+            words[at] = "libcuda.so.1";
+        } else if at > 0 && words[at - 1] == "(glibc" {
+            words[at] = "#)";
+        }
+    }
+    let line = words.join(" ");
     let mut rest = line.trim();
     while let Some(first) = rest.chars().next() {
         if first.is_ascii_digit() {
@@ -67,6 +65,8 @@ fn what_differs_from_run_to_run_is_passed_over() {
         ("run-20954-580802 uses", "run-1234-99999 uses"),
         ("11496  root   lab", "114967 root lab"),
         ("x: 3.23 s elapsed", "x: 3.01 s elapsed"),
+        ("in /a/libcuda.so.1", "in /b/c/libcuda.so.1"),
+        ("place (glibc 2.36)", "place (glibc 2.41)"),
     ];
     for (one, other) in same {
         assert_eq!(plain(one), plain(other));
