@@ -180,6 +180,11 @@ impl SeenProcess {
         }
     }
 
+    /// When it started, in clock ticks since boot; `None` where that cannot be told.
+    pub fn start_time(&self) -> Option<u64> {
+        (self.start_time != 0).then_some(self.start_time)
+    }
+
     /// Whether it is this one. What is not known decides nothing.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 #[test]
 fn doctor_works_without_a_driver() {
@@ -340,6 +341,46 @@ fn of_a_container_whether_programs_start_in_it() {
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("cannot be preloaded"), "{out}");
     drop(broken);
+}
+
+#[test]
+fn of_a_process_that_is_older_than_the_file_of_preloads() {
+    let may = Command::new("unshare").args(["-m", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: mount namespaces take root");
+        return;
+    }
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let mut command = Command::new("unshare");
+    command
+        .args([
+            "-m",
+            "sh",
+            "-c",
+            "mount -t tmpfs tmpfs /etc; echo here; read line",
+        ])
+        .env("GPULIMIT_ROOT", place.root_path())
+        .env("GPULIMIT_GROUP", "lab");
+    let looked = Looked::start(&mut command);
+    let file = format!("/proc/{}/root/etc/ld.so.preload", looked.pid());
+    fs::write(&file, format!("{}\n", library().display())).expect("written");
+    let at = |time: SystemTime| {
+        let file = fs::File::options().write(true).open(&file).expect("there");
+        file.set_modified(time).expect("changed");
+    };
+    let hour = Duration::from_secs(3600);
+    // Longer than a tick of the clock that processes are started by.
+    std::thread::sleep(Duration::from_millis(200));
+    at(SystemTime::now());
+    says(
+        &place,
+        &looked,
+        1,
+        &["it has been running since before /etc/ld.so.preload named"],
+    );
+    at(SystemTime::now() - hour);
+    says(&place, &looked, 1, &["and the loader passed it over"]);
 }
 
 #[test]

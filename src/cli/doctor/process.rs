@@ -13,6 +13,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 /// A process by its pid here.
@@ -433,14 +434,23 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// When a file was last changed, in seconds since 1970.
-fn changed(path: &Path) -> Option<i64> {
-    Some(fs::metadata(path).ok()?.mtime())
+/// When a file was last changed.
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
 }
 
-/// When a process started, in seconds since 1970.
-fn started(pid: u32) -> Option<i64> {
-    Some(fs::metadata(format!("/proc/{pid}/stat")).ok()?.ctime())
+/// When a process started. The times of its files in `/proc` are those of the first look at them.
+fn started(pid: u32) -> Option<SystemTime> {
+    /// Of `/proc`, on every machine.
+    const TICKS_PER_SECOND: u64 = 100;
+    let since_boot =
+        Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime = uptime.split_whitespace().next()?.parse().ok()?;
+    let age = Duration::try_from_secs_f64(uptime)
+        .ok()?
+        .saturating_sub(since_boot);
+    SystemTime::now().checked_sub(age)
 }
 
 #[cfg(test)]
@@ -453,6 +463,22 @@ mod tests {
         let expected = [("A", "1"), ("EMPTY", ""), ("B", "x=y")];
         let expected = expected.map(|(name, value)| (name.into(), value.into()));
         assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn this_process_started_a_moment_ago() {
+        let age = started(std::process::id()).expect("/proc").elapsed();
+        // By the clock it may be in the future, by the length of a tick.
+        assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
+        let mut child = std::process::Command::new("cat");
+        let mut child = child
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("started");
+        let later = started(child.id()).expect("/proc");
+        assert!(later >= started(std::process::id()).expect("/proc") - Duration::from_secs(1));
+        child.kill().expect("ended");
+        child.wait().expect("ended");
     }
 
     #[test]
