@@ -18,7 +18,7 @@ use gpulimit::device::DeviceId;
 use gpulimit::group::{Access, Group, GroupError, Members, Root};
 use gpulimit::ledger::{Ledger, LedgerError, NoWitness};
 use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::policy::rules::{self, OnError, Rule, Rules, Target};
+use gpulimit::policy::rules::{self, Rules};
 use gpulimit::units::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -298,16 +298,7 @@ impl Allocations {
         for name in ["limits", "lock", "ledger"] {
             link(&group.path().join(name), &files.join(name))?;
         }
-        let everybody = Rules(vec![Rule {
-            number: 1,
-            on_error: OnError::Closed,
-            user: Vec::new(),
-            unix_group: None,
-            cgroup: Vec::new(),
-            executable: Vec::new(),
-            container: Vec::new(),
-            target: Target::Group(group.name().into()),
-        }]);
+        let everybody = Rules::everybody(group.name());
         let path = grant.view.join(rules::FILE);
         replace(&path, everybody.to_string().as_bytes(), 0o644).map_err(Trouble::at(&path))?;
         Ok(grant)

@@ -123,6 +123,21 @@ impl Source {
 }
 
 impl Rules {
+    /// Every process belongs to this group, whatever its environment says: for a root that only one container sees.
+    #[cfg(feature = "cli")]
+    pub fn everybody(group: &str) -> Self {
+        Self(vec![Rule {
+            number: 1,
+            on_error: OnError::Closed,
+            user: Vec::new(),
+            unix_group: None,
+            cgroup: Vec::new(),
+            executable: Vec::new(),
+            container: Vec::new(),
+            target: Target::Group(group.into()),
+        }])
+    }
+
     /// The rules one by one.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()

@@ -8,7 +8,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output;
 use gpulimit::group::{Access, Group, GroupError, Hold, Members, Root, effective_user};
 use gpulimit::limits::LimitSet;
-use gpulimit::policy::rules::{self, OnError, Rule, Rules, Target};
+use gpulimit::policy::rules::{self, Rules};
 use gpulimit::units::Size;
 use std::fmt;
 use std::fs::{self, Permissions};
@@ -113,16 +113,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
             Wanted::Group(name) => root.group(name)?,
         };
         group.show_in(&place.view())?;
-        let rules = Rules(vec![Rule {
-            number: 1,
-            on_error: OnError::Closed,
-            user: Vec::new(),
-            unix_group: None,
-            cgroup: Vec::new(),
-            executable: Vec::new(),
-            container: Vec::new(),
-            target: Target::Group(group.name().into()),
-        }]);
+        let rules = Rules::everybody(group.name());
         let file = place.view().join(rules::FILE);
         fs::write(&file, rules.to_string())
             .and_then(|()| fs::set_permissions(&file, Permissions::from_mode(0o644)))

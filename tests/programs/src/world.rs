@@ -35,6 +35,16 @@ pub const BLOCK: u64 = 2 * MIB;
 /// The group that the programs of a world are in.
 pub const GROUP: &str = "world";
 
+/// Whether we may make mount namespaces; said where we may not.
+pub fn may_mount() -> bool {
+    let tried = Command::new("unshare").args(["--mount", "true"]).output();
+    let may = tried.is_ok_and(|output| output.status.success());
+    if !may {
+        eprintln!("SKIPPED: mount namespaces take root");
+    }
+    may
+}
+
 /// A machine, a root and a group.
 pub struct World {
     folder: PathBuf,

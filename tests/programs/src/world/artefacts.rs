@@ -69,36 +69,28 @@ pub fn shim() -> PathBuf {
 /// `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        if let Some(folder) = elsewhere() {
-            return folder.join("debug/gpulimit");
-        }
-        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-        let status = Command::new(cargo)
-            .args(["build", "--quiet", "-p", "gpulimit", "--bin", "gpulimit"])
-            .current_dir(repository())
-            .env("CARGO_TARGET_DIR", target())
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "gpulimit");
-        target().join("debug/gpulimit")
-    };
-    CONTROLLER.get_or_init(build).clone()
+    CONTROLLER
+        .get_or_init(|| built_program("gpulimit", "gpulimit"))
+        .clone()
 }
 
 /// `fill`, the program of the demo.
 pub fn demo() -> PathBuf {
     static DEMO: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-        let status = Command::new(cargo)
-            .args(["build", "--quiet", "-p", "gpulimit-demo"])
-            .current_dir(repository())
-            .env("CARGO_TARGET_DIR", target())
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "gpulimit-demo");
-        target().join("debug/fill")
-    };
-    DEMO.get_or_init(build).clone()
+    DEMO.get_or_init(|| built_program("gpulimit-demo", "fill"))
+        .clone()
+}
+
+/// A program of another package, built.
+fn built_program(package: &str, name: &str) -> PathBuf {
+    let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "-p", package, "--bin", name])
+        .current_dir(repository())
+        .env("CARGO_TARGET_DIR", target())
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "{name}");
+    target().join("debug").join(name)
 }
 
 /// `gpu-script`.

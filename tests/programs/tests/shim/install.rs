@@ -1,7 +1,7 @@
 //! The library in every program, by /etc/ld.so.preload: in a mount namespace whose /etc, /run and /usr/local/lib are the test's own.
 
 use std::os::unix::fs::chown;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use gpulimit::group::Root;
 use gpulimit::limits::LimitSet;
@@ -30,14 +30,7 @@ alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_
 
 /// Runs a script where the system is the test's own; `None` where that cannot be.
 fn run(world: &World, script: &str) -> Option<Output> {
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--"]);
-        command
-    };
-    let allowed = unshare().arg("true").output();
-    if !allowed.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: no mount namespaces here");
+    if !world::may_mount() {
         return None;
     }
     let driver = world::driver();
@@ -45,8 +38,7 @@ fn run(world: &World, script: &str) -> Option<Output> {
     let program = world::compile_for("secure", ".rpath", &["-lcuda", &path]);
     let mut command = world.bare(std::path::Path::new("unshare"));
     command
-        .args(unshare().get_args())
-        .args(["sh", "-c", &format!("{PRIVATE}\n{script}")])
+        .args(["--mount", "--", "sh", "-c", &format!("{PRIVATE}\n{script}")])
         .env_remove("LD_LIBRARY_PATH")
         .env("GPULIMIT_GROUP", GROUP)
         .env("PLACE", world.file("system"))
