@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
@@ -363,7 +364,10 @@ fn of_a_process_that_is_older_than_the_file_of_preloads() {
         .env("GPULIMIT_ROOT", place.root_path())
         .env("GPULIMIT_GROUP", "lab");
     let looked = Looked::start(&mut command);
-    let file = format!("/proc/{}/root/etc/ld.so.preload", looked.pid());
+    let file = Path::new("/proc")
+        .join(looked.pid())
+        .join("root")
+        .join("etc/ld.so.preload");
     fs::write(&file, format!("{}\n", library().display())).expect("written");
     let at = |time: SystemTime| {
         let file = fs::File::options().write(true).open(&file).expect("there");
