@@ -7,12 +7,23 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(frame_pointers)");
+    let flags = std::env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    if flags.contains("force-frame-pointers=yes") {
+        println!("cargo::rustc-cfg=frame_pointers");
+    } else {
+        println!(
+            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: a program's jump out of a call may not be noticed"
+        );
+    }
     // The table refers to our own functions, whatever else exports their names; and they are not looked up by name.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // The unwinder from the archive, so that no second library (libgcc_s, 0.1 ms) is loaded with us.
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {
         println!("cargo::rustc-link-search=native={}", folder.display());
         println!("cargo::rustc-link-lib=static:-bundle=gcc_eh");
+        // What backtrace.rs takes the place of is in one object with the rest. The first one counts, which is ours.
+        println!("cargo::rustc-cdylib-link-arg=-Wl,--allow-multiple-definition");
     }
 }
 

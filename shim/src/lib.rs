@@ -5,6 +5,8 @@
 
 mod abi;
 mod account;
+#[cfg(not(test))]
+mod backtrace;
 mod capture;
 mod clock;
 mod door;

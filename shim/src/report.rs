@@ -1,7 +1,7 @@
 //! What `gpulimit doctor` asks the loaded library.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 use std::fmt::Write;
 
 use gpulimit_core::version;
@@ -34,4 +34,11 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
         CString::new(text).map_or(std::ptr::null(), |text| text.into_raw().cast_const())
     })
     .unwrap_or(std::ptr::null())
+}
+
+/// 1: a panic of ours, which this makes, ends here. On a system where it cannot the process ends. What it says goes to stderr.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_contains_panics() -> c_int {
+    std::panic::catch_unwind(|| panic!("a question of `gpulimit doctor`, no fault"))
+        .map_or(1, |()| 0)
 }

@@ -97,7 +97,7 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// `mapped PATH` where the library is in this process, and a line `hook SYMBOL CLASS STATE` for each hook.
+/// `mapped PATH` where the library is in this process, `contains 1` where its panics end in it, and a line `hook SYMBOL CLASS STATE` for each hook.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());
@@ -116,6 +116,15 @@ fn preload(library: Option<&Path>) -> String {
     };
     for line in text.unwrap_or_default().to_string_lossy().lines() {
         let _ = writeln!(out, "hook {line}");
+    }
+    // SAFETY: `int gpulimit_contains_panics(void)`.
+    let contains = unsafe {
+        let function: Result<Symbol<extern "C" fn() -> c_int>, _> =
+            this.get(b"gpulimit_contains_panics\0");
+        function.map(|function| function())
+    };
+    if let Ok(answer) = contains {
+        let _ = writeln!(out, "contains {answer}");
     }
     out
 }

@@ -1,46 +1,40 @@
 //! Where on the stack a call of the program's into this library begins, whatever the frames of ours are since.
+//!
+//! All functions of ours begin their frames with the caller's frame pointer and the return address (`.cargo/config.toml`), so these
+//! frames are a list that ends at the first return address which is not of ours.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::ptr::null;
+use std::arch::asm;
+use std::ptr::{null, with_exposed_provenance};
 
-/// What the unwinder shows of a frame.
-enum Context {}
-
-unsafe extern "C" {
-    fn _Unwind_Backtrace(
-        each: extern "C" fn(*mut Context, *mut c_void) -> c_int,
-        data: *mut c_void,
-    ) -> c_int;
-    fn _Unwind_GetIP(context: *mut Context) -> usize;
-    fn _Unwind_GetCFA(context: *mut Context) -> usize;
-}
-
-const GO_ON: c_int = 0;
-const STOP: c_int = 4;
-
-/// The stack pointer of whoever called into this library; 0 where that cannot be told. A walk over our own frames alone, each of which says how large it is.
+/// The stack pointer of whoever called into this library (on aarch64 that at the end of the frame's record, which some of our caller's registers are above of);
+/// 0 where this library was built without frame pointers.
+#[inline(never)]
 pub fn start_of_ours() -> usize {
-    let mut found = 0usize;
-    // SAFETY: `look` writes to `found`, which outlives the call.
-    unsafe { _Unwind_Backtrace(look, (&raw mut found).cast()) };
-    found
-}
-
-extern "C" fn look(context: *mut Context, found: *mut c_void) -> c_int {
-    // SAFETY: the unwinder's own context, valid during the call.
-    let at = unsafe { _Unwind_GetIP(context) };
-    if is_ours(at) {
-        return GO_ON;
+    if !cfg!(frame_pointers) {
+        return 0;
     }
-    // SAFETY: as above; `found` comes from `start_of_ours`. Of a frame that has called, this is its stack pointer at the call.
-    unsafe { found.cast::<usize>().write(_Unwind_GetCFA(context)) };
-    STOP
+    let mut frame: usize;
+    // SAFETY: reads a register.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        asm!("mov {}, rbp", out(reg) frame, options(nomem, nostack, preserves_flags));
+        #[cfg(target_arch = "aarch64")]
+        asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags));
+    }
+    loop {
+        // SAFETY: it is the record of a frame of ours: of this function first, then of who called from code of ours.
+        let [before, from] = unsafe { with_exposed_provenance::<[usize; 2]>(frame).read() };
+        if !is_ours(from) {
+            return frame + size_of::<[usize; 2]>();
+        }
+        frame = before;
+    }
 }
 
 /// Whether code at this address is of this library.
 fn is_ours(at: usize) -> bool {
-    let base = |address: *const c_void| {
+    let base = |address: *const std::ffi::c_void| {
         // SAFETY: plain data, for which zero is valid.
         let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
         // SAFETY: any address may be asked about.
@@ -51,6 +45,6 @@ fn is_ours(at: usize) -> bool {
             null()
         }
     };
-    let own = base(is_ours as fn(usize) -> bool as *const c_void);
+    let own = base(is_ours as fn(usize) -> bool as *const std::ffi::c_void);
     !own.is_null() && base(std::ptr::without_provenance(at)) == own
 }

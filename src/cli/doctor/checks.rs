@@ -247,11 +247,20 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
             "use a library built for this system; LD_PRELOAD does nothing in setuid programs",
         )];
     }
-    let glibc = answers.iter().find(|(key, _)| key == "glibc");
-    let glibc = glibc.map_or("", |(_, version)| version);
+    let answer = |wanted| {
+        let found = answers.iter().find(|(key, _)| key == wanted);
+        found.map_or("", |(_, value)| value.as_str())
+    };
+    let contains = match answer("contains") {
+        "1" => "; a fault of its own would end in it",
+        _ => "",
+    };
     let mut findings = vec![Finding::fine(
         "preload",
-        format!("loads and is in place (glibc {glibc})"),
+        format!(
+            "loads and is in place (glibc {}){contains}",
+            answer("glibc")
+        ),
     )];
     let hooks: Vec<&str> = answers
         .iter()

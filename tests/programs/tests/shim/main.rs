@@ -24,6 +24,7 @@ mod linear;
 mod live_set;
 mod mapped;
 mod mig;
+mod panics;
 mod policy;
 mod pools;
 mod process_lists;

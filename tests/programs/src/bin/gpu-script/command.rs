@@ -31,7 +31,7 @@
 //! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
 //! | `exec` | this program anew, for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
-//! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray |
+//! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray, whether a panic of the library's ends in it |
 
 mod arrays;
 mod checkpoint;

@@ -135,6 +135,13 @@ pub fn text(address: usize) -> String {
     }
 }
 
+/// Calls a function that returns a number.
+pub fn number(address: usize) -> i32 {
+    // SAFETY: `gpulimit_contains_panics` of the preloaded library.
+    let function: extern "C" fn() -> i32 = unsafe { std::mem::transmute(address) };
+    function()
+}
+
 /// Reads one byte of standard input; 0 at its end.
 pub fn read_input(byte: &mut [u8; 1]) -> usize {
     // SAFETY: one byte that is ours to write.

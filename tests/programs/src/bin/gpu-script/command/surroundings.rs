@@ -51,6 +51,7 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
             address => process::owner(address).unwrap_or_default(),
         },
         "hooks" => hooks(driver),
+        "panics" => panics(),
         "names" => names(driver, words.at(1)?)?,
         _ => return Ok(None),
     }))
@@ -80,6 +81,14 @@ fn counted(count: u32, exceptions: &[impl AsRef<str>]) -> String {
     format!("{count} {}", exceptions.join(" "))
         .trim_end()
         .to_owned()
+}
+
+/// Whether a panic in the preloaded library ends in it.
+fn panics() -> String {
+    match process::find(libc::RTLD_DEFAULT as usize, "gpulimit_contains_panics") {
+        0 => "absent".to_owned(),
+        function => process::number(function).to_string(),
+    }
 }
 
 /// The names of the whole table, as the preloaded library itself tells it.
