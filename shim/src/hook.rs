@@ -4,7 +4,6 @@
 //! Whenever one of the first two says so, the driver gets the call exactly as the program made it.
 #![allow(unsafe_code)]
 
-#[cfg(not(test))]
 mod frames;
 mod guard;
 #[cfg(target_arch = "x86_64")]

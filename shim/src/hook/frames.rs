@@ -48,3 +48,47 @@ fn is_ours(at: usize) -> bool {
     let own = base(is_ours as fn(usize) -> bool as *const std::ffi::c_void);
     !own.is_null() && base(std::ptr::without_provenance(at)) == own
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::{c_int, c_void};
+    use std::hint::black_box;
+    use std::sync::Mutex;
+
+    /// Where ours began in calls by the C library: as seen at once, from further down, and the place of a variable.
+    static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
+
+    #[inline(never)]
+    fn further_down(times: usize) -> usize {
+        let room = black_box([0u8; 500]);
+        let start = match times {
+            0 => start_of_ours(),
+            _ => further_down(times - 1),
+        };
+        black_box(room);
+        start
+    }
+
+    extern "C" fn compare(_: *const c_void, _: *const c_void) -> c_int {
+        let here = black_box(0u8);
+        let seen = [start_of_ours(), further_down(5), (&raw const here).addr()];
+        *SEEN.lock().expect("no panic") = Some(seen);
+        0
+    }
+
+    #[test]
+    fn ours_begin_where_another_library_calls() {
+        let mut things = black_box([2u64, 1]);
+        // SAFETY: two things of that size, and a function that compares such.
+        unsafe { libc::qsort(things.as_mut_ptr().cast(), 2, 8, Some(compare)) };
+        let outside = things.as_ptr().addr();
+        let [at_once, from_further_down, here] = SEEN.lock().expect("no panic").expect("called");
+        assert_eq!(at_once, from_further_down);
+        assert!(
+            here < at_once && at_once < outside,
+            "{here:#x} {at_once:#x} {outside:#x}"
+        );
+        assert!(at_once - here < 500, "one frame, and a small one");
+    }
+}
