@@ -158,7 +158,13 @@ fn the_limit_holds_by_every_door() {
 fn programs_live_as_without_us() {
     for system in systems() {
         for life in LIVES {
-            for (door, arguments) in DOORS {
+            // A library that is opened may find the driver in other ways than its program; the others' doors are like those above.
+            let doors = if life == "closes" {
+                &DOORS[..]
+            } else {
+                &DOORS[..1]
+            };
+            for (door, arguments) in doors {
                 let tag = format!("-{door}");
                 let pthread: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
                 let program = world::compile_for(life, &tag, &pthread);
