@@ -7,12 +7,11 @@ mod redirect;
 
 use std::ffi::c_void;
 
-use parking_lot::Mutex;
-
 use dlsym::next_versioned;
 pub use dlsym::real_dlsym;
 pub use redirect::redirect;
 
+use crate::driver::Library;
 use crate::table::{cuda, nvml};
 
 /// Our function for the driver's function at `real`; `None` when it is not a hooked one or this process has no limit.
@@ -27,14 +26,20 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
 
 /// A library is about to be bound past us: from now on the driver's own symbols lead to our functions.
 fn before_deepbind() {
-    static DONE: Mutex<bool> = Mutex::new(false);
-    if !crate::process::limited() {
-        return;
-    }
-    let mut done = DONE.lock();
-    if !std::mem::replace(&mut *done, true) {
+    redirect_where(Library::present);
+}
+
+/// Somebody asks for what comes after him, past us if he comes after us himself: the same, of drivers that are there to be found.
+fn before_next() {
+    redirect_where(Library::loaded);
+}
+
+fn redirect_where(there: fn(&Library) -> bool) {
+    if crate::process::limited() {
         for library in [&cuda::CUDA, &nvml::NVML] {
-            library.redirect();
+            if there(library) {
+                library.redirect();
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use gpulimit_core::group::Undisturbed;
 use gpulimit_core::order;
 use once_cell::race::OnceBox;
+use parking_lot::Mutex;
 
 use crate::door::{real_dlsym, redirect};
 use crate::hook::Row;
@@ -24,6 +25,7 @@ pub struct Library {
     resolved: AtomicBool,
     /// Real address → index of the row, sorted.
     by_address: OnceBox<Vec<(usize, usize)>>,
+    redirected: Mutex<bool>,
 }
 
 impl Library {
@@ -40,6 +42,7 @@ impl Library {
             addresses,
             resolved: AtomicBool::new(false),
             by_address: OnceBox::new(),
+            redirected: Mutex::new(false),
         }
     }
 
@@ -63,13 +66,16 @@ impl Library {
         self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
     }
 
+    /// Whether the library is loaded. Does not load it.
+    pub fn loaded(&self) -> bool {
+        self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
+    }
+
     /// The hook that stands for `real`, an address that the dynamic linker or the driver handed out; `None` when it is none of ours.
     ///
     /// Does not load the library: an address cannot be of a library that is not there.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
-        if !self.resolved.load(Ordering::Acquire)
-            && !self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
-        {
+        if !self.loaded() {
             return None;
         }
         let table = self.by_address.get_or_init(|| {
@@ -99,10 +105,16 @@ impl Library {
             .map(move |(row, address)| (row, present && !address.load(Ordering::Relaxed).is_null()))
     }
 
-    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us.
+    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us. Only for one that is loaded.
     pub fn redirect(&self) {
-        if self.present() {
-            redirect(self.open(libc::RTLD_NOW), |real| self.hook_of(real));
+        if *self.redirected.lock() {
+            return;
+        }
+        let handle = self.open(libc::RTLD_NOW);
+        // Two at a time would take the right to write from each other. Nothing in it waits for the dynamic linker.
+        let mut done = self.redirected.lock();
+        if !std::mem::replace(&mut *done, true) {
+            redirect(handle, |real| self.hook_of(real));
         }
     }
 

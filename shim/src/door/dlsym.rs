@@ -61,8 +61,8 @@ pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
 /// Runs before constructors, inside allocators and in forked children: for foreign names it looks at a few bytes and nothing else.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
-    if handle.is_null() || handle == libc::RTLD_NEXT || name.is_null() {
-        // RTLD_DEFAULT finds our exports by itself; RTLD_NEXT depends on the caller.
+    if handle.is_null() || name.is_null() {
+        // RTLD_DEFAULT finds our exports by itself.
         return std::ptr::null();
     }
     // SAFETY: the program passes a NUL-terminated string; reading stops at the first mismatch, so at the NUL at the latest.
@@ -73,6 +73,11 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         _ => false,
     };
     if !ours {
+        return std::ptr::null();
+    }
+    if handle == libc::RTLD_NEXT {
+        // Only the real one knows the caller, and may find the driver from there.
+        let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }
     // SAFETY: as above.

@@ -1,5 +1,6 @@
 // The driver, by the door that the program is compiled for: -DLINKED (by the dynamic linker), -DASKED (linked, the rest by
-// cuGetProcAddress), -DRUNTIME (as a static libcudart: dlopen, cuGetProcAddress by dlsym, the rest by that), else by dlsym.
+// cuGetProcAddress), -DRUNTIME (as a static libcudart: dlopen, cuGetProcAddress by dlsym, the rest by that), -DNEXT (linked, by what comes after the
+// program), else by dlsym.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -49,6 +50,8 @@ static void *gpu_find(const char *name, void *linked) {
     *(void **)&ask = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress_v2");
     ask(base, &found, 12000, 0, NULL);
 #endif
+#elif defined(NEXT)
+    found = dlsym(RTLD_NEXT, name);
 #else
     found = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name);
 #endif

@@ -20,7 +20,7 @@ fn target() -> PathBuf {
     built().parent().expect("a target folder").to_owned()
 }
 
-/// What scripts/aarch64 has built instead, for another machine than cargo's: a folder laid out as ours.
+/// What scripts/aarch64 and scripts/userlands have built instead, for other systems than cargo's: a folder laid out as ours.
 fn elsewhere() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
 }
@@ -83,6 +83,9 @@ pub fn demo() -> PathBuf {
 
 /// A program of another package, built.
 fn built_program(package: &str, name: &str) -> PathBuf {
+    if let Some(folder) = elsewhere() {
+        return folder.join("debug").join(name);
+    }
     let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "-p", package, "--bin", name])

@@ -29,6 +29,13 @@ fn linked() -> String {
     world::library("linked", &arguments).display().to_string()
 }
 
+/// A library that is linked against libcuda and asks for what comes after itself.
+fn next() -> String {
+    let arguments = ["-DNEXT", "-Wl,--no-as-needed", "-l:libcuda.so.1"];
+    let library = world::library_for("asks", "-next", &arguments);
+    format!("linked:{}", library.display())
+}
+
 fn doors() -> Vec<String> {
     let mut doors: Vec<String> = [
         "dlsym",
@@ -49,6 +56,7 @@ fn doors() -> Vec<String> {
         // The dynamic linker looks into such a library's own dependencies first, past every preload.
         doors.push(format!("linked-deepbind:{library}"));
     }
+    doors.push(next());
     doors
 }
 
@@ -103,13 +111,15 @@ fn other_libraries_functions_of_the_same_names_are_not_taken_for_the_drivers() {
 fn without_a_limit_nothing_is_redirected() {
     let asks = world::library("asks", &[]).display().to_string();
     let world = World::new(CAP);
-    let mut command = world.preloaded(world::program());
-    command.args(["--door", &format!("linked-deepbind:{asks}")]);
-    let mut program = Session::start(command);
-    program.expect(&[
-        ("owner cuMemAlloc_v2", "libcuda.so.1"),
-        ("owner cuInit", "libcuda.so.1"),
-    ]);
+    for door in [format!("linked-deepbind:{asks}"), next()] {
+        let mut command = world.preloaded(world::program());
+        command.args(["--door", &door]);
+        let mut program = Session::start(command);
+        program.expect(&[
+            ("owner cuMemAlloc_v2", "libcuda.so.1"),
+            ("owner cuInit", "libcuda.so.1"),
+        ]);
+    }
 }
 
 #[test]

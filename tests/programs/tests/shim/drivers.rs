@@ -33,6 +33,9 @@ fn doors(version: &str, folder: &Path, names: &[String]) -> Vec<String> {
         doors.push(format!("linked:{}", library.display()));
         doors.push(format!("linked-deepbind:{}", library.display()));
     }
+    let arguments = ["-DNEXT", "-Wl,--no-as-needed", &driver];
+    let next = world::library_for("asks", &format!("-next-{version}"), &arguments);
+    doors.push(format!("linked:{}", next.display()));
     let exported = |name: &str| names.iter().any(|exported| exported == name);
     for (function, number, versions) in [
         ("cuGetProcAddress", 1, &[11030, 11080, 12000][..]),

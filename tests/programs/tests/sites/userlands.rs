@@ -20,18 +20,32 @@ const GLIBC: [(&str, &str); 3] = [
 ];
 
 /// Ways to the driver, as programs are linked.
-const DOORS: [(&str, &[&str]); 4] = [
+const DOORS: [(&str, &[&str]); 5] = [
     ("dlsym", &[]),
     ("linked", &["-DLINKED", "-lcuda"]),
     ("asked", &["-DASKED", "-lcuda"]),
     ("runtime", &["-DRUNTIME"]),
+    ("next", &["-DNEXT", "-Wl,--no-as-needed", "-lcuda"]),
 ];
+
+/// Programs whose ways through life are the C library's and the loader's, which were made differently in each: threads that end, with destructors of
+/// thread-local variables, or by `pthread_cancel`; children of ten kinds; calls before `main`; libraries that are closed.
+const LIVES: [&str; 5] = ["threads", "cancel", "children", "constructor", "closes"];
+
+/// Room for all that they do.
+const ROOMY: u64 = 8192 * MIB;
 
 fn systems() -> Vec<PathBuf> {
     let named = env::var_os("GPULIMIT_USERLANDS").expect("scripts/userlands runs these");
     let systems: Vec<PathBuf> = env::split_paths(&named).collect();
     assert!(!systems.is_empty(), "no system to test in");
     systems
+}
+
+/// A system's name, for messages.
+fn name(system: &Path) -> String {
+    let folder = system.file_name().expect("a folder");
+    folder.to_string_lossy().into_owned()
 }
 
 /// The same command with the system's files at `/`; what we built, and the files of this test, are where they are outside.
@@ -68,53 +82,142 @@ fn inside(system: &Path, command: &Command) -> Command {
     inside
 }
 
-/// Runs a program that holds what it took; `at_hold` looks at the machine then.
+/// What a program wrote: its lines, and its errors.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    lines: Vec<String>,
+    errors: Vec<String>,
+}
+
+impl Seen {
+    /// Our words that memory was refused, taken out of its errors.
+    fn take_refusals(&mut self) -> Vec<String> {
+        let is_ours =
+            |line: &mut String| line.starts_with("gpulimit: ") && line.contains("refused");
+        self.errors.extract_if(.., is_ours).collect()
+    }
+}
+
+/// Runs a program that waits where it says `hold`; `at_hold` looks at the machine then.
 #[track_caller]
-fn watch(mut command: Command, at_hold: impl FnOnce()) -> Vec<String> {
+fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
     let output = BufReader::new(child.stdout.take().expect("piped"));
     let mut lines: Vec<String> = Vec::new();
-    let mut at_hold = Some(at_hold);
     for line in output.lines() {
-        let line = line.expect("text");
-        if line == "hold"
-            && let Some(look) = at_hold.take()
-        {
-            look();
+        lines.push(line.expect("text"));
+        if lines.last().is_some_and(|line| line == "hold") {
+            at_hold();
             let input = child.stdin.as_mut().expect("piped");
             input.write_all(b"\n").expect("it waits");
-        } else {
-            lines.push(line);
         }
     }
-    let status = child.wait().expect("it ends");
-    assert!(status.success(), "{status} after {lines:?}");
-    assert!(at_hold.is_none(), "it never held: {lines:?}");
-    lines
+    let output = child.wait_with_output().expect("it ends");
+    let errors = text(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{} after {lines:?}: {errors}",
+        output.status
+    );
+    assert!(lines.contains(&"hold".into()), "{lines:?}: {errors}");
+    let errors = errors.lines().map(String::from).collect();
+    Seen { lines, errors }
 }
 
 #[test]
 #[ignore = "scripts/userlands runs it"]
 fn the_limit_holds_by_every_door() {
     for system in systems() {
-        let name = system.file_name().expect("a folder").to_string_lossy();
+        let name = name(&system);
         for (door, arguments) in DOORS {
             let program = world::compile_for("takes", door, arguments);
             let world = World::new(CAP);
-            let found = watch(inside(&system, &world.limited(&program)), || {
+            let mut found = watch(inside(&system, &world.limited(&program)), || {
                 world.judge(CAP);
                 assert!(world.machine().used() + 100 * MIB > CAP - 4 * MIB);
             });
             world.judge_end(CAP);
-            eprintln!("{name}, {door}: {}", found.join(", "));
+            eprintln!("{name}, {door}: {}", found.lines.join(", "));
             if let Some((_, version)) = GLIBC.iter().find(|(suite, _)| name.starts_with(suite)) {
-                assert_eq!(found[0], format!("glibc {version}"));
+                assert_eq!(found.lines[0], format!("glibc {version}"));
             }
-            assert_eq!(found[1..], ["start 0", PIECES]);
+            assert_eq!(found.lines[1..], ["start 0", PIECES, "hold"]);
+            assert_eq!(found.take_refusals().len(), 1, "{found:?}");
+            assert_eq!(found.errors, [""; 0]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/userlands runs it"]
+fn programs_live_as_without_us() {
+    for system in systems() {
+        for life in LIVES {
+            // A library that is opened may find the driver in other ways than its program; the others' doors are like those above.
+            let doors = if life == "closes" {
+                &DOORS[..]
+            } else {
+                &DOORS[..1]
+            };
+            for (door, arguments) in doors {
+                let tag = format!("-{door}");
+                let pthread: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
+                let program = world::compile_for(life, &tag, &pthread);
+                let library = world::library_for("holds", &tag, arguments);
+                let told = |mut command: Command| {
+                    if life == "closes" {
+                        command.arg(&library);
+                    }
+                    inside(&system, &command)
+                };
+                let bare = World::without_group(&[]);
+                let expected = watch(told(bare.bare(&program)), || ());
+
+                let world = World::new(ROOMY);
+                let mut found = watch(told(world.limited(&program)), || {
+                    world.bury();
+                    world.judge(ROOMY);
+                });
+                found.take_refusals();
+                assert_eq!(found, expected, "{life}, {door}, {system:?}");
+                world.judge_end(ROOMY);
+            }
+            eprintln!("{}, {life}: as without us", name(&system));
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/userlands runs it"]
+fn other_preloads_find_what_comes_next() {
+    for system in systems() {
+        let program = world::compile_for("takes", "dlsym", &[]);
+        let shim = world::shim().display().to_string();
+        // A dlsym in front of ours that goes straight to the C library's goes past us.
+        for (other, before) in [
+            ("wraps_malloc", false),
+            ("wraps_malloc", true),
+            ("wraps_dlsym", false),
+        ] {
+            let library = world::library(other, &[]).display().to_string();
+            let (first, second) = if before {
+                (&library, &shim)
+            } else {
+                (&shim, &library)
+            };
+            let world = World::new(CAP);
+            let mut command = world.limited(&program);
+            command.env("LD_PRELOAD", format!("{first}:{second}"));
+            let mut found = watch(inside(&system, &command), || world.judge(CAP));
+            assert_eq!(found.lines[1..], ["start 0", PIECES, "hold"]);
+            assert_eq!(found.take_refusals().len(), 1, "{found:?}");
+            assert_eq!(found.errors, [format!("{other}: alive")], "{system:?}");
+            world.judge_end(CAP);
         }
     }
 }
@@ -128,11 +231,13 @@ fn the_controller_runs_and_shows_it() {
         let controller = |arguments: &[&str]| {
             let mut command = world.bare(&world::controller());
             command.args(arguments);
-            inside(&system, &command)
+            let output = finish(inside(&system, &command));
+            let said = text(&output.stdout) + &text(&output.stderr);
+            assert!(output.status.success(), "{arguments:?}, {system:?}: {said}");
+            said
         };
-        let version = finish(controller(&["--version"]));
         assert_eq!(
-            text(&version.stdout),
+            controller(&["--version"]),
             concat!("gpulimit ", env!("CARGO_PKG_VERSION"), "\n")
         );
 
@@ -142,11 +247,17 @@ fn the_controller_runs_and_shows_it() {
         command.arg(&program);
         let found = watch(inside(&system, &command), || {
             world.judge(CAP);
-            let shown = finish(controller(&["ps", "--json"]));
-            let shown = text(&shown.stdout);
-            assert!(shown.contains("takes"), "{shown}");
+            for (question, expected) in [("ps", "takes"), ("show", "world/run-")] {
+                let shown = controller(&[question, "--json"]);
+                assert!(shown.contains(expected), "{question}: {shown}");
+            }
+            controller(&["doctor"]);
         });
-        assert_eq!(found[1..], ["start 0", "pieces 5"], "{system:?}");
+        assert_eq!(
+            found.lines[1..],
+            ["start 0", "pieces 5", "hold"],
+            "{system:?}"
+        );
         world.judge_end(CAP);
     }
 }

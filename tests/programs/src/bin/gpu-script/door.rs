@@ -8,7 +8,7 @@
 //! | `deepbind` | the same with `RTLD_DEEPBIND` |
 //! | `default` | loaded globally, `dlsym(RTLD_DEFAULT, …)` |
 //! | `getproc1:V`, `getproc2:V` | `cuGetProcAddress`, `_v2`, for CUDA version V |
-//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c), or one that asks by itself (c/asks.c) |
+//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c), or one that asks by itself, or for what comes after itself (c/asks.c) |
 //! | `library:FILE` | `dlsym` of every name in some other library |
 
 use crate::process;
