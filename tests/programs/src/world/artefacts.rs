@@ -25,6 +25,11 @@ fn elsewhere() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
 }
 
+/// Where the preloaded library is that is tested instead of cargo's: the one that users get, or what scripts/prove-hooks wants.
+fn other_library() -> Option<PathBuf> {
+    std::env::var_os("GPULIMIT_TEST_LIBRARY").map(PathBuf::from)
+}
+
 /// Builds the simulated driver and the preloaded library, once per test binary.
 fn built_once() -> &'static Path {
     static TARGET: OnceLock<PathBuf> = OnceLock::new();
@@ -46,9 +51,11 @@ fn built_once() -> &'static Path {
             );
         };
         build(&repository().join("scripts/sim"), &["true"]);
-        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-        let arguments = ["build", "--quiet", "--release", "-p", "gpulimit-shim"];
-        build(Path::new(&cargo), &arguments);
+        if other_library().is_none() {
+            let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+            let arguments = ["build", "--quiet", "--release", "-p", "gpulimit-shim"];
+            build(Path::new(&cargo), &arguments);
+        }
         target
     })
 }
@@ -58,12 +65,9 @@ pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 
-/// `libgpulimit.so`, or what scripts/prove-hooks puts in its place.
+/// `libgpulimit.so`.
 pub fn shim() -> PathBuf {
-    if let Some(other) = std::env::var_os("GPULIMIT_TEST_LIBRARY") {
-        return other.into();
-    }
-    built_once().join("release/libgpulimit.so")
+    other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))
 }
 
 /// `gpulimit`, the controller.

@@ -251,7 +251,8 @@ fn the_controller_runs_and_shows_it() {
                 let shown = controller(&[question, "--json"]);
                 assert!(shown.contains(expected), "{question}: {shown}");
             }
-            controller(&["doctor"]);
+            let doctor = controller(&["doctor"]);
+            assert!(doctor.contains("a fault of its own would end in it"), "{doctor}");
         });
         assert_eq!(
             found.lines[1..],
