@@ -75,6 +75,16 @@ impl LedgerError {
         }
     }
 
+    /// As [`Self::io`], of what needs room on the file system.
+    pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
+                path: path.to_owned(),
+            },
+            _ => Self::io(path, action, error),
+        }
+    }
+
     pub(super) fn damaged(path: &Path, what: &'static str) -> Self {
         Self::Damaged {
             path: path.to_owned(),

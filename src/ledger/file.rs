@@ -50,31 +50,34 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
     }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let pid = std::process::id();
-    let (temporary, file) = loop {
-        let temporary = path.with_file_name(format!(".{name}.{pid}.{}.new", serial()));
-        match options(true).create_new(true).mode(0o600).open(&temporary) {
-            Ok(file) => break (temporary, file),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(LedgerError::io(path, "create", error)),
-        }
-    };
-    let filled = fill(&file, mode).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => LedgerError::NoSpace {
-            path: path.to_owned(),
-        },
-        _ => LedgerError::io(path, "create", error),
-    });
-    let linked = filled.and_then(|()| match fs::hard_link(&temporary, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(LedgerError::io(path, "create", error))
-        }
-        _ => Ok(()),
-    });
+    let error = |error| LedgerError::io_with_room(path, "create", error);
+    let (temporary, file) = draft(path, serial).map_err(error)?;
+    let made = fill(&file, mode).and_then(|()| name(&temporary, path));
     // A name that stays behind costs a directory entry; the ledger is no worse for it.
     let _ = fs::remove_file(&temporary);
-    linked
+    made.map_err(error)
+}
+
+/// A file beside the one that it is to be. Processes of other pid namespaces may have our pid.
+fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let pid = std::process::id();
+    loop {
+        let temporary = path.with_file_name(format!(".{name}.{pid}.{}.new", serial()));
+        match options(true).create_new(true).mode(0o600).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Gives a finished draft its name, if nothing has come to have it meanwhile.
+fn name(temporary: &Path, path: &Path) -> io::Result<()> {
+    match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// A number that two callers of one process do not share.
@@ -252,6 +255,21 @@ mod tests {
         });
         assert_eq!(fs::read_dir(&folder.0).expect("listed").count(), 1);
         assert!(open(&path, true).is_ok());
+    }
+
+    #[test]
+    fn a_draft_has_a_name_of_its_own_and_gets_that_of_the_ledger_if_it_is_free() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        let (first, _) = draft(&path, || 5).expect("made");
+        let mut serials = [5, 5, 6].into_iter();
+        let (second, _) = draft(&path, || serials.next().expect("no more")).expect("made");
+        assert!(first != second && serials.next().is_none());
+        let made = fs::metadata(&first).expect("there").ino();
+        name(&first, &path).expect("free");
+        name(&second, &path).expect("had already");
+        assert_eq!(fs::metadata(&path).expect("there").ino(), made);
+        name(&folder.0.join("missing"), &folder.0.join("other")).expect_err("no draft");
     }
 
     #[test]

@@ -156,10 +156,13 @@ impl SeenProcess {
         let pids = entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.into_iter().find(|pid| {
-            let seen = Self::by_pid(*pid);
-            seen.pid_ns == process.pid_ns && seen.is(process)
-        })
+        Self::find(process, pids.map(|pid| (pid, Self::by_pid(pid))))
+    }
+
+    /// Which of these is a process of another namespace, which has to be known here.
+    fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
+        seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
+            .map(|(pid, _)| pid)
     }
 
     /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
@@ -172,11 +175,19 @@ impl SeenProcess {
             pid: inner.unwrap_or(pid),
             pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
                 Ok(namespace) => namespace.ino(),
-                // Of another user, perhaps: where it has but one pid it is of our namespace.
-                Err(_) if inner.is_none_or(|inner| inner == pid) => Identity::own_pid_ns(),
-                Err(_) => 0,
+                // Of another user, perhaps.
+                Err(_) => Self::unseen_pid_ns(pid, inner),
             },
             start_time: start_time(stat).unwrap_or(0),
+        }
+    }
+
+    /// The namespace of a process by its pids, here and in the innermost one: ours where they are one and the same. 0 unknown.
+    fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
+        if inner.is_none_or(|inner| inner == pid) {
+            Identity::own_pid_ns()
+        } else {
+            0
         }
     }
 
@@ -337,6 +348,7 @@ mod tests {
         let own = Identity::of_self();
         let seen = SeenProcess::by_pid(own.pid);
         assert!(seen.is(&own));
+        assert_eq!(seen.start_time(), Some(own.start_time));
         let other = |change: fn(&mut Identity)| {
             let mut other = own;
             change(&mut other);
@@ -351,6 +363,7 @@ mod tests {
         // Above the largest pid that Linux gives: gone.
         let gone = other(|other| other.pid = 1 << 23);
         assert!(SeenProcess::by_pid(gone.pid).is(&gone));
+        assert_eq!(SeenProcess::by_pid(gone.pid).start_time(), None);
         assert!(!SeenProcess::by_pid(gone.pid).is(&Identity {
             pid_ns: gone.pid_ns + 1,
             ..gone
@@ -407,6 +420,31 @@ mod tests {
     }
 
     #[test]
+    fn who_ends_by_itself_is_on_its_way_out() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("spawned");
+        let own = Identity::of_self();
+        let child_of = SeenProcess::by_pid(child.id());
+        let identity = Identity {
+            pid: child_of.pid,
+            start_time: child_of.start_time,
+            ..own
+        };
+        assert!(!identity.is_ending(own.pid_ns));
+        drop(child.stdin.take());
+        // A zombie that nobody has killed.
+        let path = format!("/proc/{}/stat", child.id());
+        let started = std::time::Instant::now();
+        while !is_exiting(head(&path, &mut [0; 1024])) {
+            assert!(started.elapsed().as_secs() < 60, "it ends");
+        }
+        assert!(identity.is_ending(own.pid_ns));
+        child.wait().expect("reaped");
+    }
+
+    #[test]
     fn a_process_of_our_namespace_has_the_pid_it_says() {
         let own = Identity::of_self();
         assert_eq!(SeenProcess::pid_of(&own), Some(own.pid));
@@ -422,6 +460,46 @@ mod tests {
             None,
             "not to be found"
         );
+        // As where `/proc` hides the processes of other users.
+        let gone = Identity {
+            pid: 1 << 23,
+            ..own
+        };
+        assert_eq!(SeenProcess::pid_of(&gone), Some(gone.pid), "is not seen");
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_is_found_by_its_pid_there() {
+        let own = Identity::of_self();
+        let seen = |pid, pid_ns| SeenProcess {
+            pid,
+            pid_ns,
+            start_time: 5,
+        };
+        let inner = Identity {
+            pid: 7,
+            pid_ns: own.pid_ns + 1,
+            start_time: 5,
+            ..own
+        };
+        let found = |third| {
+            let processes = [
+                (7, seen(7, own.pid_ns)),
+                (70, seen(8, inner.pid_ns)),
+                (700, third),
+            ];
+            SeenProcess::find(&inner, processes.into_iter())
+        };
+        assert_eq!(found(seen(7, inner.pid_ns)), Some(700));
+        assert_eq!(found(seen(7, 0)), None, "it may be of any namespace");
+    }
+
+    #[test]
+    fn whose_namespace_is_hidden_is_of_ours_if_it_has_one_pid() {
+        let own = Identity::own_pid_ns();
+        assert_eq!(SeenProcess::unseen_pid_ns(7, Some(7)), own);
+        assert_eq!(SeenProcess::unseen_pid_ns(7, None), own, "before Linux 4.1");
+        assert_eq!(SeenProcess::unseen_pid_ns(7, Some(1)), 0);
     }
 
     #[test]

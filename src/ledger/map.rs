@@ -112,3 +112,21 @@ impl Drop for Mapping {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_of_the_process_that_made_it() {
+        let mut mark = Birthmark::new().expect("memory");
+        assert!(mark.is_ours());
+        mark.word().store(0, Ordering::Relaxed);
+        assert!(!mark.is_ours(), "wiped, in a forked child");
+        // As before Linux 4.14.
+        mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
+        assert!(mark.is_ours());
+        mark.pid += 1;
+        assert!(!mark.is_ours());
+    }
+}

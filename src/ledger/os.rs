@@ -188,6 +188,49 @@ mod tests {
     }
 
     #[test]
+    fn a_signal_ends_a_sleep() {
+        use std::os::unix::thread::JoinHandleExt;
+        extern "C" fn nothing(_: i32) {}
+        static WORD: AtomicU64 = AtomicU64::new(7);
+        // SAFETY: zero is valid in all fields; a handler that does nothing is in nobody's way.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+        }
+        let sleeper = std::thread::spawn(|| futex_wait(&WORD, 7, Duration::from_secs(60)));
+        while !sleeper.is_finished() {
+            // SAFETY: the thread is not joined yet.
+            unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR2) };
+            yield_now();
+        }
+        assert_eq!(sleeper.join().expect("thread"), Woken::BySignal);
+    }
+
+    #[test]
+    fn room_is_reserved_where_the_file_system_can_do_that() {
+        let open = |path, write| File::options().read(true).write(write).open(path);
+        // A file of a system that cannot.
+        let file = open("/proc/self/comm", true).expect("there");
+        reserve(&file, 0, 1).expect("as well as it can");
+        let file = open("/proc/self/comm", false).expect("there");
+        reserve(&file, 0, 1).expect_err("not open for writing");
+    }
+
+    #[test]
+    fn the_user_is_the_real_one() {
+        let owner = std::fs::metadata("/proc/self").expect("there").uid();
+        assert_eq!(uid(), owner);
+        let other = std::thread::spawn(|| {
+            // SAFETY: changes the user of this thread alone, and takes plain integers.
+            let changed = unsafe { libc::syscall(libc::SYS_setreuid, 65_534, -1) } == 0;
+            (changed, uid())
+        });
+        let (changed, other) = other.join().expect("thread");
+        assert_eq!(other, if changed { 65_534 } else { owner });
+    }
+
+    #[test]
     fn the_namespace_is_ours() {
         let link = std::fs::read_link("/proc/self/ns/pid").expect("readable");
         assert_eq!(link.to_string_lossy(), format!("pid:[{}]", pid_ns()));

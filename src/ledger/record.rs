@@ -85,7 +85,12 @@ mod tests {
         assert_eq!(record.begin(|| 7), 0, "more is nobody's harm but its own");
         record.taken(100);
         assert_eq!(record.begin(|| 0), 0);
-        record.withdrawn();
+        record.added(3);
+        assert_eq!(
+            record.begin(|| 1),
+            2,
+            "none are owed for what was not there"
+        );
     }
 
     #[test]

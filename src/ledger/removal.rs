@@ -33,3 +33,17 @@ impl Drop for Removal {
         let _ = lock::unlock(&self.file, Bytes::CLAIMS);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::ledger::scratch::Scratch;
+
+    #[test]
+    fn it_ends_though_a_forked_child_has_the_descriptor() {
+        let scratch = Scratch::new();
+        let removal = scratch.begin_removal().expect("nobody");
+        let _childs = removal.file.try_clone().expect("a descriptor");
+        drop(removal);
+        drop(scratch.join());
+    }
+}

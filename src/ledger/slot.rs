@@ -334,10 +334,7 @@ impl Candidate<'_> {
 
     fn error(&self, action: &'static str) -> impl Fn(io::Error) -> LedgerError {
         let path = self.place().path.clone();
-        move |error| match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => LedgerError::NoSpace { path: path.clone() },
-            _ => LedgerError::io(&path, action, error),
-        }
+        move |error| LedgerError::io_with_room(&path, action, error)
     }
 
     /// Whether a slot that bears a name has no owner and no charge.

@@ -196,6 +196,54 @@ fn whether_anybody_lives_can_be_told_without_writing() {
 }
 
 #[test]
+fn that_a_ledger_is_used_is_seen_without_opening_it() {
+    let scratch = Scratch::new();
+    assert!(!Ledger::is_used(scratch.path()));
+    let slot = scratch.join();
+    assert!(Ledger::is_used(scratch.path()));
+    // As one of another version would be.
+    std::fs::write(scratch.path(), "").expect("cut");
+    assert!(Ledger::is_used(scratch.path()));
+    std::fs::remove_file(scratch.path()).expect("removed");
+    assert!(!Ledger::is_used(scratch.path()), "cannot be told");
+    drop(slot);
+}
+
+#[test]
+fn damage_is_told_while_the_ledger_is_open() {
+    let scratch = Scratch::new();
+    let why = || match scratch.damage() {
+        Some(LedgerError::Damaged { what, .. }) => what,
+        _ => "",
+    };
+    assert_eq!(why(), "");
+    let magic = &scratch.content().header.preface.magic;
+    let before = magic.swap(0, Ordering::Relaxed);
+    assert_eq!(why(), "overwritten");
+    magic.store(before, Ordering::Relaxed);
+    let other = Scratch::new();
+    std::fs::write(scratch.path(), "").expect("cut");
+    assert!(!scratch.has_words(0), "whoever looks finds zeros");
+    assert_eq!(why(), "cut short");
+    assert!(other.damage().is_none());
+}
+
+#[test]
+fn what_was_closed_is_mapped_no_longer() {
+    let scratch = Scratch::new();
+    let path = scratch.path().to_str().expect("of letters");
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+        maps.lines().filter(|line| line.ends_with(path)).count()
+    };
+    let before = mapped();
+    let reader = scratch.readonly();
+    assert_eq!(mapped(), before + 1);
+    drop(reader);
+    assert_eq!(mapped(), before);
+}
+
+#[test]
 fn who_removes_keeps_out_and_lets_in_again() {
     let scratch = Scratch::new();
     let slot = scratch.join();
@@ -219,6 +267,12 @@ fn errors_say_about_which_ledger_and_why() {
         Some("because")
     );
     assert!(LedgerError::damaged(path, "cut short").source().is_none());
+    let with_room =
+        |code| LedgerError::io_with_room(path, "make", std::io::Error::from_raw_os_error(code));
+    for code in [libc::ENOSPC, libc::EDQUOT] {
+        assert!(matches!(with_room(code), LedgerError::NoSpace { .. }));
+    }
+    assert!(matches!(with_room(libc::EIO), LedgerError::Io { .. }));
     let scratch = Scratch::new();
     assert_eq!(
         scratch

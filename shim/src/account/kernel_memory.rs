@@ -184,6 +184,7 @@ mod tests {
     fn grows_as_measured() {
         let memory = KernelMemory::with(132, 2048);
         assert_eq!(memory.start(), 264 * MIB);
+        assert!(memory.is_large(START + 1) && !memory.is_large(START));
         let malloc = Needs {
             device_malloc: true,
             ..Needs::default()

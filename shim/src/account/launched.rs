@@ -239,6 +239,7 @@ mod tests {
             launched.insert(function);
         }
         assert!((1..500).all(|at| launched.contains(at * 64)));
+        assert!(is_recent(499 * 64), "nothing has come after it");
         launched.remove(64);
         assert!(!launched.contains(64));
         assert!((2..500).all(|at| launched.contains(at * 64)));
@@ -251,6 +252,11 @@ mod tests {
         let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.note_kernel(64, 1);
+        launched.note_kernel(192, 0);
+        assert_eq!(
+            [64, 128, 192].map(|kernel| launched.library_of(kernel)),
+            [Some(1), None, None]
+        );
         launched.insert_in(64, 1, 2);
         launched.insert_in(128, 1, 2);
         assert!(launched.contains(128), "a function has one context");
@@ -273,8 +279,12 @@ mod tests {
     fn what_needs_much_is_never_known_without_its_context() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
+        assert!(launched.is_empty());
         launched.insert_large(64, 1, 4096);
+        launched.insert_large(128, 1, 8192);
         assert!(!launched.contains(64) && !launched.is_empty());
+        launched.remove(128);
+        assert_eq!(launched.need(128, 1), None);
         assert_eq!(
             [launched.need(64, 1), launched.need(64, 2)],
             [Some(4096), None]

@@ -86,7 +86,9 @@ mod tests {
         };
         let pending = |library, context| libraries.pending(library, context).variables;
         assert_eq!(pending(None, 1), 0);
+        assert!(libraries.is_empty());
         libraries.insert(64, needs(1000));
+        assert!(!libraries.is_empty());
         libraries.insert(128, needs(500));
         assert_eq!(pending(Some(64), 1), 1000);
         assert_eq!(pending(Some(192), 1), 0);

@@ -52,4 +52,23 @@ mod tests {
             assert!(places.len() > 512, "{}", places.len());
         }
     }
+
+    #[test]
+    fn numbers_of_every_width_and_pairs_of_them_hash_apart() {
+        let hash = |write: &dyn Fn(&mut Mix)| {
+            let mut hasher = Mix::default();
+            write(&mut hasher);
+            hasher.finish()
+        };
+        let wide = hash(&|hasher| hasher.write_u64(5));
+        assert_eq!(hash(&|hasher| hasher.write_u32(5)), wide);
+        assert_eq!(hash(&|hasher| hasher.write(&[5])), wide);
+        let pairs = (0..4096).map(|at| {
+            hash(&|hasher| {
+                hasher.write_u64(at / 64);
+                hasher.write_u64(at % 64);
+            })
+        });
+        assert_eq!(pairs.collect::<Set<_>>().len(), 4096);
+    }
 }

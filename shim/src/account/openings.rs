@@ -131,12 +131,13 @@ mod tests {
         openings.enter(1, opening(0, 40));
         openings.enter(2, opening(0, 100));
         openings.enter(3, opening(1, 60));
-        openings.enter(4, opening(0, 60));
+        openings.enter(4, opening(0, 70));
         let take = |blocks| openings.take_over(0, blocks * BLOCK, |_| {}) / BLOCK;
         assert_eq!(take(39), 0);
         assert_eq!(take(109), 100);
-        assert_eq!(take(100), 100);
-        assert_eq!(take(100), 0, "another GPU's");
+        assert_eq!(take(109), 70);
+        assert_eq!(take(109), 40);
+        assert_eq!(take(109), 0, "another GPU's");
         assert_eq!(openings.close(2).expect("open").bytes, 100 * BLOCK);
     }
 }

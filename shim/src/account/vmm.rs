@@ -380,8 +380,24 @@ mod tests {
         vmm.mapped(0x2000, 5, 100);
         vmm.undone(vmm.unmapping(0x1000, 0x2000, ignore), ignore);
         vmm.undone(vmm.releasing(5, ignore), ignore);
-        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 0);
-        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 0x2000, ignore)), 100);
+        assert_eq!(done(&vmm, vmm.unmapping(0x1000, 0x2000, ignore)), 0);
+        assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 100);
+    }
+
+    #[test]
+    fn what_is_exported_may_be_left_to_others() {
+        let vmm = Vmm::default();
+        vmm.created(5, 3, 100);
+        vmm.created(6, 3, 50);
+        assert_eq!(vmm.exported(5), Some((3, 100)));
+        assert_eq!(vmm.exported(5), None, "once");
+        assert_eq!(vmm.exported(9), None, "none of ours");
+        let releasing = vmm.releasing(6, ignore);
+        assert_eq!(releasing.leaving(), None);
+        assert!(!vmm.done(releasing)[0].shared);
+        let releasing = vmm.releasing(5, ignore);
+        assert_eq!(releasing.leaving(), Some(3));
+        assert!(vmm.done(releasing)[0].shared);
     }
 
     #[test]
@@ -439,6 +455,13 @@ mod tests {
         vmm.imported(9, 0);
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
+        // No more than has come.
+        for handle in [10, 11] {
+            vmm.imported(handle, 0);
+            vmm.mapped(handle << 40, handle, BLOCK);
+        }
+        assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
+        assert_eq!(take(0, BLOCK, 0), BLOCK);
     }
 
     #[test]

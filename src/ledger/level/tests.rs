@@ -35,6 +35,16 @@ fn a_request_is_rounded_up_and_bounded() {
 }
 
 #[test]
+fn in_a_file_that_was_cut_short_nothing_is_granted() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    std::fs::write(scratch.path(), "").expect("cut");
+    assert!(!try_charge(&path, UNIT));
+    assert!(charge(&path, UNIT, &Knows(None)).is_err());
+}
+
+#[test]
 fn a_refusal_names_the_level_that_no_waiting_helps() {
     let scratches = [Scratch::new(), Scratch::new()];
     let slots = scratches.each_ref().map(Scratch::join);

@@ -81,24 +81,6 @@ fn a_slot_of_the_dead_that_is_empty_comes_before_a_new_one() {
 }
 
 #[test]
-fn no_space_is_told_from_other_errors() {
-    let scratch = Scratch::new();
-    let file = scratch.place.open(true).expect("open");
-    let candidate = Candidate {
-        ledger: &scratch,
-        identity: &Identity::of_self(),
-        below: "",
-        owner: &file,
-        claim: &file,
-    };
-    let error = |code| candidate.error("map")(io::Error::from_raw_os_error(code));
-    for code in [libc::ENOSPC, libc::EDQUOT] {
-        assert!(matches!(error(code), LedgerError::NoSpace { .. }));
-    }
-    assert!(!matches!(error(libc::EIO), LedgerError::NoSpace { .. }));
-}
-
-#[test]
 fn a_reader_cannot_join() {
     let scratch = Scratch::new();
     let reader = Arc::new(scratch.readonly());

@@ -147,6 +147,22 @@ mod tests {
     }
 
     #[test]
+    fn what_turns_out_to_be_less_is_needed_and_no_more() {
+        let need = Need {
+            device: 0,
+            bytes: AtomicU64::new(100),
+            epoch: AtomicU64::new(0),
+        };
+        for (learnt, bytes) in [(120, 100), (60, 60), (80, 60)] {
+            need.learn(learnt);
+            assert_eq!(need.bytes(), bytes);
+        }
+        assert_eq!(need.epoch(), 0);
+        need.set_epoch(7);
+        assert_eq!(need.epoch(), 7);
+    }
+
+    #[test]
     fn what_a_graph_needs_at_most_is_raised_and_not_lowered() {
         let execs = Execs::default();
         assert!(!execs.raise_per_thread(64, 0));
