@@ -3,6 +3,7 @@
 //! CUDA contexts, our slots in the ledger and every lock of ours end with `fork`. All of it hangs on one pointer in a page that the kernel
 //! wipes in the child (`MADV_WIPEONFORK`): a child finds null, whatever made it (fork, clone, a raw system call), and starts as a new
 //! process on its first use. vfork and CLONE_VM children share the parent's memory until they exec and see the parent's pointer.
+//! Linux before 4.14 wipes no page; there the pid tells, at a system call for each look.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -15,8 +16,16 @@ use crate::account::Account;
 /// This process as the hooks see it.
 pub type Process = Account;
 
-/// The page with the pointer. Null until first use.
+/// The page with the pointer. Null until first use, and for good where the kernel wipes none.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
+
+/// In place of the page where the kernel wipes none: forked children see their parent's.
+static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
+
+struct Owned {
+    pid: u32,
+    process: Process,
+}
 
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
@@ -67,7 +76,9 @@ impl Process {
 fn first_use() -> &'static Process {
     // The maps in it ask the kernel for random numbers.
     let _undisturbed = Undisturbed::new();
-    let page = page();
+    let Some(page) = page() else {
+        return by_pid();
+    };
     let mine = Box::into_raw(Box::new(Process::new()));
     // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published (leaked) or, when another thread
     // was first, taken back before anybody saw it.
@@ -82,24 +93,49 @@ fn first_use() -> &'static Process {
     }
 }
 
-#[cold]
-fn page() -> *mut AtomicPtr<Process> {
+fn by_pid() -> &'static Process {
+    let (known, pid) = (OWNED.load(Ordering::Acquire), std::process::id());
+    // SAFETY: null, or leaked and so valid for ever.
+    if let Some(owned) = unsafe { known.as_ref() }
+        && owned.pid == pid
+    {
+        return &owned.process;
+    }
+    let process = Process::new();
+    let mine = Box::into_raw(Box::new(Owned { pid, process }));
+    // SAFETY: as in `first_use`.
+    unsafe {
+        match OWNED.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => &(*mine).process,
+            Err(theirs) => {
+                drop(Box::from_raw(mine));
+                &(*theirs).process
+            }
+        }
+    }
+}
+
+/// None where the kernel wipes no page.
+fn page() -> Option<*mut AtomicPtr<Process>> {
     let known = PAGE.load(Ordering::Acquire);
     if !known.is_null() {
-        return known;
+        return Some(known);
     }
-    let fresh = wiped_page().cast::<AtomicPtr<Process>>();
+    if !OWNED.load(Ordering::Acquire).is_null() {
+        return None;
+    }
+    let fresh = wiped_page()?.cast::<AtomicPtr<Process>>();
     match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => fresh,
+        Ok(_) => Some(fresh),
         // The loser's page stays mapped: 4 KiB, once.
-        Err(theirs) => theirs,
+        Err(theirs) => Some(theirs),
     }
 }
 
 const PAGE_BYTES: usize = 4096;
 
-/// A zeroed page that is zero again in every forked child.
-fn wiped_page() -> *mut libc::c_void {
+/// A zeroed page that is zero again in every forked child; none where the kernel cannot, or has no memory.
+fn wiped_page() -> Option<*mut libc::c_void> {
     // SAFETY: a fresh anonymous private mapping.
     let page = unsafe {
         libc::mmap(
@@ -112,23 +148,14 @@ fn wiped_page() -> *mut libc::c_void {
         )
     };
     if page == libc::MAP_FAILED {
-        // Out of address space: no fork protection, but no crash either.
-        return Box::into_raw(Box::new([0u64; 1])).cast();
+        return None;
     }
-    // SAFETY: the page just mapped.
-    let wiped = unsafe { libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) } == 0;
-    if !wiped {
-        // Linux before 4.14: the C library's fork at least tells.
-        // SAFETY: `forget` is async-signal-safe: one store.
-        unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+    // SAFETY: the page just mapped, which nobody else knows.
+    unsafe {
+        if libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) == 0 {
+            return Some(page);
+        }
+        libc::munmap(page, PAGE_BYTES);
     }
-    page
-}
-
-extern "C" fn forget() {
-    let page = PAGE.load(Ordering::Relaxed);
-    if !page.is_null() {
-        // SAFETY: the page is never unmapped.
-        unsafe { (*page).store(null_mut(), Ordering::Relaxed) };
-    }
+    None
 }

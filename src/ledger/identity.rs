@@ -40,7 +40,11 @@ impl Identity {
     /// When this process started: as [`Identity::start_time`].
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];
-        start_time(head("/proc/self/stat", &mut stat)).unwrap_or(0)
+        let mut of = |path: &str| start_time(head(path, &mut stat));
+        // The number is another one where `/proc` is of an outer pid namespace.
+        of(&first_thread("self", std::process::id()))
+            .or_else(|| of("/proc/self/stat"))
+            .unwrap_or(0)
     }
 
     /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet. False when that cannot be told, as across
@@ -168,7 +172,7 @@ impl SeenProcess {
     /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
-        let stat = head(&format!("/proc/{pid}/stat"), &mut stat);
+        let stat = head(&first_thread(pid, pid), &mut stat);
         let status = head(&format!("/proc/{pid}/status"), &mut status);
         let inner = innermost_pid(status);
         Self {
@@ -248,6 +252,11 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
         }
     }
     buffer.get(..len).unwrap_or(&[])
+}
+
+/// The `stat` of a process's first thread, which started when that did. qemu-user makes up the process's own.
+fn first_thread(process: impl fmt::Display, pid: u32) -> String {
+    format!("/proc/{process}/task/{pid}/stat")
 }
 
 /// Field 22. The name, field 2, may hold spaces and parentheses; the last `)` ends it.

@@ -52,6 +52,8 @@ impl Bytes {
     };
 }
 
+const NO_LOCKS: &str = "no locks of open file descriptions here, which Linux has from 3.15 on";
+
 fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
     // SAFETY: `flock` is plain integers, some of them padding in some libcs; zero is valid for all.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -65,8 +67,11 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
             0 => return Ok(lock),
             _ => {
                 let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
+                match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // Nothing else about these calls can be invalid.
+                    Some(libc::EINVAL) => return Err(io::Error::other(NO_LOCKS)),
+                    _ => return Err(error),
                 }
             }
         }

@@ -32,6 +32,7 @@ fn a_child_forked_before_cuda() {
     lines.sort();
     assert_eq!(lines[1], "join = 0");
     program.expect(&[("alloc c 1500M", "0")]);
+    world.bury();
     world.judge(CAP);
     program.end();
     world.judge_end(CAP);

@@ -211,6 +211,14 @@ fn children_of_every_kind() {
     lives("children", &[]);
 }
 
+#[test]
+fn children_where_the_kernel_wipes_no_page() {
+    let old_kernel = world::compile("old_kernel", &[]);
+    by_every_door("children", |program| {
+        same_life(&old_kernel, &["4.13", program.to_str().expect("UTF-8")]);
+    });
+}
+
 /// Files of a daemon's own, and what it writes.
 fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, Vec<String>) {
     let files: Vec<PathBuf> = (0..3)

@@ -139,6 +139,7 @@ fn a_job_and_its_children_share_one_limit() {
     assert_eq!(program.line(), format!("wait {go} = 0"));
     assert_eq!(program.answer(), "0 0");
     assert_eq!(program.answer(), "2");
+    world.bury();
     world.judge(cap);
     program.end();
     world.judge_end(cap);

@@ -58,6 +58,27 @@ fn sizes_that_mean_nothing() {
 }
 
 #[test]
+fn a_kernel_without_our_locks() {
+    let world = World::new(4096 * MIB);
+    let mut command = world.limited(&world::compile("old_kernel", &[]));
+    command.arg("3.14").arg(world::program());
+    let mut program = Session::start(command);
+    assert_ne!(program.say("start"), "0 0");
+    let (status, errors) = program.end();
+    assert!(status.success(), "{status:?}");
+    // The simulated driver needs them as well, and says so too.
+    let ours: Vec<_> = errors
+        .lines()
+        .filter(|line| line.starts_with("gpulimit: "))
+        .collect();
+    assert!(
+        matches!(ours[..], [line] if line.contains("Linux 3.15")),
+        "{errors}"
+    );
+    assert_eq!(world.machine().peak(), 0);
+}
+
+#[test]
 fn groups_that_are_not_there() {
     let world = World::without_group(&[]);
     closed(
