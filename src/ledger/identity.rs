@@ -56,7 +56,7 @@ impl Identity {
             return false;
         }
         let mut stat = [0; 1024];
-        let stat = head(&format!("/proc/{}/stat", self.pid), &mut stat);
+        let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
             // Reaped by its parent and the lock about to go, or hidden from us.
             return !os::exists(self.pid);

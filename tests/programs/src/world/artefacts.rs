@@ -73,8 +73,10 @@ pub fn shim() -> PathBuf {
 /// `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
+    let build = || built_program("gpulimit", "gpulimit");
+    let there = || elsewhere().map(|folder| folder.join("debug/gpulimit"));
     CONTROLLER
-        .get_or_init(|| built_program("gpulimit", "gpulimit"))
+        .get_or_init(|| there().unwrap_or_else(build))
         .clone()
 }
 
