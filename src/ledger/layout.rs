@@ -301,6 +301,12 @@ mod tests {
     use crate::ledger::scratch::Scratch;
 
     #[test]
+    fn a_file_of_this_version_begins_as_all_of_them() {
+        let sizes = [16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
+        assert_eq!(PREFACE[2..], sizes, "another layout is another version");
+    }
+
+    #[test]
     fn offsets_are_where_things_are() {
         let scratch = Scratch::new();
         let content = scratch.content();

@@ -404,3 +404,25 @@ impl DriverShare {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_charged_and_neither_taken_nor_promised_is_idle() {
+        let mut state = State {
+            held: 100,
+            used: 60,
+            uncounted: 20,
+            prepaid: 10,
+            reserved: 5,
+            ..State::default()
+        };
+        assert_eq!((state.counted(), state.idle()), (40, 45));
+        assert_eq!(state.promise(46), Err(1));
+        assert_eq!(state.promise(45), Ok(()));
+        assert_eq!((state.prepaid, state.idle()), (55, 0));
+        assert_eq!(state.promise(0), Ok(()));
+    }
+}

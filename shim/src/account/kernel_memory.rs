@@ -191,6 +191,16 @@ mod tests {
         };
         assert_eq!(memory.runtime(malloc), 138 * MIB);
         assert_eq!(memory.runtime(Needs::default()), 0);
+        let assert = Needs {
+            device_assert: true,
+            ..Needs::default()
+        };
+        assert_eq!(memory.runtime(assert), 90 * MIB);
+        let printf = Needs {
+            device_printf: true,
+            ..Needs::default()
+        };
+        assert_eq!(memory.runtime(printf), 62 * MIB);
         for (per_thread, taken) in [
             (2048, 264),
             (4096, 528),

@@ -459,3 +459,53 @@ mod cache {
 pub fn growth(bytes: u64) -> u64 {
     round_up(bytes, STEP)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_calls_have_paid_is_theirs_until_they_end() {
+        let mut state = State {
+            held: 5 * STEP,
+            reserved: 2 * STEP,
+            ..State::default()
+        };
+        assert_eq!((state.idle(), state.short()), (3 * STEP, 0));
+        state.begin(STEP, STEP);
+        state.begin(STEP, STEP + 1);
+        assert_eq!((state.prepaid, state.large), (2 * STEP, 1));
+        assert_eq!(state.idle(), STEP);
+        state.end(STEP, STEP);
+        assert_eq!((state.prepaid, state.large), (STEP, 1));
+        state.end(STEP, STEP + 1);
+        assert_eq!((state.prepaid, state.large), (0, 0));
+        state.held = STEP;
+        assert_eq!((state.idle(), state.short()), (0, 2 * STEP));
+        state.reserved = 0;
+        assert_eq!((state.idle(), state.short()), (STEP, 0));
+    }
+
+    #[test]
+    fn a_look_is_spared_where_the_pool_can_have_no_more() {
+        let mut state = State {
+            held: 4 * STEP,
+            prepaid: STEP,
+            reserved: 2 * STEP,
+            unseen: UNSEEN - 1,
+            ..State::default()
+        };
+        let range = 8 * STEP..10 * STEP;
+        assert!(!state.is_as_seen(&range), "steps that nobody knows");
+        state.steps.learn(&range);
+        assert!(state.is_as_seen(&range));
+        state.unseen += 1;
+        assert!(!state.is_as_seen(&range), "too long ago");
+        state.unseen = 0;
+        state.large = 1;
+        assert!(!state.is_as_seen(&range), "one that may take several steps");
+        state.large = 0;
+        state.prepaid = 0;
+        assert!(!state.is_as_seen(&range), "more is held than is to be");
+    }
+}
