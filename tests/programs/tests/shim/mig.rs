@@ -194,7 +194,9 @@ fn the_controller_names_the_instances_of_a_gpu_that_is_cut() {
     let uuids = uuids(&world);
     let controller = |arguments: &[&str]| {
         let mut command = world.bare(&world::controller());
-        command.args(arguments);
+        command
+            .env("GPULIMIT_LIBRARY", world::shim())
+            .args(arguments);
         world::finish(command)
     };
     let before = world.group().limits().expect("limits").rules();

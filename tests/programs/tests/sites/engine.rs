@@ -414,6 +414,10 @@ fn make_image(image: &Path) {
     let mut libraries = Vec::new();
     for (program, place) in &programs {
         copy(program, place);
+    }
+    // Also what the preloaded library needs, which comes by itself.
+    let programs = programs.into_iter().map(|(program, _)| program);
+    for program in programs.chain([world::shim()]) {
         let loaded = Command::new("ldd").arg(program).output().expect("ldd");
         let loaded = text(&loaded.stdout);
         libraries.extend(
