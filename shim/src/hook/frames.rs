@@ -7,8 +7,8 @@
 use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
-/// The stack pointer of whoever called into this library (on aarch64 that at the end of the frame's record, which some of our caller's registers are above of);
-/// 0 where this library was built without frame pointers.
+/// The stack pointer of whoever called into this library; 0 where this library was built without frame pointers. On aarch64 the end of the first frame's record, which parts of
+/// that frame may be above of: there a jump may go unnoticed, and nothing else.
 #[inline(never)]
 pub fn start_of_ours() -> usize {
     if !cfg!(frame_pointers) {
@@ -85,10 +85,11 @@ mod tests {
         let outside = things.as_ptr().addr();
         let [at_once, from_further_down, here] = SEEN.lock().expect("no panic").expect("called");
         assert_eq!(at_once, from_further_down);
-        assert!(
-            here < at_once && at_once < outside,
-            "{here:#x} {at_once:#x} {outside:#x}"
-        );
-        assert!(at_once - here < 500, "one frame, and a small one");
+        assert!(at_once < outside, "{at_once:#x} {outside:#x}");
+        // One frame, and a small one.
+        assert!(at_once.abs_diff(here) < 500, "{here:#x} {at_once:#x}");
+        if cfg!(target_arch = "x86_64") {
+            assert!(here < at_once, "{here:#x} {at_once:#x}");
+        }
     }
 }
