@@ -94,6 +94,7 @@ fn a_signal_ends_the_wait() {
     holder.expect(&[("alloc a 500M", "0")]);
     assert_eq!(other.say("catch 10"), "0");
     other.tell("alloc b 300M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
     assert!(other.is_silent_for(MOMENT));
     other.signal(10);
     assert_eq!(other.answer(), "2");
