@@ -122,19 +122,26 @@ impl Source {
     }
 }
 
-impl Rules {
-    /// Every process belongs to this group, whatever its environment says: for a root that only one container sees.
-    pub fn everybody(group: &str) -> Self {
-        Self(vec![Rule {
-            number: 1,
+impl Rule {
+    /// A rule that fits every process.
+    fn of_everybody(number: u32, target: Target) -> Self {
+        Self {
+            number,
             on_error: OnError::Closed,
             user: Vec::new(),
             unix_group: None,
             cgroup: Vec::new(),
             executable: Vec::new(),
             container: Vec::new(),
-            target: Target::Group(group.into()),
-        }])
+            target,
+        }
+    }
+}
+
+impl Rules {
+    /// Every process belongs to this group, whatever its environment says: for a root that only one container sees.
+    pub fn everybody(group: &str) -> Self {
+        Self(vec![Rule::of_everybody(1, Target::Group(group.into()))])
     }
 
     /// The rules one by one.

@@ -48,19 +48,6 @@ fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
 }
 
-fn rule(number: u32, target: Target) -> Rule {
-    Rule {
-        number,
-        on_error: OnError::Closed,
-        user: Vec::new(),
-        unix_group: None,
-        cgroup: Vec::new(),
-        executable: Vec::new(),
-        container: Vec::new(),
-        target,
-    }
-}
-
 fn group(name: &str) -> Target {
     Target::Group(name.into())
 }
@@ -70,7 +57,7 @@ fn rules() -> Rules {
     Rules(vec![
         Rule {
             user: vec![(0, 0), (7, 9)],
-            ..rule(1, Target::Exempt)
+            ..Rule::of_everybody(1, Target::Exempt)
         },
         Rule {
             on_error: OnError::Open,
@@ -78,7 +65,7 @@ fn rules() -> Rules {
                 gids: vec![100, 101],
                 members: vec![(1000, 1001)],
             }),
-            ..rule(
+            ..Rule::of_everybody(
                 2,
                 Target::Each(vec![(1000, "lab/alice".into()), (1001, "lab/bob".into())]),
             )
@@ -86,15 +73,15 @@ fn rules() -> Rules {
         Rule {
             cgroup: vec!["/system.slice/*".into(), "/a b/?".into()],
             executable: vec!["/opt/*".into()],
-            ..rule(3, group("services"))
+            ..Rule::of_everybody(3, group("services"))
         },
         Rule {
             container: vec!["*".into()],
-            ..rule(4, group("containers"))
+            ..Rule::of_everybody(4, group("containers"))
         },
         Rule {
             user: vec![(5000, 5000)],
-            ..rule(5, Target::Each(Vec::new()))
+            ..Rule::of_everybody(5, Target::Each(Vec::new()))
         },
     ])
 }
