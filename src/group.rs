@@ -20,6 +20,7 @@ mod name;
 mod power;
 mod protection;
 mod root;
+mod signals;
 mod undisturbed;
 mod user;
 #[cfg(feature = "cli")]

@@ -3,6 +3,7 @@
 
 use super::kill::kill;
 use super::member::{Member, MemberDevice, Refusal, Station};
+use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use crate::ledger::{
     self, DeviceIndex, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
@@ -240,6 +241,8 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
+        // Handlers run when this is left, and may jump away: nothing is held then.
+        let signals = Deferred::new();
         let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
         loop {
@@ -262,12 +265,11 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => return Err(refused),
             }
-            if !station.others_hold(index) {
+            if signals.has_come() || !station.others_hold(index) {
                 return Err(refused);
             }
             match &line {
-                Some(line) if line.sleep() == Turn::Over => return Err(refused),
-                Some(_) => {}
+                Some(line) => line.sleep(),
                 None => std::thread::sleep(NAP),
             }
         }

@@ -591,6 +591,35 @@ fn threads_of_one_process_wait_side_by_side() {
     assert_eq!(units(&one), [10]);
 }
 
+#[test]
+fn a_signal_ends_a_wait_whenever_it_comes() {
+    /// While it looks for something to give back, a signal comes.
+    struct Signalled;
+
+    impl Pressure for Signalled {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            signals::tests::send_one();
+            false
+        }
+
+        fn witness(&self) -> &dyn Witness {
+            &NoWitness
+        }
+    }
+
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 10).expect("room");
+    let began = Instant::now();
+    one.0
+        .charge(&one.1, UNIT, &Signalled, Insistence::Full)
+        .expect_err("no room");
+    assert!(began.elapsed() < HANG);
+    assert_eq!(kinds(&group), [EventKind::Wait]);
+    assert_eq!((units(&other), waits(&one)), (vec![10], 1));
+}
+
 fn waits_begun(group: &Group) -> usize {
     kinds(group)
         .iter()

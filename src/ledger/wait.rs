@@ -25,7 +25,7 @@ pub enum Turn {
     Yes,
     /// Not yet.
     NotYet,
-    /// The time is over, or a signal came.
+    /// The time is over.
     Over,
 }
 
@@ -45,16 +45,13 @@ impl<'a> Line<'a> {
         let signals = signals(slot.ledger());
         let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
         let waiting = slot.waiting();
-        let before = waiting.ticket.load(Ordering::Relaxed);
-        let now = os::boot_ms();
-        // Left behind by a thread that has jumped out of its wait (`siglongjmp`), if nobody has looked for so long.
-        if before != 0 && !is_absent(waiting, now) {
+        if waiting.ticket.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        waiting.seen.store(now, Ordering::Relaxed);
+        waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
         waiting
             .ticket
-            .compare_exchange(before, ticket, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(0, ticket, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         waiting.device.store(device.get() as u64, Ordering::Relaxed);
         let line = Self {
@@ -88,28 +85,17 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Sleeps until memory comes back, for a bounded time. [`Turn::Over`] when the time is over or a signal came.
-    pub fn sleep(&self) -> Turn {
+    /// Sleeps until memory comes back, for a bounded time.
+    pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());
-        if left.is_zero() {
-            return Turn::Over;
-        }
         let signals = signals(self.slot.ledger());
-        match os::futex_wait(&signals.returned, self.returned as u32, left.min(NAP)) {
-            os::Woken::BySignal => Turn::Over,
-            os::Woken::Other => Turn::NotYet,
-        }
+        os::futex_wait(&signals.returned, self.returned as u32, left.min(NAP));
     }
 }
 
 impl Drop for Line<'_> {
     fn drop(&mut self) {
-        let waiting = self.slot.waiting();
-        // Unless another thread has taken the place over, while this one could not look.
-        let _ =
-            waiting
-                .ticket
-                .compare_exchange(self.ticket, 0, Ordering::Release, Ordering::Relaxed);
+        self.slot.waiting().ticket.store(0, Ordering::Release);
         // The next in line need not wait for memory to come back.
         wake(self.slot.ledger());
     }
@@ -285,7 +271,8 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let mut line = Line::join(&slot, scratch.device, os::now()).expect("a place");
-        assert_eq!((line.turn(), line.sleep()), (Turn::Over, Turn::Over));
+        line.sleep();
+        assert_eq!(line.turn(), Turn::Over);
     }
 
     #[test]
@@ -299,7 +286,8 @@ mod tests {
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);
-        assert_eq!(line.sleep(), Turn::NotYet, "it has come before the sleep");
+        // What has come before it ends it.
+        line.sleep();
         assert!(scratch.has_waiters(), "it is awake, and in line");
         line.turn();
         assert_eq!(line.returned, 1, "what it has seen it does not wait for");

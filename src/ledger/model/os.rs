@@ -39,15 +39,8 @@ pub(super) fn exists(_: u32) -> bool {
     false
 }
 
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub(super) enum Woken {
-    BySignal,
-    Other,
-}
-
-pub(super) fn futex_wait(_: &AtomicU64, _: u32, _: Duration) -> Woken {
+pub(super) fn futex_wait(_: &AtomicU64, _: u32, _: Duration) {
     explorer::pause();
-    Woken::Other
 }
 
 pub(super) fn futex_wake_all(_: &AtomicU64) -> usize {
