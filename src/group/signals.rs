@@ -107,7 +107,7 @@ fn is_handled(signal: c_int) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(super) mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -136,7 +136,9 @@ fn a_named_group_stays_and_keeps_its_limit() {
 #[test]
 fn a_group_whose_command_was_killed_is_collected_by_the_next() {
     let place = Place::new();
-    let mut child = shell(&place, "echo ready; sleep 60");
+    // Ends when its starter has.
+    let script = "echo ready; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done";
+    let mut child = shell(&place, script);
     child.kill().expect("killed");
     child.wait().expect("ended");
     assert_eq!(place.root().groups().expect("listed").len(), 1);
