@@ -270,8 +270,11 @@ mod tests {
     fn when_the_time_is_over_it_is_nobodys_turn() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        let mut line = Line::join(&slot, scratch.device, os::now()).expect("a place");
+        let until = os::now() + Duration::from_millis(20);
+        let mut line = Line::join(&slot, scratch.device, until).expect("a place");
+        line.turn();
         line.sleep();
+        assert!(os::now() >= until, "nobody has woken it");
         assert_eq!(line.turn(), Turn::Over);
     }
 

@@ -214,9 +214,11 @@ fn children_of_every_kind() {
 #[test]
 fn children_where_the_kernel_wipes_no_page() {
     let old_kernel = world::compile("old_kernel", &[]);
-    by_every_door("children", |program| {
-        same_life(&old_kernel, &["4.13", program.to_str().expect("UTF-8")]);
-    });
+    // Whose child it is has nothing to do with the door: the first one will do.
+    let (door, arguments) = DOORS[0];
+    let arguments = [arguments, &["-pthread"]].concat();
+    let program = world::compile_for("children", &format!("-{door}"), &arguments);
+    same_life(&old_kernel, &["4.13", program.to_str().expect("UTF-8")]);
 }
 
 /// Files of a daemon's own, and what it writes.
