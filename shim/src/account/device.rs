@@ -411,7 +411,7 @@ impl Device {
     pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
         self.member
             .share(&self.share, (bytes as i64).wrapping_neg());
-        match (bytes, size > 0 && freed >= size) {
+        match (bytes, freed >= size) {
             (0, false) => {}
             (0, true) => shared::freed(self.member, &self.share, size),
             (_, false) => self.member.orphan(&self.share, bytes),

@@ -26,8 +26,7 @@ struct Borne {
     orphaned: u64,
 }
 
-/// Compares the driver's figures with the charges. `None` when the driver does not tell. One that it does not list, as it is in another PID
-/// namespace, may have anything.
+/// What the living may have. `None` when the driver does not tell.
 ///
 /// What is charged was read before: what is charged and taken in between is seen as uncharged, and not the other way round.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
@@ -35,6 +34,12 @@ fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
     let listed = nvml::processes(&device.id())?;
     // The larger: what is freed or taken in between is not to look like less in nobody's figure.
     let used = nvml::used(&device.id(), device.capacity())?.max(before);
+    compare(used, listed, &living)
+}
+
+/// Compares the driver's figures, `used` of the whole GPU and those of the processes that it has `listed`, with the charges of the `living`.
+/// `None` when it lists none of these. One that it does not list, as it is in another PID namespace, may have anything.
+fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
     let hidden = used.saturating_sub(all);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -113,5 +118,105 @@ impl Witness for Heir {
             member.orphan(&device, left);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::account::scratch::Scratch;
+
+    const MIB: u64 = 1 << 20;
+    const GPU: DeviceId = DeviceId::gpu([7; 16]);
+    const CAPACITY: u64 = 1000 * MIB;
+    /// Pids above the largest that Linux gives.
+    const PIDS: u32 = 1 << 23;
+
+    /// A process of which the driver may list `PIDS + number`, with these MiB charged, idle, orphaned and managed.
+    fn holder(number: u32, [charged, idle, orphaned, managed]: [u64; 4]) -> Holder {
+        let group = Scratch::new(&[]);
+        let member = group.member();
+        let device = member.device(GPU, CAPACITY).expect("a device");
+        let mut holder = member.all_living(&device).remove(0);
+        holder.identity.pid = PIDS + number;
+        let usage = &mut holder.usage;
+        (usage.charged, usage.idle) = (charged * MIB, idle * MIB);
+        usage.orphaned = orphaned * MIB;
+        usage.by[Category::Managed as usize] = managed * MIB;
+        holder
+    }
+
+    /// What these bear, bytes, where the driver lists these MiB for each pid and so many bytes beyond them for nobody.
+    fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
+        let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
+        let listed: Vec<_> = listed.iter().map(bytes).collect();
+        let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
+        let borne = compare(all + hidden, listed, living);
+        borne.map(|borne| (borne.uncharged, borne.orphaned))
+    }
+
+    #[test]
+    fn what_the_driver_shows_beyond_the_charges_is_borne() {
+        let one = holder(1, [100, 10, 20, 5]);
+        let bears = |mib| bear(0, &[(1, mib)], std::slice::from_ref(&one));
+        assert_eq!(bears(65), Some((0, 20 * MIB)));
+        assert_eq!(bears(85), Some((20 * MIB, 20 * MIB)));
+        assert_eq!(bears(40), Some((0, 20 * MIB)));
+        // As much as the reserve may have been taken out of it.
+        assert_eq!(bears(69), Some((0, 20 * MIB)));
+        assert_eq!(bears(70), Some((5 * MIB, 20 * MIB)));
+        // Not all of the reserve is there.
+        let living = [holder(1, [100, 1, 0, 0])];
+        assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 0)));
+        assert_eq!(bear(0, &[(1, 101)], &living), Some((2 * MIB, 0)));
+        // On a MIG device, listed twice.
+        let twice = [(1, 60), (1, 59), (2, 500)];
+        assert_eq!(bear(0, &twice, &living), Some((20 * MIB, 0)));
+        // All of them.
+        let living = [holder(1, [100, 0, 7, 0]), holder(2, [50, 0, 3, 0])];
+        let both = bear(0, &[(1, 103), (2, 147)], &living);
+        assert_eq!(both, Some((110 * MIB, 10 * MIB)));
+    }
+
+    #[test]
+    fn what_is_in_nobodys_figure_is_borne() {
+        let living = [holder(1, [100, 0, 0, 0])];
+        let listed = [(1, 100), (2, 100)];
+        let overhead = 2 * PROCESS_OVERHEAD;
+        assert_eq!(bear(overhead, &listed, &living), Some((0, 0)));
+        assert_eq!(
+            bear(overhead + 1, &listed, &living),
+            Some((overhead + 1, 0))
+        );
+    }
+
+    #[test]
+    fn who_is_not_listed_may_have_anything() {
+        let bears = |charged| {
+            let living = [holder(1, [100, 0, 0, 0]), holder(2, [charged, 0, 0, 0])];
+            bear(0, &[(1, 100)], &living)
+        };
+        assert_eq!(bears(RESERVE / MIB), Some((0, 0)), "nothing but a reserve");
+        assert_eq!(bears(RESERVE / MIB + 1), Some((u64::MAX, 0)));
+        let living = [holder(1, [100, 0, 0, 0])];
+        assert_eq!(bear(0, &[], &living), None);
+        assert_eq!(bear(0, &[(2, 100)], &living), None, "of others only");
+    }
+
+    #[test]
+    fn what_the_gpu_has_free_goes_back() {
+        let group = Scratch::new(&[]);
+        let [one, other] = [group.member(), group.member()];
+        let device = one.device(GPU, CAPACITY).expect("a device");
+        other.charge_unchecked(&device, 30 * MIB);
+        other.orphan(&device, 30 * MIB);
+        freed(one, &device, 10 * MIB);
+        assert_eq!(one.orphans(&device), 20 * MIB);
+        freed(one, &device, 25 * MIB);
+        assert_eq!((one.orphans(&device), one.charged(&device)), (0, 0));
+        // Where the driver does not tell, none is needed.
+        other.charge_unchecked(&device, 30 * MIB);
+        other.orphan(&device, 30 * MIB);
+        assert!(settle(one, &device) && !settle(one, &device));
     }
 }

@@ -1,58 +1,20 @@
 use std::cell::Cell;
-use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
 
-use gpulimit_core::group::Root;
 use gpulimit_core::ledger::{EventKind, Usage};
-use gpulimit_core::limits::{LimitSet, Selector, Setting};
 
 use super::*;
 use crate::account::openings::Opening;
+use crate::account::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1000 * MIB;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
-/// A group of a test's own, on a machine without a driver.
-struct World {
-    folder: PathBuf,
-}
-
-impl World {
-    fn new(settings: &[&str]) -> World {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-device-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        let mut limits = LimitSet::default();
-        for setting in settings {
-            match setting.parse().expect("a setting") {
-                Setting::Size(key, size) => limits.set(Selector::All, key, size),
-                Setting::Option(key, value) => limits.options.set(key, &value).expect("an option"),
-            }
-        }
-        let world = World { folder };
-        world.root().create("group", &limits).expect("a group");
-        world
-    }
-
-    fn root(&self) -> Root {
-        Root::at(&self.folder).expect("a root")
-    }
-
-    /// The GPU, as one more process of the group has it.
-    fn device(&self) -> &'static Device {
-        let member = Member::join(&self.root(), "group").expect("a member");
-        let account = Box::leak(Box::new(Account::new()));
-        let device = Device::enter(account, 0, GPU, CAPACITY, Box::leak(Box::new(member)));
-        Box::leak(Box::new(device.expect("a device")))
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
+/// The GPU, as one more process of the group has it.
+fn join(group: &Scratch) -> &'static Device {
+    let account = Box::leak(Box::new(Account::new()));
+    let device = Device::enter(account, 0, GPU, CAPACITY, group.member());
+    Box::leak(Box::new(device.expect("a device")))
 }
 
 /// What the group has.
@@ -82,8 +44,8 @@ fn refusals(device: &Device) -> Vec<u64> {
 
 #[test]
 fn charges_stop_at_the_limit() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     assert_eq!(
         [0, 1, CAPACITY, CAPACITY + 1].map(|bytes| device.may_hold(bytes)),
         [false, true, true, false]
@@ -107,8 +69,8 @@ fn charges_stop_at_the_limit() {
 
 #[test]
 fn what_is_charged_ahead_is_idle() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     assert!(device.charge_ahead("a", 20 * MIB).is_ok());
     assert_eq!(charged(device), (20, 20));
     assert!(device.charge_ahead("a", 90 * MIB).is_err());
@@ -135,8 +97,8 @@ fn what_is_charged_ahead_is_idle() {
 
 #[test]
 fn free_is_what_the_group_has_and_what_is_idle_here() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     let free = || device.free() / MIB;
     assert_eq!(free(), 100);
     device.charge_ahead("a", 3 * MIB).expect("room");
@@ -158,8 +120,8 @@ fn free_is_what_the_group_has_and_what_is_idle_here() {
 
 #[test]
 fn each_category_is_shown_and_small_arrays_are_arrays() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     device.charge("a", MIB).expect("room");
     for (bytes, category) in (1..).zip(Category::ALL) {
         device.add(category, 10 * bytes);
@@ -182,8 +144,8 @@ fn each_category_is_shown_and_small_arrays_are_arrays() {
 
 #[test]
 fn others_in_the_group_are_noticed() {
-    let world = World::new(&["max=100M"]);
-    let [device, other] = [world.device(), world.device()];
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
     device.charge("a", 10 * MIB).expect("room");
     device.add(Category::Linear, 10 * MIB);
     device.charge_ahead("a", 20 * MIB).expect("room");
@@ -194,8 +156,8 @@ fn others_in_the_group_are_noticed() {
 
 #[test]
 fn what_is_spare_goes_back() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     device.charge("a", 5 * BLOCK).expect("room");
     assert!(!device.release_spares());
     device.keep_block();
@@ -209,8 +171,8 @@ fn what_is_spare_goes_back() {
 
 #[test]
 fn a_full_group_gets_back_what_costs_nothing() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     let reclaim = |trim| {
         let heir = Heir(device.member);
         let pressure = Reclaim { device, trim, heir };
@@ -235,8 +197,8 @@ fn a_full_group_gets_back_what_costs_nothing() {
 
 #[test]
 fn what_is_unused_stays_as_long_as_the_group_is_low() {
-    let world = World::new(&["max=100M", "low=50M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M", "low=50M"]);
+    let device = join(&group);
     device.charge("a", 50 * MIB).expect("room");
     device.keep_block();
     device.give_back_unused();
@@ -248,15 +210,15 @@ fn what_is_unused_stays_as_long_as_the_group_is_low() {
 
 #[test]
 fn contexts_are_left_out_where_the_group_does_not_count_them() {
-    let counting = World::new(&["max=100M"]);
-    let device = counting.device();
+    let counting = Scratch::new(&["max=100M"]);
+    let device = join(&counting);
     device.contexts.insert(7);
     device.set_context_hint(500);
     assert!(device.counts_contexts());
     assert_eq!(device.uncounted(1000), 0);
 
-    let world = World::new(&["max=100M", "count_context=no"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M", "count_context=no"]);
+    let device = join(&group);
     assert!(!device.counts_contexts());
     assert_eq!(device.uncounted(1000), 0, "there is none");
     device.contexts.insert(7);
@@ -266,13 +228,13 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
     assert_eq!(device.uncounted(400), 400);
     device.contexts.insert(8);
     assert_eq!(device.uncounted(1100), 1000);
-    assert_eq!(world.device().context_hint(), 500);
+    assert_eq!(join(&group).context_hint(), 500);
 }
 
 #[test]
 fn a_pool_is_asked_for_once() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     let handle = || device.current_pool().map(std::ptr::from_ref);
     assert!(handle().is_err(), "nobody to ask");
     let pool = device.account.pools.known_or(64, || (0, false));
@@ -303,8 +265,8 @@ fn open(device: &Device, address: u64, bytes: u64) {
 
 #[test]
 fn memory_of_others_may_come_without_a_call() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     assert!(!device.may_inherit());
     device.opened();
     assert!(device.may_inherit());
@@ -318,8 +280,8 @@ fn memory_of_others_may_come_without_a_call() {
 
 #[test]
 fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     import(device, 5, 10 * MIB);
     open(device, 64, 20 * MIB);
     assert_eq!(device.take_over(8 * MIB), 0);
@@ -333,8 +295,8 @@ fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
     import(device, 6, 10 * MIB);
     assert_eq!(device.take_over(15 * MIB), 14 * MIB, "in all");
     // Not known to be open: nothing is looked for.
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     open(device, 64, 20 * MIB);
     device.closed();
     assert_eq!(device.take_over(20 * MIB), 0);
@@ -342,8 +304,8 @@ fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
 
 #[test]
 fn who_takes_over_gives_back_what_was_charged_for_it() {
-    let world = World::new(&["max=100M"]);
-    let [device, other] = [world.device(), world.device()];
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
     let orphan = |device: &Device| {
         device.charge("a", 10 * MIB).expect("room");
         device.member.orphan(&device.share, 10 * MIB);
@@ -363,8 +325,8 @@ fn who_takes_over_gives_back_what_was_charged_for_it() {
 
 #[test]
 fn what_others_may_have_is_given_back_when_it_is_gone() {
-    let world = World::new(&["max=100M"]);
-    let [device, other] = [world.device(), world.device()];
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
     device.charge("a", 50 * MIB).expect("room");
     // Its last holder: the GPU has freed it.
     device.part_with(10 * MIB, 10 * MIB, 10 * MIB);
@@ -396,8 +358,8 @@ fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, 
 
 #[test]
 fn the_drivers_part_is_what_has_no_name() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     assert_eq!(look(device, 0, |_| {}), (Some((0, 0)), 1));
     device.contexts.insert(7);
     assert_eq!(look(device, 0, |_| {}).0, None, "not listed any more");
@@ -415,8 +377,8 @@ fn the_drivers_part_is_what_has_no_name() {
 
 #[test]
 fn a_look_that_something_moves_under_is_made_again() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     device.add(Category::Linear, 100);
     let take = || device.add(Category::Linear, 10);
     let free = || device.remove(Category::Linear, 10);
@@ -451,8 +413,8 @@ fn a_look_that_something_moves_under_is_made_again() {
 
 #[test]
 fn nothing_is_measured_while_a_context_goes() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     let seen = Cell::new(false);
     let none = || seen.set(look(device, 10, |_| {}).0.is_none());
     let call = || {
@@ -472,8 +434,8 @@ fn nothing_is_measured_while_a_context_goes() {
 
 #[test]
 fn a_measurement_grows_old() {
-    let world = World::new(&["max=100M"]);
-    let device = world.device();
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
     assert!(device.is_old(), "there was none");
     device.measured_at.store(u64::MAX, Ordering::Relaxed);
     assert!(!device.is_old());
