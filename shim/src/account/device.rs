@@ -600,9 +600,14 @@ impl Device {
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
     /// when memory of others may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
-        if self.account.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old() {
+        if self.is_due(mark) {
             self.driver.measure(self);
         }
+    }
+
+    #[inline]
+    fn is_due(&self, mark: u64) -> bool {
+        self.account.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
     }
 
     fn is_old(&self) -> bool {

@@ -433,12 +433,25 @@ fn nothing_is_measured_while_a_context_goes() {
 }
 
 #[test]
-fn a_measurement_grows_old() {
+fn a_measurement_does_until_something_may_have_changed() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    assert!(device.is_old(), "there was none");
-    device.measured_at.store(u64::MAX, Ordering::Relaxed);
-    assert!(!device.is_old());
+    let mark = || device.account.mark();
+    assert!(device.is_due(mark()), "there was none");
     look(device, 10, |_| {});
-    assert_ne!(device.measured_at.load(Ordering::Relaxed), u64::MAX);
+    assert_ne!(device.measured_at.load(Ordering::Relaxed), 0);
+    // It does not grow old here.
+    let keep = || device.measured_at.store(u64::MAX, Ordering::Relaxed);
+    keep();
+    assert!(!device.is_due(mark()));
+    let before = mark();
+    look(device, 10, |_| {});
+    keep();
+    assert!(device.is_due(before), "one ran across a call");
+    device.opened();
+    assert!(device.is_due(mark()), "memory of others may have come");
+    device.closed();
+    assert!(!device.is_due(mark()));
+    look(device, 10, |_| device.add(Category::Linear, 10));
+    assert!(device.is_due(mark()), "it was not exact");
 }

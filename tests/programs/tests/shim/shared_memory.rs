@@ -2,7 +2,7 @@
 //! importer, and so do we; the limit holds in between, whoever sleeps or dies.
 
 use gpulimit::ledger::{Category, NoWitness, ProcessUsage};
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually, program};
 
 /// What is shared.
 pub const SIZE: u64 = 300 * MIB;
@@ -10,7 +10,7 @@ pub const SIZE: u64 = 300 * MIB;
 pub const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
 
 /// Exports a handle; where others find the descriptor.
-fn export(program: &mut Session, handle: &str) -> String {
+pub fn export(program: &mut Session, handle: &str) -> String {
     let answer = program.say(&format!("export fd-{handle} {handle}"));
     let (status, descriptor) = answer.split_once(' ').expect("two numbers");
     assert_eq!(status, "0");
@@ -279,6 +279,26 @@ fn failed_exports_and_imports_change_nothing() {
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
     program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn what_comes_from_outside_the_group_goes_with_its_import() {
+    let world = World::new(CAP);
+    let mut outsider = Session::start(world.bare(program()));
+    outsider.expect(&[("start", "0 0"), ("create a 300M", "0")]);
+    let path = export(&mut outsider, "a");
+    let mut importer = world.on_gpu();
+    importer.expect(&[(&format!("import-from a {path}"), "0")]);
+    outsider.expect(&[("release a", "0"), ("close fd-a", "0")]);
+    importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    assert_eq!(world.counted(0), CONTEXT + SIZE);
+    // At once, also where it was measured just before.
+    let block = "repeat 1 {\nalloc x 4M\nfree x\nrelease a\n}";
+    importer.expect(&[(block, "0:3")]);
+    assert_eq!(world.counted(0), CONTEXT);
+    importer.end_quietly();
+    outsider.end_quietly();
     world.judge_end(CAP);
 }
 
