@@ -182,7 +182,7 @@ mod tests {
     fn what_is_in_nobodys_figure_is_borne() {
         let living = [holder(1, [100, 0, 0, 0])];
         let listed = [(1, 100), (2, 100)];
-        let overhead = 2 * PROCESS_OVERHEAD;
+        let overhead = 2 * 8 * MIB;
         assert_eq!(bear(overhead, &listed, &living), Some((0, 0)));
         assert_eq!(
             bear(overhead + 1, &listed, &living),
