@@ -646,6 +646,7 @@ impl Device {
         self.total(look, || self.nvml.own_bytes(&self.id))
     }
 
+    /// As [`Device::measure_total`]: `look` at what changes by itself, and the driver's figure by `own_bytes`.
     fn total(&self, look: impl Fn(), own_bytes: impl Fn() -> Option<u64>) -> Option<Total> {
         let removed = || self.removed.load(Ordering::Acquire);
         for attempt in 1..=ATTEMPTS {
