@@ -379,15 +379,9 @@ impl Device {
         self.member.share(&self.share, bytes as i64);
     }
 
-    /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
-    pub fn gpu_used(&self) -> Option<u64> {
-        nvml::used(&self.id, self.capacity)
-    }
-
-    /// How much more of the GPU is free than `before`, by [`Device::gpu_used`].
-    pub fn freed_since(&self, before: Option<u64>) -> u64 {
-        let freed = before.zip(self.gpu_used());
-        freed.map_or(0, |(before, after)| before.saturating_sub(after))
+    /// Bytes of the GPU that are in no process's figure; `None` where the driver does not tell.
+    pub fn hidden(&self) -> Option<u64> {
+        shared::hidden(&self.share)
     }
 
     /// One more allocation of another process here is open.
@@ -407,21 +401,16 @@ impl Device {
     }
 
     /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
-    /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
-    pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
+    /// charged as long as anybody may have it. [`Device::hidden`] was `before` that.
+    pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         self.member
             .share(&self.share, (bytes as i64).wrapping_neg());
-        match (bytes, freed >= size) {
-            (0, false) => {}
-            (0, true) => shared::freed(self.member, &self.share, size),
-            (_, false) => self.member.orphan(&self.share, bytes),
-            (_, true) => self.uncharge(bytes),
-        }
+        self.member.orphan(&self.share, bytes);
         // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
         if bytes == 0 || self.may_inherit() {
             self.driver.measure(self);
         }
-        self.settle_orphans();
+        shared::settle_after(self.member, &self.share, size, before);
     }
 
     /// Gives back what is charged in the group for memory that has left its process and that nobody needs. True when there was some.

@@ -184,7 +184,7 @@ fn a_full_group_gets_back_what_costs_nothing() {
     device.keep_block();
     assert!(device.charge("a", 2 * MIB).is_ok(), "a spare block");
     device.share(30 * MIB);
-    device.part_with(30 * MIB, 30 * MIB, 0);
+    device.part_with(30 * MIB, 30 * MIB, None);
     assert_eq!(charged(device), (70, 0), "nobody has it");
     device.charge("a", 30 * MIB).expect("room");
     device.member.orphan(&device.share, 10 * MIB);
@@ -324,20 +324,18 @@ fn who_takes_over_gives_back_what_was_charged_for_it() {
 }
 
 #[test]
-fn what_others_may_have_is_given_back_when_it_is_gone() {
+fn what_others_may_have_is_given_back_where_nobody_tells() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
+    assert_eq!(device.hidden(), None);
     device.charge("a", 50 * MIB).expect("room");
-    // Its last holder: the GPU has freed it.
-    device.part_with(10 * MIB, 10 * MIB, 10 * MIB);
+    device.share(10 * MIB);
+    device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
-    // Not charged here, and of unknown size: nothing to give back.
-    device.part_with(0, 0, 10 * MIB);
-    assert_eq!(charged(device), (40, 0));
-    // Charged by another one that has left it.
+    // Not charged here; by another one, who has left it.
     other.charge("a", 10 * MIB).expect("room");
     other.member.orphan(&other.share, 10 * MIB);
-    device.part_with(0, 10 * MIB, 10 * MIB);
+    device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
 }
 
