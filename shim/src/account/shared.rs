@@ -3,9 +3,9 @@
 //! NVML shows it for its exporter as long as that has a handle or a mapping. Then it is in nobody's figure while a descriptor is open, although it
 //! takes its part of the GPU, and it comes into the figure of who has the only import when the last descriptor is closed (measured, H100,
 //! 580.159.04): no call tells an exporter who has it, or an importer that it is his now. So whoever lets go of such memory leaves its charge behind as an
-//! orphan, and the driver's figures decide: what members have beyond their charges and what the GPU uses beyond all processes stay charged, the latter not
-//! where it has not grown by that memory; the rest is given back. How much the GPU has free says nothing: others free, too. An importer that measures charges what came to it, and gives the
-//! orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
+//! orphan, and the driver's figures decide: what members have beyond their charges stays charged, and what the GPU uses beyond all processes, unless
+//! that has not grown by this memory; the rest is given back. How much the GPU has free says nothing: others free, too. An importer that measures
+//! charges what came to it, and gives the orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
 
 use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::{Holder, Member, MemberDevice};
