@@ -18,6 +18,8 @@ pub mod maps;
 pub mod openings;
 pub mod packed;
 pub mod pools;
+#[cfg(test)]
+mod scratch;
 pub mod shared;
 pub mod spare;
 pub mod tiling;

@@ -104,7 +104,16 @@ impl Device {
             failed => return Err(failed),
         }
         let id = membership::device_id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
-        let capacity = total as u64;
+        Device::enter(account, ordinal, id, total as u64, member)
+    }
+
+    fn enter(
+        account: &'static Account,
+        ordinal: Ordinal,
+        id: DeviceId,
+        capacity: u64,
+        member: &'static Member,
+    ) -> Result<Device, Status> {
         let share = member.device(id, capacity).map_err(|error| {
             message::line(format_args!(
                 "no memory of GPU {ordinal} for this program: {error}"
@@ -352,12 +361,17 @@ impl Device {
         self.publish(
             || self.idle(),
             |bytes| {
-                // Of pools and graphs, which may hold more than is in use, only the driver knows how much that is.
-                let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
-                let reclaimable = bytes.saturating_sub(self.stays_idle()) + reserves;
-                self.member.publish_idle(&self.share, bytes, reclaimable);
+                self.member
+                    .publish_idle(&self.share, bytes, self.reclaimable(bytes));
             },
         );
+    }
+
+    /// What this process could give back at most, with so many idle bytes.
+    fn reclaimable(&self, idle: u64) -> u64 {
+        // Of pools and graphs, which may hold more than is in use, only the driver knows how much that is.
+        let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
+        idle.saturating_sub(self.stays_idle()) + reserves
     }
 
     /// `bytes` that are charged may be held by other processes, too.
@@ -365,15 +379,9 @@ impl Device {
         self.member.share(&self.share, bytes as i64);
     }
 
-    /// Bytes of the GPU that are not free, whoever has them; `None` where the driver does not tell.
-    pub fn gpu_used(&self) -> Option<u64> {
-        nvml::used(&self.id, self.capacity)
-    }
-
-    /// How much more of the GPU is free than `before`, by [`Device::gpu_used`].
-    pub fn freed_since(&self, before: Option<u64>) -> u64 {
-        let freed = before.zip(self.gpu_used());
-        freed.map_or(0, |(before, after)| before.saturating_sub(after))
+    /// Bytes of the GPU that are in no process's figure; `None` where the driver does not tell.
+    pub fn hidden(&self) -> Option<u64> {
+        shared::hidden(&self.share)
     }
 
     /// One more allocation of another process here is open.
@@ -393,21 +401,16 @@ impl Device {
     }
 
     /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
-    /// charged as long as anybody may have it; it is gone where the GPU has `freed` so much.
-    pub fn part_with(&self, bytes: u64, size: u64, freed: u64) {
+    /// charged as long as anybody may have it. [`Device::hidden`] was `before` that.
+    pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         self.member
             .share(&self.share, (bytes as i64).wrapping_neg());
-        match (bytes, size > 0 && freed >= size) {
-            (0, false) => {}
-            (0, true) => shared::freed(self.member, &self.share, size),
-            (_, false) => self.member.orphan(&self.share, bytes),
-            (_, true) => self.uncharge(bytes),
-        }
+        self.member.orphan(&self.share, bytes);
         // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
         if bytes == 0 || self.may_inherit() {
             self.driver.measure(self);
         }
-        self.settle_orphans();
+        shared::settle_after(self.member, &self.share, size, before);
     }
 
     /// Gives back what is charged in the group for memory that has left its process and that nobody needs. True when there was some.
@@ -586,14 +589,19 @@ impl Device {
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
     /// when memory of others may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
-        if self.account.mark() != mark
-            || self.is_inexact()
-            || self.may_inherit()
-            || monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed))
-                > MEASURE_AGE_MS
-        {
+        if self.is_due(mark) {
             self.driver.measure(self);
         }
+    }
+
+    #[inline]
+    fn is_due(&self, mark: u64) -> bool {
+        self.account.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
+    }
+
+    fn is_old(&self) -> bool {
+        let age = monotonic_ms().saturating_sub(self.measured_at.load(Ordering::Relaxed));
+        age > MEASURE_AGE_MS
     }
 
     /// Runs a call that may destroy a context, with all that was in it; `after` tells the account. No measurement may fall in between: it would
@@ -624,13 +632,18 @@ impl Device {
                 self.graphs.refresh(self);
             }
         };
+        self.total(look, || self.nvml.own_bytes(&self.id))
+    }
+
+    /// As [`Device::measure_total`]: `look` at what changes by itself, and the driver's figure by `own_bytes`.
+    fn total(&self, look: impl Fn(), own_bytes: impl Fn() -> Option<u64>) -> Option<Total> {
         let removed = || self.removed.load(Ordering::Acquire);
         for attempt in 1..=ATTEMPTS {
             look();
             // Before the sum, and again after the other one: what has gone since is counted, and what has gone before is in no sum.
             let removed_before = removed();
             let before = self.named();
-            let figure = self.nvml.own_bytes(&self.id)?;
+            let figure = own_bytes()?;
             if self.teardowns.load(Ordering::Acquire) > 0
                 || (figure == 0 && self.contexts.count() > 0)
             {
@@ -700,3 +713,6 @@ impl Pressure for Reclaim<'_> {
         &self.heir
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -462,6 +462,12 @@ mod tests {
         }
         assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
         assert_eq!(take(0, BLOCK, 0), BLOCK);
+        // And no less.
+        for handle in [12, 13] {
+            vmm.imported(handle, 0);
+            vmm.mapped(handle << 40, handle, BLOCK);
+        }
+        assert_eq!(take(0, 2 * BLOCK, 0), 2 * BLOCK);
     }
 
     #[test]

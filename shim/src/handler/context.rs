@@ -199,7 +199,7 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     device.driver.measure(device);
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
-            device.part_with(left.bytes, left.size, 0);
+            device.part_with(left.bytes, left.size, None);
         }
     }
 }

@@ -66,12 +66,11 @@ pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) ->
         return status;
     };
     device.remove(Category::Linear, opening.bytes);
-    let before = device.gpu_used();
+    let before = device.hidden();
     let status = real(dptr);
     if status == SUCCESS {
         device.closed();
-        let freed = device.freed_since(before);
-        device.part_with(opening.bytes, opening.size, freed);
+        device.part_with(opening.bytes, opening.size, before);
     } else {
         device.add(Category::Linear, opening.bytes);
         if !openings.enter(dptr, opening) {

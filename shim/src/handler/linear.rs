@@ -319,10 +319,10 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Ok(device) = call.process.device(taken.device)
     {
         device.remove(Category::Linear, taken.bytes());
-        let before = taken.shared.then(|| device.gpu_used()).flatten();
+        let before = taken.shared.then(|| device.hidden()).flatten();
         let status = real();
         if status == SUCCESS && taken.shared {
-            device.part_with(taken.bytes(), taken.bytes(), device.freed_since(before));
+            device.part_with(taken.bytes(), taken.bytes(), before);
         } else if status == SUCCESS {
             device.uncharge(taken.bytes());
         } else {
@@ -370,12 +370,12 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
     let mut before = None;
     if taken.last {
         device.remove(Category::Linear, BLOCK);
-        before = device.gpu_used();
+        before = device.hidden();
     }
     let status = real.call();
     if status == SUCCESS {
         if taken.last {
-            device.part_with(BLOCK, BLOCK, device.freed_since(before));
+            device.part_with(BLOCK, BLOCK, before);
         }
         return status;
     }
@@ -387,7 +387,7 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
             device.share(BLOCK);
             device.add(Category::Linear, BLOCK);
         }
-        (false, true) => device.part_with(BLOCK, BLOCK, BLOCK),
+        (false, true) => device.part_with(BLOCK, BLOCK, before),
         (false, false) => {}
     }
     status

@@ -181,25 +181,20 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // Of what others may hold: whether the GPU has more free afterwards.
+    // Of what others may hold: whether it is in nobody's figure afterwards.
     let left = announced
         .leaving()
         .and_then(|at| call.process.device(at).ok());
-    let used = || left.and_then(Device::gpu_used);
-    let before = used();
+    let before = left.and_then(Device::hidden);
     let status = real.call();
     if status != SUCCESS {
         call.process.vmm.undone(announced, staying(call));
         return status;
     }
-    let mut freed = before
-        .zip(used())
-        .map_or(0, |(before, after)| before.saturating_sub(after));
     for gone in call.process.vmm.done(announced) {
         if let Ok(device) = call.process.device(gone.device) {
             if gone.shared {
-                device.part_with(gone.bytes, gone.size, freed);
-                freed = freed.saturating_sub(gone.size);
+                device.part_with(gone.bytes, gone.size, before);
             } else {
                 device.uncharge(gone.bytes);
             }

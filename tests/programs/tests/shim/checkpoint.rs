@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
+use crate::shared_memory::export;
+
 const CAP: u64 = 4096 * MIB;
 const HELD: u64 = CONTEXT + 2000 * MIB;
 
@@ -111,5 +113,47 @@ fn who_dies_while_it_is_moved_away_leaves_nothing() {
     world.judge(CAP);
     other.end();
     tool.end();
+    world.judge_end(CAP);
+}
+
+/// Of a member that the driver does not list nobody knows what it has: shared memory that may be its own stays charged, unless the GPU was seen
+/// to free it.
+#[test]
+fn what_others_share_and_free_goes_back_while_a_program_is_moved_away() {
+    let world = World::new(CAP);
+    let [mut program, mut owner, mut importer] = std::array::from_fn(|_| world.on_gpu());
+    program.expect(&[("alloc a 100M", "0")]);
+    let before = world.counted(0);
+    let mut tool = tool(&world);
+    does(&mut tool, &["lock", "checkpoint"], &program);
+    owner.expect(&[("create a 300M", "0")]);
+    export(&mut owner, "a");
+    owner.expect(&[("close fd-a", "0"), ("release a", "0")]);
+    assert_eq!(world.counted(0), before);
+    let handle = world.file("handle").display().to_string();
+    owner.expect(&[
+        ("alloc b 300M", "0"),
+        (&format!("ipc-get {handle} b"), "0"),
+        ("free b", "0"),
+    ]);
+    assert_eq!(world.counted(0), before);
+    // By who has it last, and was never charged for it.
+    owner.expect(&[("create c 300M", "0")]);
+    let path = export(&mut owner, "c");
+    importer.expect(&[
+        (&format!("import-from c {path}"), "0"),
+        ("reserve range 300M", "0"),
+        ("map range 0 c 300M", "0"),
+        ("release c", "0"),
+    ]);
+    owner.expect(&[("close fd-c", "0"), ("release c", "0")]);
+    assert_eq!(world.counted(0), before + 300 * MIB);
+    importer.expect(&[("unmap range 0 300M", "0")]);
+    assert_eq!(world.counted(0), before);
+    does(&mut tool, &["restore", "unlock"], &program);
+    world.judge(CAP);
+    for session in [program, owner, importer, tool] {
+        session.end_quietly();
+    }
     world.judge_end(CAP);
 }

@@ -147,6 +147,28 @@ fn gpus_by_uuid_and_the_beginning_of_one() {
 }
 
 #[test]
+fn a_context_goes_from_its_gpu_wherever_the_thread_is() {
+    let world = machine(2, false);
+    limit_each(&world);
+    let mut program = start(&world, &[]);
+    program.expect(&[
+        ("start", "0 0"),
+        ("context c 1 v2", "0"),
+        ("alloc a 20M", "0"),
+        ("pop", "0"),
+    ]);
+    let judge = |used| {
+        assert_eq!(world.machine().gpu(1).used, used);
+        world.judge_gpu(0, cap(0));
+        world.judge_gpu(1, cap(1));
+    };
+    judge(CONTEXT + 20 * MIB);
+    program.expect(&[("destroy c", "0")]);
+    judge(0);
+    program.end_quietly();
+}
+
+#[test]
 fn a_wrong_name_ends_the_list() {
     sees(8, false, &[visible("2,9,0")], &[2]);
     sees(8, true, &[visible("1,-1,0")], &[6]);

@@ -2,7 +2,7 @@
 //! importer, and so do we; the limit holds in between, whoever sleeps or dies.
 
 use gpulimit::ledger::{Category, NoWitness, ProcessUsage};
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{BLOCK, CONTEXT, Holder, MIB, Session, World, eventually, program};
 
 /// What is shared.
 pub const SIZE: u64 = 300 * MIB;
@@ -10,7 +10,7 @@ pub const SIZE: u64 = 300 * MIB;
 pub const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
 
 /// Exports a handle; where others find the descriptor.
-fn export(program: &mut Session, handle: &str) -> String {
+pub fn export(program: &mut Session, handle: &str) -> String {
     let answer = program.say(&format!("export fd-{handle} {handle}"));
     let (status, descriptor) = answer.split_once(' ').expect("two numbers");
     assert_eq!(status, "0");
@@ -279,6 +279,82 @@ fn failed_exports_and_imports_change_nothing() {
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
     program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn what_another_frees_meanwhile_is_not_what_was_shared() {
+    for in_nobodys_figure in [false, true] {
+        let cap = CAP + SIZE;
+        let world = World::new(cap);
+        let [mut exporter, mut importer, mut third] = shared(&world);
+        third.expect(&[("alloc own 300M", "0")]);
+        if in_nobodys_figure {
+            export(&mut exporter, "a");
+        }
+        // The exporter hears of its release late enough.
+        world.machine().knob("delay", "cuMemRelease:300000000");
+        exporter.tell("release a");
+        let left = || {
+            let holders = world.machine().gpu(0).holders;
+            let of = |holder: &&Holder| holder.pid == exporter.pid();
+            holders.iter().find(of).expect("a holder").bytes == CONTEXT
+        };
+        assert!(eventually(left));
+        third.expect(&[("free own", "0")]);
+        assert_eq!(exporter.answer(), "0");
+        world.machine().knob("delay", "0");
+        assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
+        world.judge(cap);
+        third.expect(&[("alloc big 412M", "2"), ("alloc fits 396M", "0")]);
+        if in_nobodys_figure {
+            exporter.expect(&[("close fd-a", "0")]);
+        }
+        importer.expect(&[("unmap range 0 300M", "0")]);
+        world.judge(cap);
+        for program in [exporter, importer, third] {
+            program.end();
+        }
+        world.judge_end(cap);
+    }
+}
+
+/// As a desktop has memory that the lists do not show.
+#[test]
+fn what_was_in_nobodys_figure_before_keeps_nothing_charged() {
+    let world = World::new(CAP);
+    let mut outsider = Session::start(world.bare(program()));
+    outsider.expect(&[("start", "0 0"), ("create a 300M", "0")]);
+    export(&mut outsider, "a");
+    outsider.expect(&[("release a", "0")]);
+    let mut exporter = world.on_gpu();
+    exporter.expect(&[("create a 300M", "0")]);
+    export(&mut exporter, "a");
+    exporter.expect(&[("close fd-a", "0"), ("release a", "0")]);
+    assert_eq!(world.machine().used(), 2 * CONTEXT + SIZE);
+    assert_eq!(world.counted(0), CONTEXT);
+    exporter.end_quietly();
+    outsider.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn what_comes_from_outside_the_group_goes_with_its_import() {
+    let world = World::new(CAP);
+    let mut outsider = Session::start(world.bare(program()));
+    outsider.expect(&[("start", "0 0"), ("create a 300M", "0")]);
+    let path = export(&mut outsider, "a");
+    let mut importer = world.on_gpu();
+    importer.expect(&[(&format!("import-from a {path}"), "0")]);
+    outsider.expect(&[("release a", "0"), ("close fd-a", "0")]);
+    importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
+    assert_eq!(world.counted(0), CONTEXT + SIZE);
+    // At once, also where it was measured just before.
+    let block = "repeat 1 {\nalloc x 4M\nfree x\nrelease a\n}";
+    importer.expect(&[(block, "0:3")]);
+    assert_eq!(world.counted(0), CONTEXT);
+    importer.end_quietly();
+    outsider.end_quietly();
     world.judge_end(CAP);
 }
 

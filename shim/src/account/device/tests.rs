@@ -1,0 +1,455 @@
+use std::cell::Cell;
+
+use gpulimit_core::ledger::{EventKind, Usage};
+
+use super::*;
+use crate::account::openings::Opening;
+use crate::account::scratch::Scratch;
+
+const MIB: u64 = 1 << 20;
+const CAPACITY: u64 = 1000 * MIB;
+const GPU: DeviceId = DeviceId::gpu([7; 16]);
+
+/// The GPU, as one more process of the group has it.
+fn join(group: &Scratch) -> &'static Device {
+    let account = Box::leak(Box::new(Account::new()));
+    let device = Device::enter(account, 0, GPU, CAPACITY, group.member());
+    Box::leak(Box::new(device.expect("a device")))
+}
+
+/// What the group has.
+fn usage(device: &Device) -> Usage {
+    let ledger = device.member.ledger();
+    ledger.usage(ledger.find_device(&GPU).expect("known"))
+}
+
+/// Charged and idle, MiB.
+fn charged(device: &Device) -> (u64, u64) {
+    let usage = usage(device);
+    (usage.charged / MIB, usage.idle / MIB)
+}
+
+fn shown(device: &Device, category: Category) -> u64 {
+    usage(device).by[category as usize]
+}
+
+/// The bytes that requests asked for which were refused.
+fn refusals(device: &Device) -> Vec<u64> {
+    let events = device.member.ledger().events(0).into_iter();
+    events
+        .filter(|event| event.what.kind == EventKind::Refusal)
+        .map(|event| event.what.bytes / MIB)
+        .collect()
+}
+
+#[test]
+fn charges_stop_at_the_limit() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    assert_eq!(
+        [0, 1, CAPACITY, CAPACITY + 1].map(|bytes| device.may_hold(bytes)),
+        [false, true, true, false]
+    );
+    assert_eq!((device.max(), device.group_free()), (100 * MIB, 100 * MIB));
+    assert!(device.charge("a", 60 * MIB).is_ok());
+    assert!(device.charge("a", 50 * MIB).is_err());
+    assert!(device.charge_quietly(30 * MIB));
+    assert!(!device.charge_quietly(20 * MIB));
+    assert!(device.try_charge(10 * MIB));
+    assert!(!device.try_charge(10 * MIB));
+    assert_eq!((charged(device), device.group_free()), ((100, 0), 0));
+    device.charge_over(5 * MIB);
+    assert_eq!((charged(device), device.group_free()), ((105, 0), 0));
+    device.uncharge(45 * MIB);
+    device.uncharge(0);
+    assert_eq!(charged(device), (60, 0));
+    device.refuse("a", 7 * MIB);
+    assert_eq!(refusals(device), [50, 7]);
+}
+
+#[test]
+fn what_is_charged_ahead_is_idle() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    assert!(device.charge_ahead("a", 20 * MIB).is_ok());
+    assert_eq!(charged(device), (20, 20));
+    assert!(device.charge_ahead("a", 90 * MIB).is_err());
+    assert!(device.charge_ahead_of("a", 85 * MIB, 95 * MIB).is_err());
+    assert!(device.charge_ahead_quietly(20 * MIB).is_ok());
+    assert!(device.charge_ahead_without_trim(20 * MIB).is_ok());
+    assert!(device.charge_ahead_quietly(50 * MIB).is_err());
+    assert!(device.charge_ahead_without_trim(50 * MIB).is_err());
+    assert!(device.await_room("a", 30 * MIB, 1).is_ok());
+    assert!(device.await_room("a", 41 * MIB, 42 * MIB).is_err());
+    assert_eq!(charged(device), (60, 60));
+    assert_eq!(refusals(device), [90, 95, 42]);
+    assert_eq!(usage(device).peak, 0, "none of it was in use");
+    device.remove_idle(50 * MIB);
+    device.note_usage();
+    device.uncharge_idle(10 * MIB);
+    assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
+    // Used before it was entered.
+    device.remove_idle(10 * MIB);
+    assert_eq!(charged(device), (50, 0));
+    device.add_idle(30 * MIB);
+    assert_eq!(charged(device), (50, 20));
+}
+
+#[test]
+fn free_is_what_the_group_has_and_what_is_idle_here() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let free = || device.free() / MIB;
+    assert_eq!(free(), 100);
+    device.charge_ahead("a", 3 * MIB).expect("room");
+    assert_eq!(free(), 97, "in reserve");
+    device.charge_ahead("a", 17 * MIB).expect("room");
+    assert_eq!(free(), 96, "4 MiB in reserve");
+    assert_eq!(device.reclaimable(20 * MIB), 16 * MIB);
+    device.adjust_headroom(10 * MIB as i64);
+    assert_eq!(free(), 86);
+    assert_eq!(device.reclaimable(20 * MIB), 6 * MIB);
+    assert_eq!(device.reclaimable(5 * MIB), 0);
+    device.add(Category::Pools, 32 * MIB);
+    device.add(Category::Graphs, 64 * MIB);
+    device.add(Category::Linear, 100 * MIB);
+    assert_eq!(device.reclaimable(20 * MIB), 102 * MIB);
+    device.adjust_headroom(-(10 * MIB as i64));
+    assert_eq!(free(), 96);
+}
+
+#[test]
+fn each_category_is_shown_and_small_arrays_are_arrays() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    device.charge("a", MIB).expect("room");
+    for (bytes, category) in (1..).zip(Category::ALL) {
+        device.add(category, 10 * bytes);
+        device.remove(category, bytes);
+        assert_eq!(shown(device, category), 9 * bytes);
+    }
+    device.set_driver(63, 100);
+    device.set_packed(30);
+    let [arrays, driver] = [Category::Arrays, Category::Driver];
+    assert_eq!((shown(device, arrays), shown(device, driver)), (66, 70));
+    device.set_packed(40);
+    assert_eq!((shown(device, arrays), shown(device, driver)), (76, 60));
+    device.set_driver(100, 30);
+    assert_eq!((shown(device, arrays), shown(device, driver)), (76, 0));
+    device.set_packed(0);
+    assert_eq!((shown(device, arrays), shown(device, driver)), (36, 30));
+    // What the driver shows for the process beside its own part: 55 is managed.
+    assert_eq!(device.named(), 9 * (1 + 2 + 3 + 4 + 5));
+}
+
+#[test]
+fn others_in_the_group_are_noticed() {
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
+    device.charge("a", 10 * MIB).expect("room");
+    device.add(Category::Linear, 10 * MIB);
+    device.charge_ahead("a", 20 * MIB).expect("room");
+    assert!(!device.shared() && other.shared());
+    other.charge("a", 4 * MIB).expect("room");
+    assert!(device.shared());
+}
+
+#[test]
+fn what_is_spare_goes_back() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    device.charge("a", 5 * BLOCK).expect("room");
+    assert!(!device.release_spares());
+    device.keep_block();
+    assert_eq!(charged(device), (10, 2));
+    device.keep_block();
+    assert_eq!(charged(device), (8, 2), "one is enough for a thread");
+    assert!(device.release_spares());
+    assert_eq!(charged(device), (6, 0));
+    assert!(!device.release_spares());
+}
+
+#[test]
+fn a_full_group_gets_back_what_costs_nothing() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let reclaim = |trim| {
+        let heir = Heir(device.member);
+        let pressure = Reclaim { device, trim, heir };
+        let index = device.member.ledger().find_device(&GPU);
+        pressure.reclaim(index.expect("known"))
+    };
+    device.charge("a", 100 * MIB).expect("room");
+    assert!(!reclaim(true));
+    device.keep_block();
+    assert!(device.charge("a", 2 * MIB).is_ok(), "a spare block");
+    device.share(30 * MIB);
+    device.part_with(30 * MIB, 30 * MIB, None);
+    assert_eq!(charged(device), (70, 0), "nobody has it");
+    device.charge("a", 30 * MIB).expect("room");
+    device.member.orphan(&device.share, 10 * MIB);
+    assert!(device.charge_ahead_without_trim(10 * MIB).is_ok());
+    device.member.orphan(&device.share, 10 * MIB);
+    assert!(reclaim(true) && !reclaim(true), "orphans");
+    device.keep_block();
+    assert!(reclaim(false) && !reclaim(false), "a spare block");
+}
+
+#[test]
+fn what_is_unused_stays_as_long_as_the_group_is_low() {
+    let group = Scratch::new(&["max=100M", "low=50M"]);
+    let device = join(&group);
+    device.charge("a", 50 * MIB).expect("room");
+    device.keep_block();
+    device.give_back_unused();
+    assert_eq!(charged(device), (50, 2));
+    device.charge("a", 10 * MIB).expect("room");
+    device.give_back_unused();
+    assert_eq!(charged(device), (58, 0));
+}
+
+#[test]
+fn contexts_are_left_out_where_the_group_does_not_count_them() {
+    let counting = Scratch::new(&["max=100M"]);
+    let device = join(&counting);
+    device.contexts.insert(7);
+    device.set_context_hint(500);
+    assert!(device.counts_contexts());
+    assert_eq!(device.uncounted(1000), 0);
+
+    let group = Scratch::new(&["max=100M", "count_context=no"]);
+    let device = join(&group);
+    assert!(!device.counts_contexts());
+    assert_eq!(device.uncounted(1000), 0, "there is none");
+    device.contexts.insert(7);
+    assert_eq!((device.context_hint(), device.uncounted(1000)), (0, 1000));
+    device.set_context_hint(500);
+    assert_eq!((device.context_hint(), device.uncounted(1000)), (500, 500));
+    assert_eq!(device.uncounted(400), 400);
+    device.contexts.insert(8);
+    assert_eq!(device.uncounted(1100), 1000);
+    assert_eq!(join(&group).context_hint(), 500);
+}
+
+#[test]
+fn a_pool_is_asked_for_once() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let handle = || device.current_pool().map(std::ptr::from_ref);
+    assert!(handle().is_err(), "nobody to ask");
+    let pool = device.account.pools.known_or(64, || (0, false));
+    device.set_current_pool(pool);
+    assert_eq!(handle(), Ok(std::ptr::from_ref(pool)));
+    device.forget_current_pool();
+    assert!(handle().is_err());
+}
+
+/// An import of `bytes` that is mapped.
+fn import(device: &Device, handle: u64, bytes: u64) {
+    device.account.vmm.imported(handle, 0);
+    device.account.vmm.mapped(handle << 40, handle, bytes);
+}
+
+/// Memory of another process that is open here.
+fn open(device: &Device, address: u64, bytes: u64) {
+    let opening = Opening {
+        device: 0,
+        context: 7,
+        size: bytes,
+        bytes: 0,
+        count: 1,
+    };
+    assert!(device.account.openings.enter(address, opening));
+    device.opened();
+}
+
+#[test]
+fn memory_of_others_may_come_without_a_call() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    assert!(!device.may_inherit());
+    device.opened();
+    assert!(device.may_inherit());
+    device.closed();
+    assert!(!device.may_inherit());
+    import(device, 5, 2 * BLOCK);
+    assert!(device.may_inherit());
+    device.opened();
+    assert!(device.may_inherit());
+}
+
+#[test]
+fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    import(device, 5, 10 * MIB);
+    open(device, 64, 20 * MIB);
+    assert_eq!(device.take_over(8 * MIB), 0);
+    assert_eq!(device.take_over(31 * MIB), 30 * MIB);
+    assert_eq!(charged(device), (30, 0));
+    assert_eq!(shown(device, Category::Vmm), 10 * MIB);
+    assert_eq!(shown(device, Category::Linear), 20 * MIB);
+    assert_eq!(device.take_over(31 * MIB), 0, "once");
+    open(device, 128, 4 * MIB);
+    open(device, 192, 6 * MIB);
+    import(device, 6, 10 * MIB);
+    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "in all");
+    // Not known to be open: nothing is looked for.
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    open(device, 64, 20 * MIB);
+    device.closed();
+    assert_eq!(device.take_over(20 * MIB), 0);
+}
+
+#[test]
+fn who_takes_over_gives_back_what_was_charged_for_it() {
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
+    let orphan = |device: &Device| {
+        device.charge("a", 10 * MIB).expect("room");
+        device.member.orphan(&device.share, 10 * MIB);
+    };
+    orphan(other);
+    assert_eq!(device.take_over(0), 0);
+    assert_eq!(charged(device), (10, 0), "nothing has come");
+    import(device, 5, 10 * MIB);
+    assert_eq!(device.take_over(10 * MIB), 10 * MIB);
+    assert_eq!(charged(device), (10, 0));
+    orphan(device);
+    assert_eq!(device.take_over(0), 0);
+    assert_eq!(charged(device), (10, 0), "of its own");
+    orphan(device);
+    assert!(device.settle_orphans() && !device.settle_orphans());
+}
+
+#[test]
+fn what_others_may_have_is_given_back_where_nobody_tells() {
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
+    assert_eq!(device.hidden(), None);
+    device.charge("a", 50 * MIB).expect("room");
+    device.share(10 * MIB);
+    device.part_with(10 * MIB, 10 * MIB, None);
+    assert_eq!(charged(device), (40, 0));
+    // Not charged here; by another one, who has left it.
+    other.charge("a", 10 * MIB).expect("room");
+    other.member.orphan(&other.share, 10 * MIB);
+    device.part_with(0, 10 * MIB, None);
+    assert_eq!(charged(device), (40, 0));
+}
+
+/// Looks at the driver's figure, which says `figure`; `meanwhile` gets the number of the look.
+fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
+    let looks = Cell::new(0);
+    let own_bytes = || {
+        looks.set(looks.get() + 1);
+        meanwhile(looks.get());
+        Some(figure)
+    };
+    let total = device.total(|| {}, own_bytes);
+    (
+        total.map(|total| (total.named, total.beyond_named())),
+        looks.get(),
+    )
+}
+
+#[test]
+fn the_drivers_part_is_what_has_no_name() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    assert_eq!(look(device, 0, |_| {}), (Some((0, 0)), 1));
+    device.contexts.insert(7);
+    assert_eq!(look(device, 0, |_| {}).0, None, "not listed any more");
+    device.add(Category::Linear, 100);
+    device.add(Category::Managed, 50);
+    device.set_driver(0, 20);
+    assert_eq!(look(device, 130, |_| {}), (Some((100, 30)), 1));
+    assert_eq!(look(device, 90, |_| {}), (Some((100, 0)), 1));
+    let marks = device.account.mark();
+    assert_eq!(device.total(|| {}, || None).map(Total::beyond_named), None);
+    assert_eq!(device.account.mark(), marks);
+    look(device, 130, |_| {});
+    assert!(device.account.mark() > marks);
+}
+
+#[test]
+fn a_look_that_something_moves_under_is_made_again() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    device.add(Category::Linear, 100);
+    let take = || device.add(Category::Linear, 10);
+    let free = || device.remove(Category::Linear, 10);
+    let twice = |change: &dyn Fn()| {
+        let looked = look(device, 1000, |look| {
+            if look < 3 {
+                change();
+            }
+        });
+        assert!(!device.is_inexact());
+        looked
+    };
+    assert_eq!(twice(&take), (Some((120, 880)), 3));
+    assert_eq!(twice(&free), (Some((100, 900)), 3));
+    // As much is there as before, and it may have come after what has gone.
+    let both = || {
+        take();
+        free();
+    };
+    assert_eq!(twice(&both), (Some((100, 900)), 3));
+    // The least that was there meanwhile.
+    let all_the_time = |change: &dyn Fn()| {
+        let looked = look(device, 1000, |_| change());
+        assert!(device.is_inexact());
+        looked
+    };
+    assert_eq!(all_the_time(&both), (Some((90, 910)), ATTEMPTS));
+    assert_eq!(all_the_time(&take), (Some((210, 790)), ATTEMPTS));
+    assert_eq!(look(device, 1000, |_| {}), (Some((220, 780)), 1));
+    assert!(!device.is_inexact());
+}
+
+#[test]
+fn nothing_is_measured_while_a_context_goes() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let seen = Cell::new(false);
+    let none = || seen.set(look(device, 10, |_| {}).0.is_none());
+    let call = || {
+        none();
+        assert!(seen.get());
+        CUDA_ERROR_UNKNOWN
+    };
+    let after = |status| {
+        none();
+        assert!(seen.get());
+        assert_eq!(status, CUDA_ERROR_UNKNOWN);
+    };
+    assert_eq!(device.tear_down(call, after), CUDA_ERROR_UNKNOWN);
+    none();
+    assert!(!seen.get());
+}
+
+#[test]
+fn a_measurement_does_until_something_may_have_changed() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let mark = || device.account.mark();
+    assert!(device.is_due(mark()), "there was none");
+    look(device, 10, |_| {});
+    assert_ne!(device.measured_at.load(Ordering::Relaxed), 0);
+    // It does not grow old here.
+    let keep = || device.measured_at.store(u64::MAX, Ordering::Relaxed);
+    keep();
+    assert!(!device.is_due(mark()));
+    let before = mark();
+    look(device, 10, |_| {});
+    keep();
+    assert!(device.is_due(before), "one ran across a call");
+    device.opened();
+    assert!(device.is_due(mark()), "memory of others may have come");
+    device.closed();
+    assert!(!device.is_due(mark()));
+    look(device, 10, |_| device.add(Category::Linear, 10));
+    assert!(device.is_due(mark()), "it was not exact");
+}

@@ -1,0 +1,49 @@
+//! For tests: a group of their own, on a machine without a driver.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gpulimit_core::group::{Member, Root};
+use gpulimit_core::limits::{LimitSet, Selector, Setting};
+
+/// A group, until drop.
+pub struct Scratch {
+    folder: PathBuf,
+}
+
+impl Scratch {
+    /// With settings such as `max=100M`.
+    pub fn new(settings: &[&str]) -> Scratch {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-account-{}-{number}", std::process::id());
+        let mut limits = LimitSet::default();
+        for setting in settings {
+            match setting.parse().expect("a setting") {
+                Setting::Size(key, size) => limits.set(Selector::All, key, size),
+                Setting::Option(key, value) => limits.options.set(key, &value).expect("an option"),
+            }
+        }
+        let scratch = Scratch {
+            folder: std::env::temp_dir().join(name),
+        };
+        scratch.root().create("group", &limits).expect("a group");
+        scratch
+    }
+
+    fn root(&self) -> Root {
+        Root::at(&self.folder).expect("a root")
+    }
+
+    /// One more process in it.
+    pub fn member(&self) -> &'static Member {
+        let member = Member::join(&self.root(), "group").expect("a member");
+        Box::leak(Box::new(member))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
