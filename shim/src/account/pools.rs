@@ -100,6 +100,21 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
+    /// Whether a call that has paid `bytes` and handed out `range` can do without a look.
+    #[inline]
+    fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
+        let spared = bytes == STEP && self.is_as_seen(range);
+        self.unseen += u32::from(spared);
+        spared
+    }
+
+    /// After a look: whether the pool has its headroom. Without it, it has grown, and that is to be seen to.
+    fn conclude(&mut self) -> bool {
+        let whole = self.short() == 0;
+        self.growing += u32::from(!whole);
+        whole
+    }
+
     /// A call begins for which `paid` has been found, of the `bytes` by which the pool may grow.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
@@ -219,10 +234,8 @@ impl Pool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
         if let Some(range) = &range
-            && bytes == STEP
-            && state.is_as_seen(range)
+            && state.spare_look(bytes, range)
         {
-            state.unseen += 1;
             self.settled.notify_all();
             return true;
         }
@@ -230,11 +243,9 @@ impl Pool {
         if let Some(range) = &range {
             state.steps.learn(range);
         }
-        let whole = state.short() == 0;
+        let whole = state.conclude();
         if whole {
             self.settled.notify_all();
-        } else {
-            state.growing += 1;
         }
         whole
     }
@@ -593,7 +604,30 @@ mod tests {
         state.large = 1;
         assert!(!state.is_as_seen(&range), "one that may take several steps");
         state.large = 0;
+        assert!(state.spare_look(STEP, &range));
+        assert!(!state.spare_look(2 * STEP, &range));
+        assert_eq!(state.unseen, 1);
         state.prepaid = 0;
         assert!(!state.is_as_seen(&range), "more is held than is to be");
+        assert!(!state.spare_look(STEP, &range));
+        assert_eq!(state.unseen, 1);
+    }
+
+    #[test]
+    fn growth_is_known_until_it_has_been_seen_to() {
+        // Of no device of ours, so that no driver is asked.
+        let pool = Pool::new(7, 0, false);
+        *pool.state.lock() = State {
+            held: 2 * STEP,
+            reserved: STEP,
+            ..State::default()
+        };
+        assert!(pool.state.lock().conclude());
+        assert_eq!(pool.state.lock().growing, 0);
+        pool.state.lock().reserved = 2 * STEP;
+        assert!(!pool.state.lock().conclude());
+        assert_eq!(pool.state.lock().growing, 1);
+        pool.grown();
+        assert_eq!(pool.state.lock().growing, 0);
     }
 }

@@ -196,8 +196,12 @@ fn without_measurements_a_small_array_counts_as_a_block() {
     assert_eq!(shown(&world), 20 * 2 + 16);
     let usage = world.usage(0);
     assert!(usage.charged >= world.machine().used(), "{usage:?}");
+    // So much is assumed for the context.
+    let context = 512 * MIB;
+    assert_eq!(world.counted(0), context + (20 * 2 + 16) * MIB, "{usage:?}");
     program.expect(&[("destroy-arrays a", "0"), ("destroy-array b", "0")]);
     assert_eq!(shown(&world), 0);
+    assert_eq!(world.counted(0), context, "{:?}", world.usage(0));
     let answer = program.numbers("fill-arrays a 1,0,0,1,1");
     assert_eq!(answer[0], 2);
     assert!(world.usage(0).charged <= CAP);

@@ -8,6 +8,7 @@ const CAP: u64 = 4096 * MIB;
 fn the_primary_context_counts_once_and_until_its_last_release() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
+    assert_eq!(world.usage(0).peak, CONTEXT);
     world.judge(CAP);
     program.expect(&[("retain 0", "0"), ("retain 0", "0"), ("alloc a 100M", "0")]);
     assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
@@ -17,7 +18,7 @@ fn the_primary_context_counts_once_and_until_its_last_release() {
     world.judge(CAP);
     program.expect(&[("release-primary 0", "0")]);
     assert_eq!(world.machine().used(), 0);
-    assert_eq!(world.counted(0), 0);
+    assert_eq!(world.usage(0).charged, 0, "nothing is kept for later");
     program.expect(&[("retain 0", "0"), ("current 0", "0"), ("alloc b 10M", "0")]);
     world.judge(CAP);
     program.end_quietly();

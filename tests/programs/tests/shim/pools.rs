@@ -12,7 +12,9 @@ fn the_reserve_counts() {
     for (name, size, reserved) in [("a", "1", 32), ("b", "32M+1", 96), ("c", "100M", 224)] {
         program.expect(&[(&format!("async {name} {size}"), "0")]);
         assert_eq!(world.machine().used(), CONTEXT + reserved * MIB, "{size}");
-        assert_eq!(world.usage(0).by[Category::Pools as usize], reserved * MIB);
+        let usage = world.usage(0);
+        assert_eq!(usage.by[Category::Pools as usize], reserved * MIB);
+        assert_eq!(usage.peak, world.machine().gpu(0).peak, "{size}");
         world.judge(CAP);
     }
     program.expect(&[
@@ -136,6 +138,12 @@ fn reuse_inside_a_full_group_is_never_refused() {
 fn reuse_of_known_steps_needs_no_look() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
+    // What was known of a pool that has been empty since is forgotten.
+    program.expect(&[
+        ("async before 100M", "0"),
+        ("free-async before", "0"),
+        ("sync", "0"),
+    ]);
     program.expect(&[
         ("async kept 1M", "0"),
         ("async a 24M", "0"),
@@ -308,6 +316,46 @@ fn explicit_pools_and_their_end() {
     program.expect(&[("alloc d 480M", "0")]);
     program.end_quietly();
     world.judge_end(CAP);
+}
+
+#[test]
+fn a_pool_that_cannot_be_destroyed_is_still_there() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("pool own 0", "0"), ("async-from a own 100M", "0")]);
+    world.machine().knob("fail", "cuMemPoolDestroy:719");
+    program.expect(&[("destroy-pool own", "719"), ("async-from b own 1M", "0")]);
+    assert_eq!(world.counted(0), world.machine().used());
+    world.judge(CAP);
+    world.machine().knob("fail", "none");
+    program.expect(&[("destroy-pool own", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// A pool that lacks room gives back what it holds unused itself, if that will do.
+#[test]
+fn one_pools_reserve_is_not_given_back_for_another_needlessly() {
+    // What both have at first, with their headrooms, and one step; and what they have in the end.
+    let cap = CONTEXT + 232 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("pool own 0", "0"),
+        ("threshold own max", "0"),
+        ("async-from a own 64M", "0"),
+        ("free-async a", "0"),
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async b 64M", "0"),
+        ("free-async b", "0"),
+        ("async c 96M", "0"),
+        ("pool-bytes own", &format!("{} 0", 64 * MIB)),
+    ]);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
 }
 
 #[test]
