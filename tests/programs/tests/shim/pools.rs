@@ -73,6 +73,39 @@ fn a_kept_reserve_stays_charged_until_it_is_trimmed() {
     world.judge_end(CAP);
 }
 
+/// Who measures looks at graphs, too: that would take an hour.
+#[test]
+fn a_synchronise_measures_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 100M", "0"), ("free-async a", "0")]);
+    let hour = "cuDeviceGetGraphMemAttribute:3600000000000";
+    world.machine().knob("latency", hour);
+    program.expect(&[("sync", "0")]);
+    world.machine().knob("latency", "0");
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// What pools hold is not the driver's own. A look at a pool that fails takes it for empty.
+#[test]
+fn a_measurement_looks_at_the_pools() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 40M", "0")]);
+    let pools = || world.usage(0).by[Category::Pools as usize];
+    for (fail, seen) in [("cuMemPoolGetAttribute:999", 0), ("none", 64 * MIB)] {
+        world.machine().knob("fail", fail);
+        program.expect(&[("stream s", "0")]);
+        assert_eq!(pools(), seen, "{fail}");
+        world.judge(CAP);
+    }
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
 /// Nothing has been allocated or freed since the last synchronise: the threshold alone makes the pool shrink in the next.
 #[test]
 fn a_lowered_threshold_gives_back_with_the_next_synchronise() {
