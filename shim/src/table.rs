@@ -54,6 +54,7 @@ table! {
             track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create;
             release  cuMemPoolDestroy(pool: MemPool) => pool::destroy;
             release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim;
+            track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute;
             track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current;
             track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at;
             pooled   cuStreamSynchronize(stream: Stream) => synchronize::stream;

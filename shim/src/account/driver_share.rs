@@ -48,9 +48,33 @@ impl State {
         self.used - self.uncounted
     }
 
+    /// Bytes that have to be charged.
+    fn needed(&self) -> u64 {
+        self.counted() + self.prepaid + self.reserved
+    }
+
+    /// Of these, what is not.
+    fn missing(&self) -> u64 {
+        self.needed().saturating_sub(self.held)
+    }
+
     fn idle(&self) -> u64 {
-        self.held
-            .saturating_sub(self.counted() + self.prepaid + self.reserved)
+        self.held.saturating_sub(self.needed())
+    }
+
+    /// Of the idle bytes, what is to be there.
+    fn wanted(&self) -> u64 {
+        if self.alive { RESERVE } else { 0 }
+    }
+
+    /// Idle bytes that are too many.
+    fn excess(&self) -> u64 {
+        self.idle().saturating_sub(self.wanted())
+    }
+
+    /// Idle bytes that are too few.
+    fn short(&self) -> u64 {
+        self.wanted().saturating_sub(self.idle())
     }
 
     /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
@@ -62,6 +86,39 @@ impl State {
             }
             missing => Err(missing),
         }
+    }
+
+    /// Promises what is idle of `bytes`, if that is a block. Returns the bytes that are promised.
+    fn promise_idle(&mut self, bytes: u64) -> Option<u64> {
+        let idle = self.idle().min(bytes);
+        (idle >= BLOCK).then(|| {
+            self.prepaid += idle;
+            idle
+        })
+    }
+
+    /// A call to which `bytes` were promised is over.
+    fn release(&mut self, bytes: u64) {
+        self.prepaid = self.prepaid.saturating_sub(bytes);
+    }
+
+    /// Promises `bytes` that were kept.
+    fn offer(&mut self, bytes: u64) {
+        self.reserved = self.reserved.saturating_sub(bytes);
+        self.prepaid += bytes;
+    }
+
+    /// The call to which `bytes` were offered is over, and has `taken` so many of them. The others are kept on.
+    fn end_offer(&mut self, bytes: u64, taken: u64) {
+        self.release(bytes);
+        self.reserved += bytes.saturating_sub(taken);
+    }
+
+    /// Of `bytes` by which the driver's part has grown, those that have come out of the reserve.
+    fn out_of_reserve(&self, bytes: u64) -> u64 {
+        (self.counted() + self.reserved + RESERVE)
+            .saturating_sub(self.held)
+            .min(bytes)
     }
 }
 
@@ -127,9 +184,7 @@ impl DriverShare {
         if charged {
             state.held += missing;
         }
-        let idle = state.idle().min(bytes);
-        if idle >= BLOCK {
-            state.prepaid += idle;
+        if let Some(idle) = state.promise_idle(bytes) {
             return Ok(idle);
         }
         drop(state);
@@ -162,8 +217,7 @@ impl DriverShare {
 
     /// Takes back what was lent.
     pub fn give_back(&self, bytes: u64) {
-        let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
+        self.state.lock().release(bytes);
     }
 
     /// The driver's part as last measured, bytes.
@@ -190,7 +244,7 @@ impl DriverShare {
     /// The `bytes` that a call paid ahead have become something that is counted apart: they stay charged for that.
     pub fn hand_over(&self, device: &Device, bytes: u64) {
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.release(bytes);
         state.held = state.held.saturating_sub(bytes);
         device.remove_idle(bytes);
     }
@@ -202,12 +256,7 @@ impl DriverShare {
         symbol: &'static str,
         bytes: u64,
     ) -> Result<(), Refused> {
-        let missing = {
-            let state = self.state.lock();
-            (state.counted() + state.reserved + RESERVE)
-                .saturating_sub(state.held)
-                .min(bytes)
-        };
+        let missing = self.state.lock().out_of_reserve(bytes);
         if missing > 0 {
             device.charge_ahead(symbol, missing)?;
             self.state.lock().held += missing;
@@ -230,7 +279,7 @@ impl DriverShare {
     /// As [`DriverShare::settle`], without a measurement: the call has made a context of `bytes`.
     pub fn settle_assumed(&self, device: &Device, paid: u64, bytes: u64) {
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(paid);
+        state.release(paid);
         state.assumed.push(bytes);
         let used = state.used + bytes;
         self.enter(device, &mut state, used);
@@ -250,7 +299,7 @@ impl DriverShare {
     /// Keeps `bytes` of what a call paid ahead for what its context will take later.
     pub fn reserve(&self, device: &Device, bytes: u64) {
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.release(bytes);
         state.reserved += bytes;
         device.adjust_headroom(bytes as i64);
         self.refill(device, &mut state);
@@ -266,9 +315,7 @@ impl DriverShare {
 
     /// Promises `bytes` that were kept to a call that may take them.
     pub fn offer(&self, bytes: u64) {
-        let mut state = self.state.lock();
-        state.reserved = state.reserved.saturating_sub(bytes);
-        state.prepaid += bytes;
+        self.state.lock().offer(bytes);
     }
 
     /// As [`DriverShare::settle`], for a call that was also offered `offered` bytes: `taken` tells from the growth of the driver's part how many of
@@ -282,10 +329,10 @@ impl DriverShare {
     ) -> Option<Measured> {
         let (number, total) = self.look(device);
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes + offered);
+        state.release(bytes);
         let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(state.used));
         let taken = taken(grown).min(offered);
-        state.reserved += offered - taken;
+        state.end_offer(offered, taken);
         device.adjust_headroom((taken as i64).wrapping_neg());
         let Some(total) = total else {
             self.trim(device, &mut state);
@@ -315,7 +362,7 @@ impl DriverShare {
         let (number, total) = self.look(device);
         let total = total?;
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(bytes);
+        state.release(bytes);
         Some(self.conclude(device, &mut state, number, total))
     }
 
@@ -366,8 +413,7 @@ impl DriverShare {
         device.set_driver(before, used);
         // What came into use is no longer idle; what is charged anew is, until here.
         device.adjust_idle(counted_before.wrapping_sub(counted) as i64);
-        let needed = counted + state.prepaid + state.reserved;
-        let missing = needed.saturating_sub(state.held);
+        let missing = state.missing();
         if missing == 0 {
             if used > before {
                 device.note_usage();
@@ -380,33 +426,33 @@ impl DriverShare {
             device.charge_over(missing);
             missing
         };
-        state.held = needed;
+        state.held += missing;
         device.add_idle(missing);
         overrun
     }
 
     /// After a call: gives back what is idle beyond the reserve.
     fn trim(&self, device: &Device, state: &mut State) {
-        let wanted = if state.alive { RESERVE } else { 0 };
-        let idle = state.idle();
-        if idle > wanted {
-            state.held -= idle - wanted;
-            device.uncharge_idle(idle - wanted);
-        }
+        let excess = state.excess();
+        state.held -= excess;
+        device.uncharge_idle(excess);
         self.settled.notify_all();
     }
 
     fn refill(&self, device: &Device, state: &mut State) {
-        let idle = state.idle();
-        if state.alive && idle < RESERVE && device.try_charge(RESERVE - idle) {
-            state.held += RESERVE - idle;
-            device.add_idle(RESERVE - idle);
+        let short = state.short();
+        if short > 0 && device.try_charge(short) {
+            state.held += short;
+            device.add_idle(short);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -419,10 +465,92 @@ mod tests {
             reserved: 5,
             ..State::default()
         };
-        assert_eq!((state.counted(), state.idle()), (40, 45));
+        assert_eq!(
+            (state.counted(), state.needed(), state.idle()),
+            (40, 55, 45)
+        );
         assert_eq!(state.promise(46), Err(1));
         assert_eq!(state.promise(45), Ok(()));
         assert_eq!((state.prepaid, state.idle()), (55, 0));
         assert_eq!(state.promise(0), Ok(()));
+        assert_eq!(state.missing(), 0);
+        state.used = 61;
+        assert_eq!((state.missing(), state.idle()), (1, 0));
+    }
+
+    #[test]
+    fn a_reserve_is_kept_as_long_as_there_is_a_context() {
+        assert_eq!(RESERVE, 2 * BLOCK);
+        let mut state = State {
+            held: RESERVE + BLOCK,
+            ..State::default()
+        };
+        assert_eq!((state.excess(), state.short()), (RESERVE + BLOCK, 0));
+        state.alive = true;
+        assert_eq!((state.excess(), state.short()), (BLOCK, 0));
+        state.prepaid = 2 * BLOCK;
+        assert_eq!((state.excess(), state.short()), (0, BLOCK));
+        state.used = 2 * BLOCK;
+        assert_eq!((state.excess(), state.short()), (0, RESERVE));
+    }
+
+    #[test]
+    fn what_is_left_of_the_reserve_is_promised_where_it_is_a_block() {
+        let mut state = State {
+            held: RESERVE + 1,
+            ..State::default()
+        };
+        assert_eq!(state.promise_idle(BLOCK), Some(BLOCK));
+        assert_eq!(state.promise_idle(RESERVE), Some(BLOCK + 1));
+        assert_eq!(state.prepaid, RESERVE + 1);
+        state.release(BLOCK - 1);
+        assert_eq!(state.promise_idle(RESERVE), None);
+        assert_eq!(state.prepaid, BLOCK + 2);
+    }
+
+    #[test]
+    fn what_is_kept_and_not_taken_is_kept_on() {
+        let mut state = State {
+            reserved: 30,
+            prepaid: 5,
+            ..State::default()
+        };
+        state.offer(20);
+        assert_eq!((state.reserved, state.prepaid), (10, 25));
+        state.end_offer(20, 15);
+        assert_eq!((state.reserved, state.prepaid), (15, 5));
+    }
+
+    #[test]
+    fn growth_comes_out_of_the_reserve_as_far_as_that_lacks_it() {
+        let mut state = State {
+            held: 100 + RESERVE,
+            used: 80,
+            uncounted: 10,
+            reserved: 30,
+            ..State::default()
+        };
+        assert_eq!(state.out_of_reserve(BLOCK), 0);
+        state.used += 7;
+        assert_eq!(state.out_of_reserve(BLOCK), 7);
+        state.used += BLOCK;
+        assert_eq!(state.out_of_reserve(BLOCK), BLOCK, "the rest is others'");
+    }
+
+    #[test]
+    fn a_call_waits_for_others_that_are_under_way_and_for_nobody_else() {
+        let share = DriverShare::default();
+        let hour = Instant::now() + Duration::from_secs(3600);
+        assert!(!share.await_others(hour), "there are none");
+        share.state.lock().prepaid = BLOCK;
+        assert!(!share.await_others(Instant::now()), "no time");
+        thread::scope(|threads| {
+            let waits = threads.spawn(|| share.await_others(hour));
+            while !waits.is_finished() {
+                share.settled.notify_all();
+                thread::yield_now();
+            }
+            assert!(waits.join().expect("an answer"));
+        });
     }
 }

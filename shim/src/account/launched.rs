@@ -3,7 +3,7 @@
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
 //! A launch therefore looks its function up, first in a table of those seen lately.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -66,6 +66,8 @@ pub struct Launched {
     large: RwLock<Map<(Opaque, Context), u64>>,
     /// Kernels that need local memory: bytes of every thread. Those that need none are among the functions, by [`NEEDS_NONE`].
     needs: RwLock<Map<Opaque, u64>>,
+    /// Something has been launched. What is only known to be loaded has not.
+    begun: AtomicBool,
     /// Held through a launch on several devices, which may wait for others in each of their contexts.
     pub on_many: Mutex<()>,
 }
@@ -79,6 +81,7 @@ impl Default for Launched {
             kernels: RwLock::default(),
             large: RwLock::default(),
             needs: RwLock::default(),
+            begun: AtomicBool::new(false),
             on_many: Mutex::new(()),
         }
     }
@@ -184,9 +187,14 @@ impl Launched {
         forget_all();
     }
 
-    /// Nothing launched so far?
-    pub fn is_empty(&self) -> bool {
-        self.functions.read().is_empty() && self.large.read().is_empty()
+    /// A launch has been made.
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether one has.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// One handle was destroyed.
@@ -209,6 +217,7 @@ impl Launched {
         }
         self.large.write().clear();
         self.needs.write().clear();
+        self.begun.store(false, Ordering::Relaxed);
         let mut functions = self.functions.write();
         functions.clear();
         forget_all();
@@ -279,10 +288,9 @@ mod tests {
     fn what_needs_much_is_never_known_without_its_context() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
-        assert!(launched.is_empty());
         launched.insert_large(64, 1, 4096);
         launched.insert_large(128, 1, 8192);
-        assert!(!launched.contains(64) && !launched.is_empty());
+        assert!(!launched.contains(64));
         launched.remove(128);
         assert_eq!(launched.need(128, 1), None);
         assert_eq!(
@@ -307,6 +315,19 @@ mod tests {
         assert_eq!(needs(&launched), [None, Some(4096), None]);
         launched.forget();
         assert_eq!(needs(&launched), [None; 3]);
+    }
+
+    #[test]
+    fn what_is_loaded_has_not_been_launched() {
+        let _alone = ALONE.lock();
+        let launched = Launched::default();
+        launched.insert(64 | 1);
+        launched.learn_need(64, 0);
+        assert!(!launched.has_begun());
+        launched.begin();
+        assert!(launched.has_begun());
+        launched.forget();
+        assert!(!launched.has_begun());
     }
 
     #[test]

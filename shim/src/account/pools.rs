@@ -70,6 +70,27 @@ impl State {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
 
+    /// Bytes that are idle beyond the headroom.
+    fn excess(&self) -> u64 {
+        self.idle().saturating_sub(self.headroom())
+    }
+
+    /// Bytes that the pool has and that are not charged.
+    fn beyond(&self) -> u64 {
+        self.reserved.saturating_sub(self.held)
+    }
+
+    /// Whether a look is needed before `bytes` are paid for: beyond a step, the headroom may be all that pays for what has not been seen.
+    #[inline]
+    fn needs_look(&self, bytes: u64) -> bool {
+        bytes > STEP && self.unseen > 0
+    }
+
+    /// Whether calls under way have what of the headroom could pay for `bytes`.
+    fn is_lent(&self, bytes: u64) -> bool {
+        (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
+    }
+
     /// Whether the pool is known to have no more than when it was last seen, now that it has handed out `range`, and the headroom that it should.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
@@ -79,10 +100,41 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
+    /// Whether a call that has paid `bytes` and handed out `range` can do without a look.
+    #[inline]
+    fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
+        let spared = bytes == STEP && self.is_as_seen(range);
+        self.unseen += u32::from(spared);
+        spared
+    }
+
+    /// After a look: whether the pool has its headroom. Without it, it has grown, and that is to be seen to.
+    fn conclude(&mut self) -> bool {
+        let whole = self.short() == 0;
+        self.growing += u32::from(!whole);
+        whole
+    }
+
     /// A call begins for which `paid` has been found, of the `bytes` by which the pool may grow.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
+    }
+
+    /// Pays for `bytes` out of what is idle: all or nothing.
+    #[inline]
+    fn prepay(&mut self, bytes: u64) -> bool {
+        let enough = self.idle() >= bytes;
+        if enough {
+            self.begin(bytes, bytes);
+        }
+        enough
+    }
+
+    /// So much more has been charged for a call under way.
+    fn charge(&mut self, bytes: u64) {
+        self.held += bytes;
+        self.prepaid += bytes;
     }
 
     fn end(&mut self, paid: u64, bytes: u64) {
@@ -130,17 +182,12 @@ impl Pool {
     pub fn prepay(&self, device: &Device, bytes: u64) -> bool {
         let mut state = self.state.lock();
         self.look_for(device, &mut state, bytes);
-        let enough = state.idle() >= bytes;
-        if enough {
-            state.begin(bytes, bytes);
-        }
-        enough
+        state.prepay(bytes)
     }
 
-    /// Before more than a step is paid for: the headroom may be all that pays for what has not been seen.
     #[inline]
     fn look_for(&self, device: &Device, state: &mut State, bytes: u64) {
-        if bytes > STEP && state.unseen > 0 {
+        if state.needs_look(bytes) {
             self.look(device, state);
         }
     }
@@ -157,8 +204,7 @@ impl Pool {
         let lent = {
             let mut state = self.state.lock();
             if let Some(until) = until {
-                let under_way = |state: &State| state.prepaid > 0 || state.growing > 0;
-                while under_way(&state) && state.idle() < bytes.min(state.headroom()) {
+                while state.is_lent(bytes) {
                     if self.settled.wait_until(&mut state, until).timed_out() {
                         break;
                     }
@@ -173,8 +219,7 @@ impl Pool {
         let charged = if rest > 0 { charge(rest) } else { Ok(()) };
         let mut state = self.state.lock();
         if charged.is_ok() {
-            state.held += rest;
-            state.prepaid += rest;
+            state.charge(rest);
         } else {
             state.end(lent, bytes);
             self.settled.notify_all();
@@ -189,10 +234,8 @@ impl Pool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
         if let Some(range) = &range
-            && bytes == STEP
-            && state.is_as_seen(range)
+            && state.spare_look(bytes, range)
         {
-            state.unseen += 1;
             self.settled.notify_all();
             return true;
         }
@@ -200,11 +243,9 @@ impl Pool {
         if let Some(range) = &range {
             state.steps.learn(range);
         }
-        let whole = state.short() == 0;
+        let whole = state.conclude();
         if whole {
             self.settled.notify_all();
-        } else {
-            state.growing += 1;
         }
         whole
     }
@@ -255,28 +296,22 @@ impl Pool {
         if reserved != before {
             let headroom = state.headroom();
             state.reserved = reserved;
-            if reserved > before {
-                device.add(Category::Pools, reserved - before);
-            } else {
-                device.remove(Category::Pools, before - reserved);
-            }
+            device.add(Category::Pools, reserved.saturating_sub(before));
+            device.remove(Category::Pools, before.saturating_sub(reserved));
             device.adjust_idle(before.wrapping_sub(reserved) as i64);
             device.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
             // Not with what is promised: the growth may be that of a call under way, which pays for it with that.
-            if reserved > state.held {
+            let beyond = state.beyond();
+            if beyond > 0 {
                 // Grown by more than was paid, which no driver has been seen to do.
-                let beyond = reserved - state.held;
                 device.charge_over(beyond);
                 device.add_idle(beyond);
-                state.held = reserved;
+                state.held += beyond;
             }
         }
-        let idle = state.idle();
-        if idle > state.headroom() {
-            let excess = idle - state.headroom();
-            state.held -= excess;
-            device.uncharge_idle(excess);
-        }
+        let excess = state.excess();
+        state.held -= excess;
+        device.uncharge_idle(excess);
         if reserved > before {
             device.note_usage();
         }
@@ -487,6 +522,70 @@ mod tests {
     }
 
     #[test]
+    fn what_is_idle_pays_for_all_of_a_call_or_for_nothing() {
+        let mut state = State {
+            held: 3 * STEP,
+            reserved: STEP,
+            ..State::default()
+        };
+        assert!(!state.prepay(2 * STEP + 1));
+        assert_eq!((state.prepaid, state.large), (0, 0));
+        assert!(state.prepay(2 * STEP));
+        assert_eq!((state.prepaid, state.large), (2 * STEP, 1));
+        state.charge(STEP);
+        assert_eq!((state.held, state.prepaid), (4 * STEP, 3 * STEP));
+        assert_eq!(state.idle(), 0);
+    }
+
+    #[test]
+    fn a_pool_that_has_something_keeps_a_step_beyond_it() {
+        let mut state = State {
+            held: 3 * STEP,
+            reserved: STEP,
+            ..State::default()
+        };
+        assert_eq!((state.excess(), state.beyond()), (STEP, 0));
+        state.prepaid = STEP;
+        assert_eq!((state.excess(), state.beyond()), (0, 0));
+        state.reserved = 0;
+        assert_eq!((state.excess(), state.beyond()), (2 * STEP, 0));
+        state.reserved = 4 * STEP;
+        assert_eq!((state.excess(), state.beyond()), (0, STEP));
+    }
+
+    #[test]
+    fn more_than_a_step_is_paid_for_after_a_look_at_what_has_not_been_seen() {
+        let mut state = State::default();
+        assert!(!state.needs_look(2 * STEP));
+        state.unseen = 1;
+        assert!(state.needs_look(STEP + 1));
+        assert!(!state.needs_look(STEP));
+    }
+
+    #[test]
+    fn who_lacks_the_headroom_waits_for_those_who_have_it() {
+        let mut state = State {
+            held: 2 * STEP,
+            reserved: STEP,
+            ..State::default()
+        };
+        assert!(!state.is_lent(STEP), "it is there");
+        state.held = STEP;
+        assert!(!state.is_lent(STEP), "nobody has it");
+        state.growing = 1;
+        assert!(state.is_lent(STEP));
+        assert!(!state.is_lent(0));
+        state.growing = 0;
+        state.prepaid = STEP;
+        assert!(state.is_lent(2 * STEP));
+        state.held = 3 * STEP;
+        assert!(!state.is_lent(2 * STEP), "more there will not be");
+        state.held = STEP;
+        state.reserved = 0;
+        assert!(!state.is_lent(STEP), "none");
+    }
+
+    #[test]
     fn a_look_is_spared_where_the_pool_can_have_no_more() {
         let mut state = State {
             held: 4 * STEP,
@@ -505,7 +604,30 @@ mod tests {
         state.large = 1;
         assert!(!state.is_as_seen(&range), "one that may take several steps");
         state.large = 0;
+        assert!(state.spare_look(STEP, &range));
+        assert!(!state.spare_look(2 * STEP, &range));
+        assert_eq!(state.unseen, 1);
         state.prepaid = 0;
         assert!(!state.is_as_seen(&range), "more is held than is to be");
+        assert!(!state.spare_look(STEP, &range));
+        assert_eq!(state.unseen, 1);
+    }
+
+    #[test]
+    fn growth_is_known_until_it_has_been_seen_to() {
+        // Of no device of ours, so that no driver is asked.
+        let pool = Pool::new(7, 0, false);
+        *pool.state.lock() = State {
+            held: 2 * STEP,
+            reserved: STEP,
+            ..State::default()
+        };
+        assert!(pool.state.lock().conclude());
+        assert_eq!(pool.state.lock().growing, 0);
+        pool.state.lock().reserved = 2 * STEP;
+        assert!(!pool.state.lock().conclude());
+        assert_eq!(pool.state.lock().growing, 1);
+        pool.grown();
+        assert_eq!(pool.state.lock().growing, 0);
     }
 }

@@ -56,10 +56,10 @@ pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status
         return real.call();
     }
     // Where the group has less than that left, most programs need less: they get what there is.
-    let more = if launched.is_empty() {
-        FIRST - RESERVE
-    } else {
+    let more = if launched.has_begun() {
         0
+    } else {
+        FIRST - RESERVE
     };
     let need = Cell::new(0);
     let per_thread = || {
@@ -78,6 +78,9 @@ pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status
     let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
+        if !loads {
+            launched.begin();
+        }
         if let (What::Function(function), false) = (what, loads) {
             call.process.learn_need(function, need.get());
         }

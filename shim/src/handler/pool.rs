@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::abi::{
     ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
-    Location, MemPool, Out, SUCCESS, Status, Stream,
+    Location, MemPool, Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::account::device::Device;
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
@@ -288,6 +288,19 @@ pub fn trim(
 ) -> Status {
     let status = real(pool, keep);
     call.process.pools.refresh(call.process);
+    status
+}
+
+/// `cuMemPoolSetAttribute`: charges nothing; with a lower threshold the next synchronise call lets the pool shrink.
+pub fn set_attribute(
+    call: Call,
+    real: impl Fn(MemPool, i32, Opaque) -> Status,
+    pool: MemPool,
+    attribute: i32,
+    value: Opaque,
+) -> Status {
+    let status = real(pool, attribute, value);
+    call.process.pools.touch();
     status
 }
 

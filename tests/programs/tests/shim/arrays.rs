@@ -185,6 +185,30 @@ fn small_arrays_fill_the_group_to_the_brim() {
 }
 
 #[test]
+fn small_arrays_take_the_place_of_an_unused_reserve() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 448M", "0"),
+        ("free-async a", "0"),
+    ]);
+    let answer = program.numbers("fill-arrays b 300,300");
+    assert_eq!(answer, [2, (CAP - CONTEXT) / BLOCK - 2]);
+    world.judge(CAP);
+    program.expect(&[("destroy-arrays b", "0")]);
+    assert_eq!(
+        world.usage(0).charged,
+        CONTEXT + 4 * MIB,
+        "the driver's reserve"
+    );
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn without_measurements_a_small_array_counts_as_a_block() {
     let world = World::with(CAP, &BLIND);
     let mut program = world.on_gpu();
@@ -196,8 +220,12 @@ fn without_measurements_a_small_array_counts_as_a_block() {
     assert_eq!(shown(&world), 20 * 2 + 16);
     let usage = world.usage(0);
     assert!(usage.charged >= world.machine().used(), "{usage:?}");
+    // So much is assumed for the context.
+    let context = 512 * MIB;
+    assert_eq!(world.counted(0), context + (20 * 2 + 16) * MIB, "{usage:?}");
     program.expect(&[("destroy-arrays a", "0"), ("destroy-array b", "0")]);
     assert_eq!(shown(&world), 0);
+    assert_eq!(world.counted(0), context, "{:?}", world.usage(0));
     let answer = program.numbers("fill-arrays a 1,0,0,1,1");
     assert_eq!(answer[0], 2);
     assert!(world.usage(0).charged <= CAP);

@@ -151,6 +151,21 @@ fn nobody_overtakes_those_who_wait() {
     world.judge_end(cap);
 }
 
+/// A small array in a block that is there.
+#[test]
+fn who_takes_nothing_does_not_wait() {
+    let (world, cap) = waiting(&[]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("array first 1,0,0,1,1", "0"), ("alloc a 500M", "0")]);
+    other.tell("alloc b 300M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    holder.expect(&[("array second 1,0,0,1,1", "0"), ("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
 #[test]
 fn a_stopped_or_dead_waiter_is_passed_by() {
     let cap = 4 * CONTEXT + 600 * MIB;

@@ -35,6 +35,12 @@ fn small_modules_fit_into_a_full_group() {
     program.say("fill small 2M");
     program.expect(&[("module m 1000", "0"), ("launch m", "0")]);
     world.judge(CAP);
+    // As long as the reserve lasts. What is small then gets nothing of it, not even for the length of a call.
+    let answer = program.say("repeat 5 {\nmodule n 1000\n}");
+    assert!(answer.ends_with("2:4"), "{answer}");
+    assert_eq!(world.machine().used(), CAP);
+    program.expect(&[("alloc crumb 1", "2")]);
+    world.judge(CAP);
     program.end();
     world.judge_end(CAP);
 }

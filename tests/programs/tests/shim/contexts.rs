@@ -8,6 +8,7 @@ const CAP: u64 = 4096 * MIB;
 fn the_primary_context_counts_once_and_until_its_last_release() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
+    assert_eq!(world.usage(0).peak, CONTEXT);
     world.judge(CAP);
     program.expect(&[("retain 0", "0"), ("retain 0", "0"), ("alloc a 100M", "0")]);
     assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
@@ -17,7 +18,7 @@ fn the_primary_context_counts_once_and_until_its_last_release() {
     world.judge(CAP);
     program.expect(&[("release-primary 0", "0")]);
     assert_eq!(world.machine().used(), 0);
-    assert_eq!(world.counted(0), 0);
+    assert_eq!(world.usage(0).charged, 0, "nothing is kept for later");
     program.expect(&[("retain 0", "0"), ("current 0", "0"), ("alloc b 10M", "0")]);
     world.judge(CAP);
     program.end_quietly();
@@ -149,6 +150,10 @@ fn without_process_lists_contexts_are_assumed() {
     let mut program = world.on_gpu();
     let used = |usage: gpulimit::ledger::Usage| usage.charged - usage.idle;
     assert!(used(world.usage(0)) >= 512 * MIB, "{:?}", world.usage(0));
+    program.expect(&[("context second 0 v2", "0")]);
+    assert_eq!(used(world.usage(0)), 2 * 512 * MIB);
+    program.expect(&[("destroy second", "0"), ("current 0", "0")]);
+    assert_eq!(used(world.usage(0)), 512 * MIB);
     program.expect(&[
         ("alloc a 1000M", "0"),
         ("free a", "0"),
@@ -194,6 +199,22 @@ fn a_library_counts_from_its_first_use() {
     world.judge(cap);
     program.end();
     world.settle();
+}
+
+/// The driver may take a block where nobody expects it: that is always charged already.
+#[test]
+fn a_reserve_is_kept_whatever_is_taken() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for count in [10, 20, 30] {
+        let answer = program.say("repeat 10 {\nstream s\n}");
+        assert_eq!(answer, "0:10");
+        assert_eq!(world.usage(0).idle, 4 * MIB, "with {count} streams");
+        world.judge(CAP);
+    }
+    assert!(world.machine().used() > CONTEXT, "streams take something");
+    program.end_quietly();
+    world.judge_end(CAP);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What contexts set aside for kernels: limits of contexts, kernels with much local memory, heaps, green contexts. It is paid for before the
 //! driver takes it.
 
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
 /// What `per_thread` bytes of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
 const fn local(per_thread: u64) -> u64 {
@@ -467,6 +467,28 @@ fn threads_whose_estimates_do_not_fit_together_take_turns() {
         program.end();
         world.judge_end(cap);
     }
+}
+
+/// What the first launch of all takes nobody knows: what the group has left pays for it before.
+#[test]
+fn the_first_launch_is_paid_for_before_it_takes() {
+    let first = 92 * MIB;
+    let cap = CONTEXT + 2 * first;
+    let world = World::with(cap, &[("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "96468992")]);
+    let mut program = world.on_gpu();
+    program.expect(&[("kernels plain 0", "0")]);
+    // The driver has given it, and we do not know yet.
+    world.machine().knob("delay", "cuLaunchKernel:300000000");
+    program.tell("launch plain");
+    assert!(eventually(|| world.machine().used() == CONTEXT + first));
+    let usage = world.usage(0);
+    assert!(usage.charged >= CONTEXT + first, "{usage:?}");
+    assert_eq!(program.answer(), "0");
+    let usage = world.usage(0);
+    assert_eq!(usage.charged, CONTEXT + first + RESERVE, "{usage:?}");
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
 }
 
 #[test]

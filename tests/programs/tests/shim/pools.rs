@@ -12,7 +12,9 @@ fn the_reserve_counts() {
     for (name, size, reserved) in [("a", "1", 32), ("b", "32M+1", 96), ("c", "100M", 224)] {
         program.expect(&[(&format!("async {name} {size}"), "0")]);
         assert_eq!(world.machine().used(), CONTEXT + reserved * MIB, "{size}");
-        assert_eq!(world.usage(0).by[Category::Pools as usize], reserved * MIB);
+        let usage = world.usage(0);
+        assert_eq!(usage.by[Category::Pools as usize], reserved * MIB);
+        assert_eq!(usage.peak, world.machine().gpu(0).peak, "{size}");
         world.judge(CAP);
     }
     program.expect(&[
@@ -68,6 +70,111 @@ fn a_kept_reserve_stays_charged_until_it_is_trimmed() {
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
     program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// Who measures looks at graphs, too: that would take an hour.
+#[test]
+fn a_synchronise_measures_nothing() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 100M", "0"), ("free-async a", "0")]);
+    let hour = "cuDeviceGetGraphMemAttribute:3600000000000";
+    world.machine().knob("latency", hour);
+    program.expect(&[("sync", "0")]);
+    world.machine().knob("latency", "0");
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// What pools hold is not the driver's own. A look at a pool that fails takes it for empty.
+#[test]
+fn a_measurement_looks_at_the_pools() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async a 40M", "0")]);
+    let pools = || world.usage(0).by[Category::Pools as usize];
+    for (fail, seen) in [("cuMemPoolGetAttribute:999", 0), ("none", 64 * MIB)] {
+        world.machine().knob("fail", fail);
+        program.expect(&[("stream s", "0")]);
+        assert_eq!(pools(), seen, "{fail}");
+        world.judge(CAP);
+    }
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// Nothing has been allocated or freed since the last synchronise: the threshold alone makes the pool shrink in the next.
+#[test]
+fn a_lowered_threshold_gives_back_with_the_next_synchronise() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async a 320M", "0"),
+        ("free-async a", "0"),
+        ("sync", "0"),
+        ("threshold p 0", "0"),
+        ("sync", "0"),
+    ]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// Growth is paid for together with the headroom that comes after it, and with nothing else.
+#[test]
+fn growth_is_served_as_long_as_its_headroom_fits() {
+    // Three steps, the headroom, and the driver's reserve.
+    let cap = CONTEXT + (3 + 1) * 32 * MIB + 4 * MIB;
+    for (cap, answer) in [(cap, "0"), (cap - BLOCK, "2")] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[("async a 1M", "0"), ("async b 64M", answer)]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+/// Two pay for growth, and one of them grows: the other's payment is its headroom.
+#[test]
+fn growth_that_another_has_paid_for_counts_in_the_peak() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("async kept 1M", "0")]);
+    world.machine().knob("latency", "cuMemAllocAsync:100000000");
+    // One of them fits into the first step.
+    assert_eq!(program.say("threads 2 {\nasync a 20M\n}"), "0:1, 0:1");
+    assert_eq!(world.machine().used(), CONTEXT + 64 * MIB);
+    assert_eq!(world.usage(0).peak, world.machine().gpu(0).peak);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_full_gpu_takes_nothing_back_on_another() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("retain 1", "0"),
+        ("current 1", "0"),
+        ("pool other 1", "0"),
+        ("threshold other max", "0"),
+        ("async-from a other 64M", "0"),
+        ("free-async a", "0"),
+        ("current 0", "0"),
+        ("alloc b 600M", "2"),
+        ("pool-bytes other", &format!("{} 0", 64 * MIB)),
+    ]);
+    assert_eq!(world.machine().gpu(1).used, CONTEXT + 64 * MIB);
+    world.judge(CAP);
+    program.end();
     world.judge_end(CAP);
 }
 
@@ -136,6 +243,12 @@ fn reuse_inside_a_full_group_is_never_refused() {
 fn reuse_of_known_steps_needs_no_look() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
+    // What was known of a pool that has been empty since is forgotten.
+    program.expect(&[
+        ("async before 100M", "0"),
+        ("free-async before", "0"),
+        ("sync", "0"),
+    ]);
     program.expect(&[
         ("async kept 1M", "0"),
         ("async a 24M", "0"),
@@ -144,7 +257,8 @@ fn reuse_of_known_steps_needs_no_look() {
     let pools = || world.usage(0).by[Category::Pools as usize];
     assert_eq!(pools(), 64 * MIB);
     let fail = |calls| world.machine().knob("fail", calls);
-    fail("cuMemPoolGetAttribute:999");
+    // Nor is the driver asked which pool it is.
+    fail("cuMemPoolGetAttribute:999,cuDeviceGetMemPool:999");
     let reuse = "free-async kept\nasync kept 1M\nfree-async a\nasync a 20M";
     let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
     assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
@@ -155,6 +269,9 @@ fn reuse_of_known_steps_needs_no_look() {
     world.judge(CAP);
     program.expect(&[("free-async kept", "0"), ("async kept 2M", "0")]);
     world.judge(CAP);
+    // The headroom and the driver's reserve.
+    let charged = world.machine().used() + (32 + 4) * MIB;
+    assert_eq!(world.usage(0).charged, charged, "{:?}", world.usage(0));
     program.end_quietly();
     world.judge_end(CAP);
 }
@@ -308,6 +425,46 @@ fn explicit_pools_and_their_end() {
     program.expect(&[("alloc d 480M", "0")]);
     program.end_quietly();
     world.judge_end(CAP);
+}
+
+#[test]
+fn a_pool_that_cannot_be_destroyed_is_still_there() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("pool own 0", "0"), ("async-from a own 100M", "0")]);
+    world.machine().knob("fail", "cuMemPoolDestroy:719");
+    program.expect(&[("destroy-pool own", "719"), ("async-from b own 1M", "0")]);
+    assert_eq!(world.counted(0), world.machine().used());
+    world.judge(CAP);
+    world.machine().knob("fail", "none");
+    program.expect(&[("destroy-pool own", "0")]);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// A pool that lacks room gives back what it holds unused itself, if that will do.
+#[test]
+fn one_pools_reserve_is_not_given_back_for_another_needlessly() {
+    // What both have at first, with their headrooms, and one step; and what they have in the end.
+    let cap = CONTEXT + 232 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("pool own 0", "0"),
+        ("threshold own max", "0"),
+        ("async-from a own 64M", "0"),
+        ("free-async a", "0"),
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async b 64M", "0"),
+        ("free-async b", "0"),
+        ("async c 96M", "0"),
+        ("pool-bytes own", &format!("{} 0", 64 * MIB)),
+    ]);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
 }
 
 #[test]
