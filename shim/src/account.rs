@@ -127,11 +127,14 @@ impl Account {
     #[cold]
     fn open(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         let _undisturbed = Undisturbed::new();
-        let place = self.place(ordinal).ok_or(if ordinal < 0 {
-            CUDA_ERROR_INVALID_DEVICE
-        } else {
-            CUDA_ERROR_NOT_PERMITTED
-        })?;
+        let Some(place) = self.place(ordinal) else {
+            let is_there = (0..self.device_count()).contains(&ordinal);
+            return Err(if is_there {
+                CUDA_ERROR_NOT_PERMITTED
+            } else {
+                CUDA_ERROR_INVALID_DEVICE
+            });
+        };
         let device = Device::open(self, ordinal, self.member()?)?;
         Ok(place.get_or_init(|| Box::new(device)))
     }
@@ -270,5 +273,23 @@ pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
         Some(sum) => sum & !(step - 1),
         None => !(step - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_rounded_up_stays_a_multiple() {
+        for (bytes, rounded) in [
+            (0, 0),
+            (1, BLOCK),
+            (BLOCK, BLOCK),
+            (BLOCK + 1, 2 * BLOCK),
+            (u64::MAX, u64::MAX - (BLOCK - 1)),
+        ] {
+            assert_eq!(round_up(bytes, BLOCK), rounded, "{bytes}");
+        }
     }
 }

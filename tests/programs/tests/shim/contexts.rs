@@ -207,3 +207,18 @@ fn many_streams_stay_below_the_limit() {
     program.end();
     world.judge_end(cap);
 }
+
+/// What the driver says of them is its own word, however absurd their numbers are.
+#[test]
+fn gpus_that_are_not_there_are_the_drivers_to_refuse() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for gpu in ["1", "63", "64", "2000000000", "-1"] {
+        for command in ["retain {}", "release-primary {}", "context none {} v4"] {
+            program.expect(&[(&command.replace("{}", gpu), "101")]);
+        }
+    }
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
