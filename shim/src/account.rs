@@ -221,7 +221,7 @@ impl Account {
             .filter_map(|ordinal| {
                 let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
                 let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
-                Some(major * 10 + minor)
+                Some(capability(major, minor))
             })
             .collect();
         order::sort(&mut found);
@@ -268,6 +268,11 @@ impl Account {
     }
 }
 
+/// A compute capability as one number.
+fn capability(major: u32, minor: u32) -> u32 {
+    major * 10 + minor
+}
+
 /// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
 pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
@@ -279,6 +284,14 @@ pub const fn round_up(bytes: u64, step: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capabilities_are_those_that_images_name() {
+        assert_eq!(
+            [(8, 6), (9, 0), (12, 1)].map(|(major, minor)| capability(major, minor)),
+            [86, 90, 121]
+        );
+    }
 
     #[test]
     fn what_is_rounded_up_stays_a_multiple() {

@@ -499,6 +499,20 @@ mod tests {
     }
 
     #[test]
+    fn after_a_trim_that_gave_nothing_back_it_alone_is_sure() {
+        let (mut state, graph, other, third) = (State::default(), need(9), need(9), need(9));
+        run(&mut state, &other, false, S, 9);
+        let mut launch = state.begin(&graph, false, S);
+        state.begin_anew(&mut launch);
+        pay(&mut state, &mut launch);
+        finish(&mut state, &launch, 9);
+        assert!(is_backed(&mut state, &graph, false, S));
+        for unsure in [&other, &third] {
+            assert!(!is_backed(&mut state, unsure, false, S));
+        }
+    }
+
+    #[test]
     fn a_trim_takes_no_charge_from_the_backed_under_way() {
         let (mut state, graph, other) = (State::default(), need(128), need(128));
         run(&mut state, &graph, false, S, 128);

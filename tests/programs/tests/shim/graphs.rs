@@ -1,7 +1,7 @@
 //! Memory nodes of graphs: paid for before a launch or an upload, charged as long as the driver keeps it.
 
 use gpulimit::ledger::Category;
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 /// What the first executable graph of a context takes by itself, and room for what the driver may need besides: the library's reserve and its
@@ -662,6 +662,32 @@ fn kernels_in_a_graph_are_paid_for_when_it_is_instantiated() {
             ]);
             world.judge(cap);
         }
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+/// Before CUDA 12 nodes tell their kernels by another function.
+#[test]
+fn kernels_in_a_graph_are_paid_for_on_older_drivers() {
+    for (cap, outcome) in [(CONTEXT + 3900 * MIB, "2"), (CONTEXT + 3980 * MIB, "0")] {
+        let world = World::new(cap);
+        let folder = world.file("older");
+        world::older("libcuda.so.1", "cuGraphKernelNodeGetParams_v2", &folder);
+        let mut command = world.limited(world::program());
+        let folders = format!("{}:{}", folder.display(), world::driver().display());
+        command.env("LD_LIBRARY_PATH", folders);
+        let mut program = Session::start(command);
+        program.expect(&[
+            ("start", "0 0"),
+            ("stream work", "0"),
+            ("kernels deep 16K", "0"),
+            ("capture work", "0"),
+            ("launch deep work", "0"),
+            ("end-capture work nodes", "0"),
+            ("instantiate runs nodes", outcome),
+        ]);
+        world.judge(cap);
         program.end();
         world.judge_end(cap);
     }
