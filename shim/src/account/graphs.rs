@@ -36,7 +36,7 @@ use crate::abi::{GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, Out, SUCCESS};
 use crate::capture::relaxed;
 use crate::table::cuda;
 use execs::Need;
-pub use state::{Identity, Launch};
+pub use state::{Hope, Identity, Launch};
 use state::{Payment, State};
 
 /// Graph memory grows in multiples of this (measured).
@@ -70,6 +70,7 @@ impl GraphMemory {
             return Ok(());
         }
         let mut state = self.state.lock();
+        state.approach(launch);
         if let Some(until) = until {
             while state.may_gain(launch) {
                 if self.settled.wait_until(&mut state, until).timed_out() {
@@ -132,19 +133,9 @@ impl GraphMemory {
         }
     }
 
-    /// Bytes that the driver has reserved, as last seen.
-    pub fn reserved(&self) -> u64 {
-        self.state.lock().reserved()
-    }
-
-    /// Whether launches that are paid for, or backed, are on their way.
-    pub fn under_way(&self) -> bool {
-        self.state.lock().under_way()
-    }
-
-    /// How many launches have ended so far.
-    pub fn ended(&self) -> u64 {
-        self.state.lock().ended()
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
+        self.state.lock().hope(launch, waited)
     }
 
     /// Looks outside of a launch.
@@ -219,9 +210,6 @@ impl GraphMemory {
     }
 
     fn give_back(&self, device: &Device, state: &mut State) {
-        let idle = state.release();
-        if idle > 0 {
-            device.uncharge_idle(idle);
-        }
+        device.uncharge_idle(state.release());
     }
 }

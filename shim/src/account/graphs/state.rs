@@ -44,6 +44,17 @@ pub struct Launch<'a> {
     reserved: u64,
     /// There was no graph memory, and no other launch under way, when it was paid for.
     alone: bool,
+    /// So many had ended when it was to be paid for.
+    ended: u64,
+}
+
+/// What a launch that cannot be paid for may wait for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Hope {
+    /// Another thread's launch was faster: it ends, or has ended meanwhile.
+    Others,
+    /// What is reserved is in use, perhaps by the work of its own stream.
+    OwnWork,
 }
 
 impl Launch<'_> {
@@ -94,11 +105,6 @@ impl State {
         self.reserved
     }
 
-    /// How many launches have ended so far.
-    pub fn ended(&self) -> u64 {
-        self.ended
-    }
-
     fn idle(&self) -> u64 {
         let floor = if self.backed > 0 { self.floor } else { 0 };
         self.held
@@ -106,7 +112,7 @@ impl State {
     }
 
     /// Whether launches that are paid for, or backed, are on their way.
-    pub fn under_way(&self) -> bool {
+    fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
@@ -144,6 +150,7 @@ impl State {
             number: self.begun,
             reserved: self.reserved,
             alone: false,
+            ended: 0,
         }
     }
 
@@ -154,6 +161,19 @@ impl State {
             (false, true) => launch.bytes.saturating_add(self.backed),
             (false, false) => launch.bytes,
         }
+    }
+
+    /// A launch is to be paid for, perhaps not for the first time.
+    pub fn approach(&self, launch: &mut Launch<'_>) {
+        launch.ended = self.ended;
+    }
+
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
+        if self.under_way() || self.ended != launch.ended {
+            return Some(Hope::Others);
+        }
+        (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
     /// Whether there is not enough idle for a launch, and others under way may leave it more.
@@ -318,10 +338,10 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.bytes(), launch.paid()), (100, 100, 100));
-        assert_eq!((state.held(), state.reserved(), state.ended()), (100, 0, 0));
+        assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
         assert_eq!(state.release(), 0, "it is promised");
         assert_eq!(finish(&mut state, &launch, 64), 36);
-        assert_eq!((state.held(), state.reserved(), state.ended()), (64, 64, 1));
+        assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
         assert!(!state.under_way());
     }
 
@@ -392,6 +412,21 @@ mod tests {
             launches.map(|launch| state.may_gain(&launch)),
             [false, true]
         );
+    }
+
+    #[test]
+    fn who_cannot_be_paid_for_waits_for_others_and_then_once_for_its_own_work() {
+        let (mut state, graph, large) = (State::default(), need(100), need(200));
+        let mut launch = state.begin(&large, false, S);
+        state.approach(&mut launch);
+        assert_eq!(state.hope(&launch, false), None, "nothing is reserved");
+        let (other, _) = start(&mut state, &graph, false, S);
+        assert_eq!(state.hope(&launch, true), Some(Hope::Others));
+        finish(&mut state, &other, 100);
+        assert_eq!(state.hope(&launch, true), Some(Hope::Others));
+        state.approach(&mut launch);
+        assert_eq!(state.hope(&launch, false), Some(Hope::OwnWork));
+        assert_eq!(state.hope(&launch, true), None);
     }
 
     #[test]
@@ -620,7 +655,7 @@ mod tests {
         assert_eq!(graph.epoch(), state.epoch);
         let gone = state.clear();
         assert_eq!((gone.held(), gone.reserved()), (64, 64));
-        assert_eq!((state.held(), state.reserved(), state.ended()), (0, 0, 1));
+        assert_eq!((state.held(), state.reserved(), state.ended), (0, 0, 1));
         // A graph of another device's context is still there.
         run(&mut state, &other, false, S, 100);
         assert!(!is_backed(&mut state, &graph, false, S));
