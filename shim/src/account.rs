@@ -129,11 +129,14 @@ impl Account {
     #[cold]
     fn open(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         let _undisturbed = Undisturbed::new();
-        let place = self.place(ordinal).ok_or(if ordinal < 0 {
-            CUDA_ERROR_INVALID_DEVICE
-        } else {
-            CUDA_ERROR_NOT_PERMITTED
-        })?;
+        let Some(place) = self.place(ordinal) else {
+            let is_there = (0..self.device_count()).contains(&ordinal);
+            return Err(if is_there {
+                CUDA_ERROR_NOT_PERMITTED
+            } else {
+                CUDA_ERROR_INVALID_DEVICE
+            });
+        };
         let device = Device::open(self, ordinal, self.member()?)?;
         Ok(place.get_or_init(|| Box::new(device)))
     }
@@ -220,7 +223,7 @@ impl Account {
             .filter_map(|ordinal| {
                 let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
                 let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
-                Some(major * 10 + minor)
+                Some(capability(major, minor))
             })
             .collect();
         order::sort(&mut found);
@@ -267,10 +270,41 @@ impl Account {
     }
 }
 
+/// A compute capability as one number.
+fn capability(major: u32, minor: u32) -> u32 {
+    major * 10 + minor
+}
+
 /// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
 pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
         Some(sum) => sum & !(step - 1),
         None => !(step - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_those_that_images_name() {
+        assert_eq!(
+            [(8, 6), (9, 0), (12, 1)].map(|(major, minor)| capability(major, minor)),
+            [86, 90, 121]
+        );
+    }
+
+    #[test]
+    fn what_is_rounded_up_stays_a_multiple() {
+        for (bytes, rounded) in [
+            (0, 0),
+            (1, BLOCK),
+            (BLOCK, BLOCK),
+            (BLOCK + 1, 2 * BLOCK),
+            (u64::MAX, u64::MAX - (BLOCK - 1)),
+        ] {
+            assert_eq!(round_up(bytes, BLOCK), rounded, "{bytes}");
+        }
     }
 }

@@ -24,6 +24,7 @@
 pub mod bodies;
 pub mod execs;
 pub mod nodes;
+mod state;
 
 use std::time::Instant;
 
@@ -35,88 +36,11 @@ use crate::abi::{GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, Out, SUCCESS};
 use crate::capture::relaxed;
 use crate::table::cuda;
 use execs::Need;
+pub use state::{Hope, Identity, Launch};
+use state::{Payment, State};
 
 /// Graph memory grows in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
-
-/// Which stream it is: the driver's number of it, and for threads' own default streams the thread's.
-pub type Identity = (u64, u64);
-
-#[derive(Default)]
-struct State {
-    /// Charged for graph memory.
-    held: u64,
-    /// Of `held`, promised to launches under way that may make it grow.
-    prepaid: u64,
-    /// Reserved by the driver as last seen.
-    reserved: u64,
-    /// Launches that are being charged for.
-    paying: u32,
-    /// Needs of backed launches under way.
-    backed: u64,
-    /// Stays charged while there are any.
-    floor: u64,
-    /// Launches under way that begin an epoch.
-    beginning: u32,
-    epoch: u64,
-    /// The stream of the present epoch.
-    stream: Option<Identity>,
-    /// Launches begun, and ended, so far.
-    begun: u64,
-    ended: u64,
-}
-
-impl State {
-    fn idle(&self) -> u64 {
-        let floor = if self.backed > 0 { self.floor } else { 0 };
-        self.held
-            .saturating_sub(self.reserved.max(floor) + self.prepaid)
-    }
-
-    fn under_way(&self) -> bool {
-        self.prepaid > 0 || self.paying > 0 || self.backed > 0
-    }
-
-    /// Bytes to be charged ahead for a launch: where it begins an epoch, also for the backed ones that it may cost their memory.
-    fn due(&self, launch: &Launch<'_>) -> u64 {
-        match (launch.backed, launch.begins) {
-            (true, _) => 0,
-            (false, true) => launch.bytes.saturating_add(self.backed),
-            (false, false) => launch.bytes,
-        }
-    }
-
-    /// Promises as much of what is idle as there is of what is due to a launch, which then pays the rest.
-    fn lend(&mut self, due: u64) -> u64 {
-        let lent = self.idle().min(due);
-        self.prepaid += lent;
-        self.paying += 1;
-        lent
-    }
-}
-
-/// A launch or an upload under way.
-pub struct Launch<'a> {
-    need: &'a Need,
-    bytes: u64,
-    paid: u64,
-    backed: bool,
-    /// Begins an epoch.
-    begins: bool,
-    epoch: u64,
-    number: u64,
-    /// Reserved before it.
-    reserved: u64,
-    /// There was no graph memory, and no other launch under way, when it was paid for.
-    alone: bool,
-}
-
-impl Launch<'_> {
-    /// Bytes that it takes at most.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
 
 /// The graph memory of a device.
 #[derive(Default)]
@@ -130,35 +54,7 @@ impl GraphMemory {
     /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated. It is paid for by
     /// [`GraphMemory::pay`] and ends with [`GraphMemory::settle`], whatever comes of it.
     pub fn begin<'a>(&self, need: &'a Need, keeps: bool, stream: Option<Identity>) -> Launch<'a> {
-        let mut state = self.state.lock();
-        let bytes = need.bytes();
-        let same = stream.is_some() && stream == state.stream;
-        // One that leaves something allocated must not meet another thread's on its way.
-        let apart = state.beginning == 0 && !(keeps && state.backed > 0);
-        let backed = same && apart && need.epoch() == state.epoch;
-        let begins = keeps || !same;
-        if begins {
-            state.epoch += 1;
-            state.stream = stream;
-            state.beginning += 1;
-        }
-        if backed {
-            let floor = if state.backed > 0 { state.floor } else { 0 };
-            state.floor = state.reserved.max(floor);
-            state.backed = state.backed.saturating_add(bytes);
-        }
-        state.begun += 1;
-        Launch {
-            need,
-            bytes,
-            paid: 0,
-            backed,
-            begins,
-            epoch: state.epoch,
-            number: state.begun,
-            reserved: state.reserved,
-            alone: false,
-        }
+        self.state.lock().begin(need, keeps, stream)
     }
 
     /// Pays for what `launch` may take out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no
@@ -170,21 +66,21 @@ impl GraphMemory {
         until: Option<Instant>,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        if launch.backed {
+        if launch.is_backed() {
             return Ok(());
         }
         let mut state = self.state.lock();
+        state.approach(launch);
         if let Some(until) = until {
-            while state.under_way() && state.idle() < state.due(launch) {
+            while state.may_gain(launch) {
                 if self.settled.wait_until(&mut state, until).timed_out() {
                     break;
                 }
             }
         }
-        let due = state.due(launch);
-        let lent = state.lend(due);
+        let payment = state.lend(launch);
         drop(state);
-        self.pay_rest(device, launch, due, lent, charge)
+        self.complete(device, launch, &payment, charge)
     }
 
     /// As [`GraphMemory::pay`] without waiting, after a trim: what the driver gives back pays first.
@@ -197,36 +93,26 @@ impl GraphMemory {
         relaxed(|| cuda::cuDeviceGraphMemTrim(device.ordinal));
         let mut state = self.state.lock();
         self.look(device, &mut state);
-        state.epoch += 1;
-        launch.epoch = state.epoch;
-        launch.reserved = state.reserved;
-        let due = state.due(launch);
-        let lent = state.lend(due);
+        state.begin_anew(launch);
+        let payment = state.lend(launch);
         drop(state);
-        self.pay_rest(device, launch, due, lent, charge)
+        self.complete(device, launch, &payment, charge)
     }
 
-    fn pay_rest<E>(
+    fn complete<E>(
         &self,
         device: &Device,
         launch: &mut Launch<'_>,
-        due: u64,
-        lent: u64,
+        payment: &Payment,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        let rest = due - lent;
         // Not under the lock: charging may wait.
-        let charged = if rest > 0 { charge(rest) } else { Ok(()) };
+        let charged = payment.complete(charge);
         let mut state = self.state.lock();
-        state.paying -= 1;
+        state.pay(launch, payment, charged.is_ok());
         if charged.is_ok() {
-            state.held += rest;
-            state.prepaid += rest;
-            launch.paid = due;
-            launch.alone = state.reserved == 0 && state.prepaid == launch.paid && state.backed == 0;
-            device.adjust_headroom(launch.paid as i64);
+            device.adjust_headroom(launch.paid() as i64);
         } else {
-            state.prepaid = state.prepaid.saturating_sub(lent);
             self.settled.notify_all();
         }
         charged
@@ -235,48 +121,21 @@ impl GraphMemory {
     /// The launch is over: looks how much is reserved now. A call that failed may leave what it took: that is trimmed.
     pub fn settle(&self, device: &Device, launch: Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
-        state.prepaid = state.prepaid.saturating_sub(launch.paid);
-        device.adjust_headroom((launch.paid as i64).wrapping_neg());
-        if launch.backed {
-            state.backed = state.backed.saturating_sub(launch.bytes);
-        }
+        state.end(&launch);
+        device.adjust_headroom((launch.paid() as i64).wrapping_neg());
         self.look(device, &mut state);
-        if launch.begins {
-            state.beginning = state.beginning.saturating_sub(1);
-            // Who got its memory meanwhile, in an epoch that this launch did not see, is not sure of it.
-            state.epoch += u64::from(state.epoch != launch.epoch);
-        }
-        if succeeded {
-            if state.epoch == launch.epoch {
-                launch.need.set_epoch(launch.epoch);
-            }
-            if launch.alone && launch.number == state.begun && state.reserved > 0 {
-                launch.need.learn(state.reserved);
-            }
-        }
+        let left = state.conclude(&launch, succeeded);
         self.give_back(device, &mut state);
-        state.ended += 1;
         self.settled.notify_all();
-        let left = !succeeded && state.reserved > launch.reserved;
         drop(state);
         if left {
             self.trim(device);
         }
     }
 
-    /// Bytes that the driver has reserved, as last seen.
-    pub fn reserved(&self) -> u64 {
-        self.state.lock().reserved
-    }
-
-    /// Whether launches that are paid for, or backed, are on their way.
-    pub fn under_way(&self) -> bool {
-        self.state.lock().under_way()
-    }
-
-    /// How many launches have ended so far.
-    pub fn ended(&self) -> u64 {
-        self.state.lock().ended
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
+        self.state.lock().hope(launch, waited)
     }
 
     /// Looks outside of a launch.
@@ -294,13 +153,13 @@ impl GraphMemory {
 
     /// The driver was asked to give back what no graph uses.
     pub fn trimmed(&self, device: &Device) {
-        self.state.lock().epoch += 1;
+        self.state.lock().trimmed();
         self.refresh(device);
     }
 
     /// Gives back what no launch needs: the charge in any case, the memory too if `trim`. True when something came back.
     pub fn reclaim(&self, device: &Device, trim: bool) -> bool {
-        let before = self.state.lock().held;
+        let before = self.state.lock().held();
         if before == 0 {
             return false;
         }
@@ -309,23 +168,16 @@ impl GraphMemory {
         } else {
             self.refresh(device);
         }
-        self.state.lock().held < before
+        self.state.lock().held() < before
     }
 
     /// The device's last context is gone, and all graph memory with it.
     pub fn clear(&self, device: &Device) {
         let mut state = self.state.lock();
-        let gone = State {
-            epoch: state.epoch + 1,
-            paying: state.paying,
-            begun: state.begun,
-            ended: state.ended,
-            ..State::default()
-        };
-        let gone = std::mem::replace(&mut *state, gone);
-        device.remove(Category::Graphs, gone.reserved);
-        device.add_idle(gone.reserved);
-        device.uncharge_idle(gone.held);
+        let gone = state.clear();
+        device.remove(Category::Graphs, gone.reserved());
+        device.add_idle(gone.reserved());
+        device.uncharge_idle(gone.held());
     }
 
     fn look(&self, device: &Device, state: &mut State) {
@@ -335,36 +187,29 @@ impl GraphMemory {
         let place = Out::of(&mut reserved);
         let asked =
             relaxed(|| cuda::cuDeviceGetGraphMemAttribute(device.ordinal, attribute, place));
-        let before = state.reserved;
+        let before = state.reserved();
         // A context with a fault answers nothing, and holds its memory until it is destroyed.
         if asked != SUCCESS || reserved == before {
             return;
         }
-        state.reserved = reserved;
-        if reserved > before {
-            device.add(Category::Graphs, reserved - before);
-        } else {
-            device.remove(Category::Graphs, before - reserved);
-            state.epoch += 1;
+        let beyond = state.see(reserved);
+        if let Some(shrunk) = before.checked_sub(reserved) {
+            device.remove(Category::Graphs, shrunk);
+            device.add_idle(shrunk);
+            return;
         }
-        device.adjust_idle(before.wrapping_sub(reserved) as i64);
-        if reserved > state.held {
-            // Grown by more than was paid, which no driver has been seen to do.
-            let beyond = reserved - state.held;
+        let grown = reserved - before;
+        device.add(Category::Graphs, grown);
+        device.remove_idle(grown);
+        if beyond > 0 {
+            // No driver has been seen to do that.
             device.charge_over(beyond);
             device.add_idle(beyond);
-            state.held = reserved;
         }
-        if reserved > before {
-            device.note_usage();
-        }
+        device.note_usage();
     }
 
     fn give_back(&self, device: &Device, state: &mut State) {
-        let idle = state.idle();
-        if idle > 0 {
-            state.held -= idle;
-            device.uncharge_idle(idle);
-        }
+        device.uncharge_idle(state.release());
     }
 }

@@ -9,9 +9,9 @@ use crate::abi::{
     GraphInstantiateParams, In, Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::account::device::Device;
-use crate::account::graphs::Launch;
 use crate::account::graphs::execs::{Exec, Need};
 use crate::account::graphs::nodes::Nodes;
+use crate::account::graphs::{Hope, Launch};
 use crate::account::pools::PATIENCE;
 use crate::handler::launch::{self, What};
 use crate::handler::limits::{self, Use};
@@ -191,7 +191,6 @@ fn pay(
     let until = Instant::now() + PATIENCE;
     let mut waited = false;
     loop {
-        let ended = memory.ended();
         let quietly = |rest| device.charge_ahead_without_trim(rest);
         if memory.pay(device, launch, Some(until), quietly).is_ok() {
             return Ok(());
@@ -204,16 +203,14 @@ fn pay(
         if Instant::now() >= until {
             break;
         }
-        if memory.under_way() || memory.ended() != ended {
-            // Another thread's launch was faster.
-            continue;
+        match memory.hope(launch, waited) {
+            Some(Hope::Others) => {}
+            Some(Hope::OwnWork) => {
+                await_work(call.symbol, stream, until);
+                waited = true;
+            }
+            None => break,
         }
-        if waited || memory.reserved() == 0 {
-            break;
-        }
-        // What is left is in use, perhaps by this stream's own work.
-        await_work(call.symbol, stream, until);
-        waited = true;
     }
     let asked = launch.bytes();
     memory.pay(device, launch, None, |rest| {

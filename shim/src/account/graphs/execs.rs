@@ -29,11 +29,7 @@ pub struct Need {
 impl Exec {
     pub fn new(context: Context, nodes: &Nodes) -> Exec {
         let keeps = nodes.keep();
-        let need = |(device, bytes)| Need {
-            device,
-            bytes: AtomicU64::new(bytes),
-            epoch: AtomicU64::new(0),
-        };
+        let need = |(device, bytes)| Need::new(device, bytes);
         Exec {
             context,
             needs: nodes.needs().map(need).collect(),
@@ -43,6 +39,14 @@ impl Exec {
 }
 
 impl Need {
+    pub(super) fn new(device: Ordinal, bytes: u64) -> Need {
+        Need {
+            device,
+            bytes: AtomicU64::new(bytes),
+            epoch: AtomicU64::new(0),
+        }
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -148,11 +152,7 @@ mod tests {
 
     #[test]
     fn what_turns_out_to_be_less_is_needed_and_no_more() {
-        let need = Need {
-            device: 0,
-            bytes: AtomicU64::new(100),
-            epoch: AtomicU64::new(0),
-        };
+        let need = Need::new(0, 100);
         for (learnt, bytes) in [(120, 100), (60, 60), (80, 60)] {
             need.learn(learnt);
             assert_eq!(need.bytes(), bytes);

@@ -201,6 +201,32 @@ mod tests {
         sizes.iter().map(&mut range).collect()
     }
 
+    fn nodes(allocated: &[DevicePtr], freed: &[DevicePtr]) -> Nodes {
+        let ranges = allocated.iter().map(|at| (*at, at + 1)).collect();
+        Nodes {
+            allocated: Map::from_iter([(0, ranges)]),
+            freed: freed.to_vec(),
+            kernels: Set::default(),
+        }
+    }
+
+    #[test]
+    fn what_is_not_freed_is_kept() {
+        assert!(Nodes::default().is_empty() && !Nodes::default().keep());
+        assert!(!nodes(&[1], &[]).is_empty());
+        for (allocated, freed, keeps) in [
+            (&[64][..], &[][..], true),
+            (&[64], &[64], false),
+            (&[64, 128], &[128], true),
+            (&[64, 64], &[64], true),
+            (&[64, 64], &[64, 64], false),
+            // What another graph has allocated.
+            (&[64], &[64, 128], false),
+        ] {
+            assert_eq!(nodes(allocated, freed).keep(), keeps, "{allocated:?}");
+        }
+    }
+
     #[test]
     fn never_less_than_measured() {
         for (sizes, measured) in [
@@ -231,6 +257,8 @@ mod tests {
         assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
         assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
         assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
+        // Of which no two fit into one.
+        assert_eq!(most(packed(&[17 * MIB; 3])), 96 * MIB);
     }
 
     #[test]

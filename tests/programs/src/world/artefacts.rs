@@ -65,6 +65,20 @@ pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 
+/// Puts a library of the simulated driver into `folder` that lacks a function, as those of older drivers do.
+pub fn older(library: &str, lacks: &str, folder: &Path) {
+    let name = format!("\0{lacks}\0");
+    let mut bytes = std::fs::read(driver().join(library)).expect("a library");
+    let is_name = |at: &usize| bytes[*at..].starts_with(name.as_bytes());
+    let places: Vec<_> = (0..bytes.len()).filter(is_name).collect();
+    assert!(!places.is_empty(), "it has {lacks}");
+    for at in places {
+        bytes[at + 1] = b'x';
+    }
+    std::fs::create_dir_all(folder).expect("a folder");
+    std::fs::write(folder.join(library), bytes).expect("written");
+}
+
 /// `libgpulimit.so`.
 pub fn shim() -> PathBuf {
     other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))

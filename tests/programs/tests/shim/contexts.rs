@@ -228,3 +228,41 @@ fn many_streams_stay_below_the_limit() {
     program.end();
     world.judge_end(cap);
 }
+
+/// What the driver says of them is its own word, however absurd their numbers are.
+#[test]
+fn gpus_that_are_not_there_are_the_drivers_to_refuse() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    for gpu in ["1", "63", "64", "2000000000", "-1"] {
+        for command in ["retain {}", "release-primary {}", "context none {} v4"] {
+            program.expect(&[(&command.replace("{}", gpu), "101")]);
+        }
+    }
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// Where there is one GPU only, nobody has to ask the driver which one a call is for.
+#[test]
+fn the_only_gpu_is_known_without_a_word() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("stream s", "0"), ("alloc a 1M", "0")]);
+    let none = "cuDeviceGetCount:2,cuCtxGetDevice:2,cuStreamGetCtx:2";
+    world.machine().knob("fail", none);
+    for alloc in ["alloc b", "async b", "managed b"] {
+        program.expect(&[(&format!("{alloc} 100M"), "0")]);
+    }
+    program.expect(&[
+        ("async c 100M s", "0"),
+        ("alloc large 4000M", "2"),
+        ("async large 4000M s", "2"),
+    ]);
+    world.machine().knob("fail", "none");
+    assert_eq!(world.usage(0).refusals, 2);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}

@@ -1,7 +1,7 @@
 //! Memory nodes of graphs: paid for before a launch or an upload, charged as long as the driver keeps it.
 
 use gpulimit::ledger::Category;
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 /// What the first executable graph of a context takes by itself, and room for what the driver may need besides: the library's reserve and its
@@ -344,12 +344,20 @@ fn a_launch_that_needs_new_memory_is_paid_for() {
 /// A graph that has its memory needs none given back: it may still run.
 #[test]
 fn launches_follow_each_other_in_a_full_group() {
-    let cap = CONTEXT + 150 * MIB;
-    let world = World::with(cap, &[("GPULIMIT_SIM_WORK", "4000000000")]);
+    let cap = CONTEXT + 300 * MIB;
+    let world = World::new(cap);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
     make(&mut program, "e", &[100], true, 0);
-    assert_eq!(program.say("repeat 3 {\nlaunch-graph e s\n}"), "0:3");
+    make(&mut program, "f", &[100], true, 0);
+    program.expect(&[
+        ("launch-graph e s", "0"),
+        ("launch-graph f s", "0"),
+        ("alloc rest 150M", "0"),
+    ]);
+    world.machine().knob("work", "4000000000");
+    let both = "launch-graph e s\nlaunch-graph f s\nlaunch-graph f s";
+    assert_eq!(program.say(&format!("repeat 3 {{\n{both}\n}}")), "0:9");
     world.judge(cap);
     program.kill();
     let mut program = world.on_gpu();
@@ -457,6 +465,41 @@ fn a_launch_that_the_gpu_has_no_room_for_is_undone() {
     hold(&world, cap, 416);
     program.end_quietly();
     world.judge_end(cap);
+}
+
+/// A context with a fault answers nothing, and holds its memory.
+#[test]
+fn what_the_driver_does_not_tell_stays_as_it_was() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("stream s", "0")]);
+    make(&mut program, "e", &[100], true, 0);
+    program.expect(&[("launch-graph e s", "0")]);
+    let silent = "cuDeviceGetGraphMemAttribute:719,cuDeviceGraphMemTrim:719";
+    world.machine().knob("fail", silent);
+    program.expect(&[("launch-graph e s", "0"), ("alloc a 450M", "2")]);
+    hold(&world, CAP, 128);
+    world.machine().knob("fail", "none");
+    program.expect(&[("alloc a 450M", "0")]);
+    hold_nothing(&world);
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// What no node has told of is charged when it is there.
+#[test]
+fn memory_that_nobody_has_told_of_is_charged() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("stream s", "0")]);
+    let silent = "cuGraphMemAllocNodeGetParams:719";
+    world.machine().knob("fail", silent);
+    make(&mut program, "e", &[100], true, 0);
+    world.machine().knob("fail", "none");
+    program.expect(&[("launch-graph e s", "0"), ("alloc a 1M", "0")]);
+    hold(&world, CAP, 128);
+    program.end_quietly();
+    world.judge_end(CAP);
 }
 
 #[test]
@@ -662,6 +705,32 @@ fn kernels_in_a_graph_are_paid_for_when_it_is_instantiated() {
             ]);
             world.judge(cap);
         }
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+/// Before CUDA 12 nodes tell their kernels by another function.
+#[test]
+fn kernels_in_a_graph_are_paid_for_on_older_drivers() {
+    for (cap, outcome) in [(CONTEXT + 3900 * MIB, "2"), (CONTEXT + 3980 * MIB, "0")] {
+        let world = World::new(cap);
+        let folder = world.file("older");
+        world::older("libcuda.so.1", "cuGraphKernelNodeGetParams_v2", &folder);
+        let mut command = world.limited(world::program());
+        let folders = format!("{}:{}", folder.display(), world::driver().display());
+        command.env("LD_LIBRARY_PATH", folders);
+        let mut program = Session::start(command);
+        program.expect(&[
+            ("start", "0 0"),
+            ("stream work", "0"),
+            ("kernels deep 16K", "0"),
+            ("capture work", "0"),
+            ("launch deep work", "0"),
+            ("end-capture work nodes", "0"),
+            ("instantiate runs nodes", outcome),
+        ]);
+        world.judge(cap);
         program.end();
         world.judge_end(cap);
     }

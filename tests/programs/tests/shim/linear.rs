@@ -274,3 +274,19 @@ fn the_32_bit_functions_are_charged_as_well() {
     program.end();
     world.judge_end(cap);
 }
+
+/// What the driver has given and the library has not seen yet, another thread's measurement takes for the driver's own.
+#[test]
+fn what_is_measured_before_it_has_a_name_is_put_right() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    world.machine().knob("jitter", "1");
+    world.machine().knob("delay", "cuMemAlloc_v2:80000000");
+    // So old is the last measurement then that the first thread to have its memory renews it.
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    assert_eq!(program.say("threads 3 {\nalloc a 20M\n}"), "0:1, 0:1, 0:1");
+    assert_eq!(world.machine().used(), CONTEXT + 60 * MIB);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}

@@ -54,7 +54,7 @@ impl Machine {
     }
 
     /// A command as this user, on this machine: with its users, and the world's root where the machine's is. Nothing else is in its
-    /// environment.
+    /// environment but what scripts/mutants has to say.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
         const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
             && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
@@ -68,6 +68,10 @@ impl Machine {
             .args(["-m", "sh", "-c", ENTER, "sh"])
             .arg(folder)
             .arg(uid.to_string());
+        for name in ["MUTANTS_ACTIVE", "MUTANTS_REACHED"] {
+            let said = std::env::var(name).map(|value| format!("{name}={value}"));
+            command.args(said);
+        }
         for (name, value) in inner.get_envs() {
             let mut pair = name.to_owned();
             pair.push("=");

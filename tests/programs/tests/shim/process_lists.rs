@@ -95,19 +95,12 @@ fn a_long_list_is_looked_through_to_its_end() {
 
 /// A folder with an NVML of the first R535 drivers: one that lacks a function that came with later ones.
 fn early_nvml(world: &World) -> std::path::PathBuf {
-    const NAME: &[u8] = b"nvmlDeviceGetRunningProcessDetailList\0";
-    let mut library = std::fs::read(world::driver().join("libnvidia-ml.so.1")).expect("NVML");
-    let mut found = 0;
-    for at in 0..library.len() - NAME.len() {
-        if library[at..].starts_with(NAME) {
-            library[at] = b'x';
-            found += 1;
-        }
-    }
-    assert!(found > 0, "it has the name");
     let folder = world.file("early");
-    std::fs::create_dir(&folder).expect("a folder");
-    std::fs::write(folder.join("libnvidia-ml.so.1"), library).expect("written");
+    world::older(
+        "libnvidia-ml.so.1",
+        "nvmlDeviceGetRunningProcessDetailList",
+        &folder,
+    );
     folder
 }
 

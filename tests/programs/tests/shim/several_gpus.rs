@@ -276,3 +276,26 @@ fn limits_set_by_bus_id_index_and_uuid() {
     ]);
     program.end_quietly();
 }
+
+/// What comes to a stream is its GPU's, whichever is current.
+#[test]
+fn a_stream_says_which_gpu() {
+    let world = machine(2, false);
+    limit_each(&world);
+    let mut program = start(&world, &[]);
+    program.expect(&[
+        ("init", "0"),
+        ("retain 0", "0"),
+        ("retain 1", "0"),
+        ("current 0", "0"),
+        ("stream s", "0"),
+        ("current 1", "0"),
+        ("async a 30M s", "0"),
+    ]);
+    for (gpu, pools) in [(0, 32), (1, 0)] {
+        world.judge_gpu(gpu, cap(gpu));
+        assert_eq!(world.machine().gpu(gpu).used, CONTEXT + pools * MIB);
+    }
+    program.end();
+    world.settle();
+}

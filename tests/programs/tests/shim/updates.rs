@@ -236,3 +236,60 @@ fn a_kernel_of_a_lazy_library_is_paid_for_with_it() {
         }
     }
 }
+
+/// A kernel is asked once for its need.
+#[test]
+fn what_a_kernel_needs_is_remembered() {
+    let cap = GRAPHS + LOCAL + RESERVE;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    prepare(&mut program);
+    program.expect(&[
+        ("instantiate e g", "0"),
+        ("instantiate f g", "0"),
+        ("set-kernel-of e g 0 deep", "0"),
+        ("set-limit 0 1024", "0"),
+        ("alloc a 8M", "0"),
+    ]);
+    let silent = "cuKernelGetAttribute:719,cuFuncGetAttribute:719";
+    world.machine().knob("fail", silent);
+    program.expect(&[
+        ("set-kernel-of f g 0 deep", "2"),
+        ("free a", "0"),
+        ("set-kernel-of f g 0 deep", "0"),
+    ]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// A library is in each context by itself.
+#[test]
+fn a_kernel_of_a_lazy_library_is_paid_for_in_each_context() {
+    let own = CONTEXT + BLOCK;
+    let cap = 2 * own + 2 * 90 * MIB - 2 * BLOCK;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("kernel-library lazy 0 assert", "0"),
+        ("context other 0 v2", "0"),
+    ]);
+    for (context, exec, answer) in [("use other", "f", "0"), ("current 0", "e", "2")] {
+        for line in [
+            context,
+            &format!("stream s{exec}"),
+            &format!("kernels k{exec} 0"),
+            &format!("capture s{exec}"),
+            &format!("launch k{exec} s{exec}"),
+            &format!("end-capture s{exec} g{exec}"),
+            &format!("instantiate {exec} g{exec}"),
+        ] {
+            program.expect(&[(line, "0")]);
+        }
+        let change = format!("set-kernel-of {exec} g{exec} 0 lazy");
+        program.expect(&[(&change, answer), (&change, answer)]);
+        world.judge(cap);
+    }
+    program.end();
+    world.judge_end(cap);
+}

@@ -1,0 +1,683 @@
+//! The figures of a device's graph memory: what is charged, promised and reserved, and which graphs have their memory (see [`super`]). Neither the
+//! driver nor the ledger is asked here.
+
+use super::execs::Need;
+
+/// Which stream it is: the driver's number of it, and for threads' own default streams the thread's.
+pub type Identity = (u64, u64);
+
+#[derive(Default)]
+pub struct State {
+    /// Charged for graph memory.
+    held: u64,
+    /// Of `held`, promised to launches under way that may make it grow.
+    prepaid: u64,
+    /// Reserved by the driver as last seen.
+    reserved: u64,
+    /// Launches that are being charged for.
+    paying: u32,
+    /// Needs of backed launches under way.
+    backed: u64,
+    /// Stays charged while there are any.
+    floor: u64,
+    /// Launches under way that begin an epoch.
+    beginning: u32,
+    epoch: u64,
+    /// The stream of the present epoch.
+    stream: Option<Identity>,
+    /// Launches begun, and ended, so far.
+    begun: u64,
+    ended: u64,
+}
+
+/// A launch or an upload under way.
+pub struct Launch<'a> {
+    need: &'a Need,
+    bytes: u64,
+    paid: u64,
+    backed: bool,
+    /// Begins an epoch.
+    begins: bool,
+    epoch: u64,
+    number: u64,
+    /// Reserved before it.
+    reserved: u64,
+    /// There was no graph memory, and no other launch under way, when it was paid for.
+    alone: bool,
+    /// So many had ended when it was to be paid for.
+    ended: u64,
+}
+
+/// What a launch that cannot be paid for may wait for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Hope {
+    /// Another thread's launch was faster: it ends, or has ended meanwhile.
+    Others,
+    /// What is reserved is in use, perhaps by the work of its own stream.
+    OwnWork,
+}
+
+impl Launch<'_> {
+    /// Bytes that it takes at most.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it has its memory.
+    pub(super) fn is_backed(&self) -> bool {
+        self.backed
+    }
+
+    /// Bytes that are promised to it.
+    pub(super) fn paid(&self) -> u64 {
+        self.paid
+    }
+}
+
+/// What is due for a launch, and the part of it that was idle.
+pub struct Payment {
+    due: u64,
+    lent: u64,
+}
+
+impl Payment {
+    /// Has the rest charged, where there is one.
+    pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
+        match self.rest() {
+            0 => Ok(()),
+            rest => charge(rest),
+        }
+    }
+
+    fn rest(&self) -> u64 {
+        self.due - self.lent
+    }
+}
+
+impl State {
+    /// Bytes charged for graph memory.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Bytes that the driver has reserved, as last seen.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    fn idle(&self) -> u64 {
+        let floor = if self.backed > 0 { self.floor } else { 0 };
+        self.held
+            .saturating_sub(self.reserved.max(floor) + self.prepaid)
+    }
+
+    /// Whether launches that are paid for, or backed, are on their way.
+    fn under_way(&self) -> bool {
+        self.prepaid > 0 || self.paying > 0 || self.backed > 0
+    }
+
+    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated.
+    pub fn begin<'a>(
+        &mut self,
+        need: &'a Need,
+        keeps: bool,
+        stream: Option<Identity>,
+    ) -> Launch<'a> {
+        let bytes = need.bytes();
+        let same = stream.is_some() && stream == self.stream;
+        // One that leaves something allocated must not meet another thread's on its way.
+        let apart = self.beginning == 0 && !(keeps && self.backed > 0);
+        let backed = same && apart && need.epoch() == self.epoch;
+        let begins = keeps || !same;
+        if begins {
+            self.epoch += 1;
+            self.stream = stream;
+            self.beginning += 1;
+        }
+        if backed {
+            let floor = if self.backed > 0 { self.floor } else { 0 };
+            self.floor = self.reserved.max(floor);
+            self.backed = self.backed.saturating_add(bytes);
+        }
+        self.begun += 1;
+        Launch {
+            need,
+            bytes,
+            paid: 0,
+            backed,
+            begins,
+            epoch: self.epoch,
+            number: self.begun,
+            reserved: self.reserved,
+            alone: false,
+            ended: 0,
+        }
+    }
+
+    /// Bytes to be charged ahead for a launch: where it begins an epoch, also for the backed ones that it may cost their memory.
+    fn due(&self, launch: &Launch<'_>) -> u64 {
+        match (launch.backed, launch.begins) {
+            (true, _) => 0,
+            (false, true) => launch.bytes.saturating_add(self.backed),
+            (false, false) => launch.bytes,
+        }
+    }
+
+    /// A launch is to be paid for, perhaps not for the first time.
+    pub fn approach(&self, launch: &mut Launch<'_>) {
+        launch.ended = self.ended;
+    }
+
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
+        if self.under_way() || self.ended != launch.ended {
+            return Some(Hope::Others);
+        }
+        (!waited && self.reserved > 0).then_some(Hope::OwnWork)
+    }
+
+    /// Whether there is not enough idle for a launch, and others under way may leave it more.
+    pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
+        self.under_way() && self.idle() < self.due(launch)
+    }
+
+    /// The device was trimmed for a launch, which has none of its memory from before.
+    pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
+        self.epoch += 1;
+        launch.epoch = self.epoch;
+        launch.reserved = self.reserved;
+    }
+
+    /// Promises as much of what is idle as there is of what is due to a launch, which then pays the rest: [`State::pay`].
+    pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
+        let due = self.due(launch);
+        let lent = self.idle().min(due);
+        self.prepaid += lent;
+        self.paying += 1;
+        Payment { due, lent }
+    }
+
+    /// The rest of a payment was charged; or it could not be, and nothing is promised.
+    pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
+        self.paying -= 1;
+        if charged {
+            self.held += payment.rest();
+            self.prepaid += payment.rest();
+            launch.paid = payment.due;
+            launch.alone = self.reserved == 0 && self.prepaid == launch.paid && self.backed == 0;
+        } else {
+            self.prepaid = self.prepaid.saturating_sub(payment.lent);
+        }
+    }
+
+    /// The driver has so much reserved. What it has grown by beyond what was paid is to be charged, and returned.
+    pub fn see(&mut self, reserved: u64) -> u64 {
+        self.epoch += u64::from(reserved < self.reserved);
+        self.reserved = reserved;
+        let beyond = reserved.saturating_sub(self.held);
+        self.held += beyond;
+        beyond
+    }
+
+    /// A launch is over: nothing is promised to it any more.
+    pub fn end(&mut self, launch: &Launch<'_>) {
+        self.prepaid = self.prepaid.saturating_sub(launch.paid);
+        if launch.backed {
+            self.backed = self.backed.saturating_sub(launch.bytes);
+        }
+        self.ended += 1;
+    }
+
+    /// Draws conclusions from a launch that is over, after a look at what is reserved. True when it has left what nobody uses, having failed.
+    pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
+        if launch.begins {
+            self.beginning = self.beginning.saturating_sub(1);
+            // Who got its memory meanwhile, in an epoch that this launch did not see, is not sure of it.
+            self.epoch += u64::from(self.epoch != launch.epoch);
+        }
+        if !succeeded {
+            return self.reserved > launch.reserved;
+        }
+        if self.epoch == launch.epoch {
+            launch.need.set_epoch(launch.epoch);
+        }
+        if launch.alone && launch.number == self.begun && self.reserved > 0 {
+            launch.need.learn(self.reserved);
+        }
+        false
+    }
+
+    /// What no launch needs is given back: so many bytes.
+    pub fn release(&mut self) -> u64 {
+        let idle = self.idle();
+        self.held -= idle;
+        idle
+    }
+
+    /// The device was trimmed: no graph is sure of its memory.
+    pub fn trimmed(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// All graph memory is gone: what there was.
+    pub fn clear(&mut self) -> State {
+        let gone = State {
+            epoch: self.epoch + 1,
+            paying: self.paying,
+            begun: self.begun,
+            ended: self.ended,
+            ..State::default()
+        };
+        std::mem::replace(self, gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Option<Identity> = Some((1, 0));
+    const T: Option<Identity> = Some((2, 0));
+
+    fn need(bytes: u64) -> Need {
+        Need::new(0, bytes)
+    }
+
+    /// Begins and pays; so much was charged for it.
+    fn start<'a>(
+        state: &mut State,
+        need: &'a Need,
+        keeps: bool,
+        stream: Option<Identity>,
+    ) -> (Launch<'a>, u64) {
+        let mut launch = state.begin(need, keeps, stream);
+        let charged = if launch.is_backed() {
+            0
+        } else {
+            pay(state, &mut launch)
+        };
+        (launch, charged)
+    }
+
+    fn pay(state: &mut State, launch: &mut Launch<'_>) -> u64 {
+        let payment = state.lend(launch);
+        let mut charged = 0;
+        let all = payment.complete(|rest| {
+            assert_ne!(rest, 0, "of nothing nobody is asked");
+            charged = rest;
+            Ok::<_, ()>(())
+        });
+        state.pay(launch, &payment, all.is_ok());
+        charged
+    }
+
+    /// The launch is over, and so much is reserved then; what is given back.
+    fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
+        state.end(launch);
+        assert_eq!(state.see(reserved), 0);
+        assert!(!state.conclude(launch, true));
+        state.release()
+    }
+
+    /// A whole launch.
+    fn run(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>, reserved: u64) {
+        let (launch, _) = start(state, need, keeps, stream);
+        finish(state, &launch, reserved);
+    }
+
+    /// Whether a launch would not be charged.
+    fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
+        let (launch, _) = start(state, need, keeps, stream);
+        let reserved = state.reserved();
+        finish(state, &launch, reserved);
+        launch.is_backed()
+    }
+
+    #[test]
+    fn a_launch_pays_ahead_and_gets_back_what_it_did_not_need() {
+        let (mut state, graph) = (State::default(), need(100));
+        let (launch, charged) = start(&mut state, &graph, false, S);
+        assert_eq!((charged, launch.bytes(), launch.paid()), (100, 100, 100));
+        assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
+        assert_eq!(state.release(), 0, "it is promised");
+        assert_eq!(finish(&mut state, &launch, 64), 36);
+        assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
+        assert!(!state.under_way());
+    }
+
+    #[test]
+    fn what_is_idle_pays_first() {
+        let (mut state, graph) = (State::default(), need(100));
+        run(&mut state, &graph, false, S, 100);
+        assert_eq!(state.see(30), 0);
+        let (launch, charged) = start(&mut state, &graph, false, S);
+        assert_eq!((charged, launch.paid()), (30, 100));
+        assert_eq!(state.release(), 0);
+        // All of it, where there is enough.
+        assert_eq!(state.see(0), 0);
+        let small = need(20);
+        let (other, charged) = start(&mut state, &small, false, S);
+        assert_eq!((charged, other.paid(), state.held()), (0, 20, 130));
+        assert_eq!(state.release(), 10);
+        assert_eq!(finish(&mut state, &other, 20), 0, "promised to the first");
+        assert_eq!(finish(&mut state, &launch, 100), 20);
+    }
+
+    #[test]
+    fn what_cannot_be_charged_is_promised_to_nobody() {
+        let (mut state, graph) = (State::default(), need(100));
+        run(&mut state, &graph, false, S, 100);
+        state.see(60);
+        let mut launch = state.begin(&graph, false, S);
+        let payment = state.lend(&launch);
+        assert!(state.under_way());
+        assert_eq!(payment.complete(Err), Err(60));
+        state.pay(&mut launch, &payment, false);
+        assert!(!state.under_way());
+        assert_eq!((launch.paid(), state.release()), (0, 40));
+    }
+
+    #[test]
+    fn launches_are_under_way_while_they_pay_run_or_have_their_memory() {
+        let (mut state, graph) = (State::default(), need(100));
+        assert!(!state.under_way());
+        let mut launch = state.begin(&graph, false, S);
+        assert!(!state.under_way(), "it has nothing yet");
+        let payment = state.lend(&launch);
+        assert!(state.under_way(), "it is being charged for");
+        state.pay(&mut launch, &payment, true);
+        assert!(state.under_way(), "it is paid for");
+        finish(&mut state, &launch, 100);
+        assert!(!state.under_way());
+        let (launch, _) = start(&mut state, &graph, false, S);
+        assert!(launch.is_backed() && state.under_way());
+        finish(&mut state, &launch, 100);
+        assert!(!state.under_way());
+    }
+
+    #[test]
+    fn who_lacks_something_may_gain_by_others_under_way() {
+        let (mut state, first, second) = (State::default(), need(100), need(60));
+        let (launch, _) = start(&mut state, &first, false, S);
+        let other = state.begin(&second, false, S);
+        assert!(state.may_gain(&other));
+        state.end(&launch);
+        assert!(!state.may_gain(&other), "nobody is left to wait for");
+        let (_, charged) = start(&mut state, &second, false, S);
+        assert_eq!((charged, state.held()), (0, 100));
+        // 40 are idle.
+        let (fits, more) = (need(40), need(41));
+        let launches = [&fits, &more].map(|need| state.begin(need, false, S));
+        assert_eq!(
+            launches.map(|launch| state.may_gain(&launch)),
+            [false, true]
+        );
+    }
+
+    #[test]
+    fn who_cannot_be_paid_for_waits_for_others_and_then_once_for_its_own_work() {
+        let (mut state, graph, large) = (State::default(), need(100), need(200));
+        let mut launch = state.begin(&large, false, S);
+        state.approach(&mut launch);
+        assert_eq!(state.hope(&launch, false), None, "nothing is reserved");
+        let (other, _) = start(&mut state, &graph, false, S);
+        assert_eq!(state.hope(&launch, true), Some(Hope::Others));
+        finish(&mut state, &other, 100);
+        assert_eq!(state.hope(&launch, true), Some(Hope::Others));
+        state.approach(&mut launch);
+        assert_eq!(state.hope(&launch, false), Some(Hope::OwnWork));
+        assert_eq!(state.hope(&launch, true), None);
+    }
+
+    #[test]
+    fn a_graph_has_its_memory_in_its_stream_until_something_comes_between() {
+        let (mut state, graph, other) = (State::default(), need(100), need(100));
+        run(&mut state, &graph, false, S, 100);
+        assert!(is_backed(&mut state, &graph, false, S));
+        assert!(!is_backed(&mut state, &other, false, S), "never launched");
+        assert!(is_backed(&mut state, &other, false, S));
+        assert!(is_backed(&mut state, &graph, false, S), "one stream");
+        assert!(!is_backed(&mut state, &graph, false, T), "another stream");
+        assert!(is_backed(&mut state, &graph, false, T));
+        assert!(!is_backed(&mut state, &other, false, T));
+        assert!(!is_backed(&mut state, &graph, false, S));
+        state.trimmed();
+        assert!(!is_backed(&mut state, &graph, false, S), "trimmed");
+        assert!(is_backed(&mut state, &graph, false, S));
+        state.see(100);
+        assert!(
+            is_backed(&mut state, &graph, false, S),
+            "nothing has changed"
+        );
+        state.see(50);
+        assert!(!is_backed(&mut state, &graph, false, S), "it is less");
+    }
+
+    #[test]
+    fn nobody_is_sure_of_an_unknown_stream() {
+        let (mut state, graph) = (State::default(), need(100));
+        for _ in 0..3 {
+            assert!(!is_backed(&mut state, &graph, false, None));
+        }
+        assert!(!is_backed(&mut state, &graph, false, S));
+    }
+
+    #[test]
+    fn one_that_keeps_something_is_alone_sure_of_its_memory() {
+        let (mut state, graph, keeper) = (State::default(), need(100), need(100));
+        run(&mut state, &graph, false, S, 100);
+        run(&mut state, &keeper, true, S, 200);
+        assert!(is_backed(&mut state, &keeper, true, S));
+        assert!(is_backed(&mut state, &keeper, true, S));
+        assert!(!is_backed(&mut state, &graph, false, S));
+        assert!(is_backed(&mut state, &graph, false, S));
+    }
+
+    #[test]
+    fn who_begins_an_epoch_pays_for_the_backed_under_way_and_those_wait_for_it() {
+        let (mut state, graph, other) = (State::default(), need(100), need(30));
+        run(&mut state, &graph, false, S, 100);
+        let (running, _) = start(&mut state, &graph, false, S);
+        assert!(running.is_backed());
+        let (begins, charged) = start(&mut state, &other, false, T);
+        assert_eq!(charged, 130);
+        // Nobody is backed while one begins an epoch, not even its own graph.
+        other.set_epoch(state.epoch);
+        let (late, charged) = start(&mut state, &other, false, T);
+        assert!(!late.is_backed() && charged == 30);
+        finish(&mut state, &late, 100);
+        finish(&mut state, &begins, 100);
+        assert!(is_backed(&mut state, &other, false, T));
+        finish(&mut state, &running, 100);
+        assert!(!is_backed(&mut state, &graph, false, T));
+    }
+
+    #[test]
+    fn one_that_keeps_something_is_not_backed_beside_others() {
+        let (mut state, graph, keeper) = (State::default(), need(100), need(100));
+        run(&mut state, &keeper, true, S, 100);
+        run(&mut state, &graph, false, S, 200);
+        let (running, _) = start(&mut state, &graph, false, S);
+        assert!(running.is_backed());
+        let (launch, charged) = start(&mut state, &keeper, true, S);
+        assert!(!launch.is_backed());
+        assert_eq!(charged, 200, "of both");
+        finish(&mut state, &launch, 200);
+        finish(&mut state, &running, 200);
+    }
+
+    /// What it got in an epoch that has passed meanwhile, others may have had since.
+    #[test]
+    fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
+        let (mut state, graph, other) = (State::default(), need(100), need(100));
+        let (launch, _) = start(&mut state, &graph, false, S);
+        state.trimmed();
+        let (second, _) = start(&mut state, &other, false, S);
+        finish(&mut state, &second, 100);
+        finish(&mut state, &launch, 100);
+        assert!(!is_backed(&mut state, &other, false, S), "met the first");
+        assert!(!is_backed(&mut state, &graph, false, S));
+    }
+
+    #[test]
+    fn a_launch_after_a_trim_is_sure_of_its_memory() {
+        let (mut state, graph, other) = (State::default(), need(100), need(100));
+        run(&mut state, &graph, false, S, 100);
+        run(&mut state, &other, false, S, 100);
+        let mut launch = state.begin(&graph, false, T);
+        assert_eq!(state.see(0), 0);
+        state.begin_anew(&mut launch);
+        assert_eq!(pay(&mut state, &mut launch), 0, "what came back");
+        finish(&mut state, &launch, 100);
+        assert!(is_backed(&mut state, &graph, false, T));
+        assert!(!is_backed(&mut state, &other, false, T));
+    }
+
+    #[test]
+    fn after_a_trim_that_gave_nothing_back_it_alone_is_sure() {
+        let (mut state, graph, other, third) = (State::default(), need(9), need(9), need(9));
+        run(&mut state, &other, false, S, 9);
+        let mut launch = state.begin(&graph, false, S);
+        state.begin_anew(&mut launch);
+        pay(&mut state, &mut launch);
+        finish(&mut state, &launch, 9);
+        assert!(is_backed(&mut state, &graph, false, S));
+        for unsure in [&other, &third] {
+            assert!(!is_backed(&mut state, unsure, false, S));
+        }
+    }
+
+    #[test]
+    fn a_trim_takes_no_charge_from_the_backed_under_way() {
+        let (mut state, graph, other) = (State::default(), need(128), need(128));
+        run(&mut state, &graph, false, S, 128);
+        let (first, _) = start(&mut state, &graph, false, S);
+        let mut anew = state.begin(&other, false, S);
+        assert!(first.is_backed() && !anew.is_backed());
+        assert_eq!((state.see(64), state.release()), (0, 0));
+        // One more that has its memory, from after the trim.
+        state.begin_anew(&mut anew);
+        assert_eq!(pay(&mut state, &mut anew), 128);
+        assert_eq!(finish(&mut state, &anew, 64), 128);
+        let (second, _) = start(&mut state, &other, false, S);
+        assert!(second.is_backed());
+        assert_eq!((state.see(0), state.release()), (0, 0));
+        assert_eq!(finish(&mut state, &first, 0), 0);
+        assert_eq!(finish(&mut state, &second, 0), 128);
+    }
+
+    #[test]
+    fn what_was_kept_for_the_backed_is_not_for_later_ones() {
+        let (mut state, graph, other) = (State::default(), need(128), need(60));
+        run(&mut state, &graph, false, S, 128);
+        assert!(is_backed(&mut state, &graph, false, S));
+        state.see(60);
+        assert_eq!(state.release(), 68);
+        run(&mut state, &graph, false, S, 60);
+        let (backed, _) = start(&mut state, &graph, false, S);
+        assert!(backed.is_backed());
+        let (launch, charged) = start(&mut state, &other, false, S);
+        assert_eq!(charged, 60);
+        assert_eq!(finish(&mut state, &launch, 60), 60, "60 are enough");
+        finish(&mut state, &backed, 60);
+    }
+
+    #[test]
+    fn what_a_graph_takes_is_learnt_where_it_is_alone() {
+        let (mut state, graph) = (State::default(), need(100));
+        run(&mut state, &graph, false, S, 64);
+        assert_eq!(graph.bytes(), 64);
+        // There was memory of others.
+        let (other, third) = (need(100), need(100));
+        run(&mut state, &other, false, S, 64);
+        assert_eq!(other.bytes(), 100);
+        state.see(0);
+        // Others run beside it, who began before it or after it.
+        let (launch, _) = start(&mut state, &other, false, S);
+        let (beside, _) = start(&mut state, &third, false, S);
+        finish(&mut state, &beside, 64);
+        state.see(0);
+        finish(&mut state, &launch, 64);
+        assert_eq!((other.bytes(), third.bytes()), (100, 100));
+        // One that has its memory runs beside it, which was trimmed.
+        run(&mut state, &other, false, S, 64);
+        let (backed, _) = start(&mut state, &other, false, S);
+        assert!(backed.is_backed());
+        state.see(0);
+        run(&mut state, &third, false, S, 64);
+        assert_eq!(third.bytes(), 100);
+        finish(&mut state, &backed, 64);
+        // Nothing was to be seen.
+        state.see(0);
+        run(&mut state, &third, false, S, 0);
+        assert_eq!(third.bytes(), 100);
+    }
+
+    #[test]
+    fn a_failed_launch_teaches_nothing_and_leaves_what_it_took() {
+        let (mut state, graph) = (State::default(), need(100));
+        for (reserved, left) in [(64, true), (64, false), (32, false)] {
+            let (launch, _) = start(&mut state, &graph, false, S);
+            assert!(!launch.is_backed());
+            state.end(&launch);
+            state.see(reserved);
+            assert_eq!(state.conclude(&launch, false), left, "{reserved}");
+            state.release();
+        }
+        assert_eq!((graph.bytes(), graph.epoch()), (100, 0));
+    }
+
+    #[test]
+    fn what_a_failed_launch_took_is_told_from_what_a_trim_before_it_left() {
+        let (mut state, graph) = (State::default(), need(100));
+        run(&mut state, &graph, false, S, 100);
+        let mut launch = state.begin(&graph, false, T);
+        state.see(40);
+        state.begin_anew(&mut launch);
+        pay(&mut state, &mut launch);
+        state.end(&launch);
+        state.see(80);
+        assert!(state.conclude(&launch, false));
+    }
+
+    #[test]
+    fn growth_that_nobody_paid_for_is_charged() {
+        let (mut state, graph) = (State::default(), need(100));
+        run(&mut state, &graph, false, S, 100);
+        assert_eq!((state.see(164), state.held()), (64, 164));
+        assert_eq!((state.see(164), state.release()), (0, 0));
+    }
+
+    #[test]
+    fn with_the_last_context_all_is_gone_and_launches_under_way_end_well() {
+        let (mut state, graph, other) = (State::default(), need(100), need(100));
+        run(&mut state, &graph, false, S, 64);
+        assert_eq!(graph.epoch(), state.epoch);
+        let gone = state.clear();
+        assert_eq!((gone.held(), gone.reserved()), (64, 64));
+        assert_eq!((state.held(), state.reserved(), state.ended), (0, 0, 1));
+        // A graph of another device's context is still there.
+        run(&mut state, &other, false, S, 100);
+        assert!(!is_backed(&mut state, &graph, false, S));
+        // One is being charged for.
+        let mut paying = state.begin(&other, true, T);
+        let payment = state.lend(&paying);
+        state.clear();
+        assert!(state.under_way());
+        state.pay(&mut paying, &payment, true);
+        finish(&mut state, &paying, 0);
+        assert!(!state.under_way());
+    }
+
+    #[test]
+    fn a_launch_under_way_is_not_the_first_one_of_the_next_context() {
+        let (mut state, graph, other) = (State::default(), need(100), need(100));
+        let (launch, _) = start(&mut state, &graph, false, S);
+        state.clear();
+        run(&mut state, &other, false, S, 0);
+        state.end(&launch);
+        state.see(50);
+        state.conclude(&launch, true);
+        assert_eq!(graph.bytes(), 100, "another has begun since");
+    }
+}
