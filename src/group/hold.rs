@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Keeps a group from being removed, until drop.
 #[derive(Debug)]
 pub struct Hold {
-    _file: File,
+    file: File,
 }
 
 /// How long a removal may take before nobody waits for it any longer.
@@ -58,10 +58,34 @@ impl Hold {
         let held = file.metadata()?;
         match fs::symlink_metadata(path) {
             Ok(there) if (held.dev(), held.ino()) == (there.dev(), there.ino()) => {
-                Ok(Self { _file: file })
+                Ok(Self { file })
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread forks meanwhile has the descriptor, too, until it is another program.
+        // SAFETY: an open descriptor of ours.
+        unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_ends_though_a_forked_child_has_the_descriptor() {
+        let path = std::env::temp_dir().join(format!("gpulimit-hold-{}", std::process::id()));
+        fs::write(&path, "").expect("written");
+        let hold = Hold::alone(&path).expect("nobody");
+        let _childs = hold.file.try_clone().expect("a descriptor");
+        drop(hold);
+        drop(Hold::alone(&path).expect("nobody"));
+        fs::remove_file(&path).expect("removed");
     }
 }
