@@ -95,7 +95,7 @@ impl DeviceUsage {
         ]
         .into_iter()
         .map(|category| self.of(category))
-        .sum()
+        .fold(0, u64::saturating_add)
     }
 
     /// Charged bytes that are really in use.

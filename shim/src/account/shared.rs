@@ -111,7 +111,7 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         let usage = holder.usage;
         let charged = usage
             .in_use()
-            .saturating_sub(usage.orphaned + usage.of(Category::Managed));
+            .saturating_sub(usage.orphaned.saturating_add(usage.of(Category::Managed)));
         let mut shown = None;
         for (process, bytes) in &listed {
             if process.is(&holder.identity) {
