@@ -192,20 +192,8 @@ fn may_drop() -> bool {
 
 /// `gpu-script`, which is another package's.
 pub fn gpu_script() -> &'static Path {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    let program = world::program();
-    BUILT.get_or_init(|| {
-        let target = program.ancestors().nth(2).expect("a target folder");
-        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-        let status = Command::new(cargo)
-            .args(["build", "--quiet", "-p", "gpulimit-programs"])
-            .args(["--bin", "gpu-script"])
-            .current_dir(repository())
-            .env("CARGO_TARGET_DIR", target)
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "gpu-script");
-    });
-    program
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| world::built_program("gpu-script"))
 }
 
 /// A folder of .cache, which scripts/wheels fills.

@@ -65,11 +65,14 @@ impl Borne {
     }
 }
 
-/// Bytes of a GPU that are in no process's figure; `None` when the driver does not tell.
+/// Bytes of a GPU that are in no process's figure; `None` when the driver does not tell, or does not list this process: what that has is then in
+/// nobody's figure from the beginning.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
+    let own = std::process::id();
     let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
-    Some(used.saturating_sub(all))
+    let is_listed = listed.iter().any(|(pid, _)| *pid == own);
+    is_listed.then(|| used.saturating_sub(all))
 }
 
 /// What is used of the GPU, which is looked at before and after, and what the driver shows for each process.

@@ -20,8 +20,8 @@ use gpulimit::limits::{Key, LimitSet, Selector, Setting};
 use gpulimit::units::Size;
 
 pub use artefacts::{
-    compile, compile_for, controller, demo, driver, library, library_for, nvml_bindings, older,
-    program, real_drivers, repository, runtime, script, shim, static_runtime,
+    built_program, compile, compile_for, controller, demo, driver, library, library_for,
+    nvml_bindings, older, program, real_drivers, repository, runtime, script, shim, static_runtime,
 };
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;

@@ -87,7 +87,7 @@ pub fn shim() -> PathBuf {
 /// `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
-    let build = || built_program("gpulimit", "gpulimit");
+    let build = || built_program("gpulimit");
     let there = || elsewhere().map(|folder| folder.join("debug/gpulimit"));
     CONTROLLER
         .get_or_init(|| there().unwrap_or_else(build))
@@ -97,18 +97,17 @@ pub fn controller() -> PathBuf {
 /// `fill`, the program of the demo.
 pub fn demo() -> PathBuf {
     static DEMO: OnceLock<PathBuf> = OnceLock::new();
-    DEMO.get_or_init(|| built_program("gpulimit-demo", "fill"))
-        .clone()
+    DEMO.get_or_init(|| built_program("fill")).clone()
 }
 
-/// A program of another package, built.
-fn built_program(package: &str, name: &str) -> PathBuf {
+/// A program of another package, built: of what the tests are built of, which other features would have built anew.
+pub fn built_program(name: &str) -> PathBuf {
     if let Some(folder) = elsewhere() {
         return folder.join("debug").join(name);
     }
     let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--quiet", "-p", package, "--bin", name])
+        .args(["build", "--quiet", "--workspace", "--bin", name])
         .current_dir(repository())
         .env("CARGO_TARGET_DIR", target())
         .status();

@@ -34,15 +34,16 @@ fn other() -> &'static Build {
         let cargo = |arguments: &str| {
             let mut command = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()));
             command
-                .args(["build", "--quiet", "--locked", "--features", "other-formats"])
+                .args(["build", "--quiet", "--locked"])
                 .args(arguments.split(' '))
                 .current_dir(world::repository());
             command
         };
         // Only what differs is built anew, and quickly.
-        let mut controller = cargo("-p gpulimit --bin gpulimit-other-formats --config profile.dev.package.gpulimit.opt-level=0");
+        let mut controller =
+            cargo("--workspace --features gpulimit/other-formats --bin gpulimit-other-formats");
         controller.env("CARGO_TARGET_DIR", target);
-        let mut library = cargo("-p gpulimit-shim --config profile.dev.opt-level=0");
+        let mut library = cargo("-p gpulimit-shim --features other-formats");
         library.env("CARGO_TARGET_DIR", &apart);
         for command in [controller, library] {
             let output = finish(command);
