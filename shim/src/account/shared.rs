@@ -69,7 +69,10 @@ impl Borne {
 /// nobody's figure from the beginning.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
-    let own = std::process::id();
+    beyond(used, &listed, std::process::id())
+}
+
+fn beyond(used: u64, listed: &[(u32, u64)], own: u32) -> Option<u64> {
     let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
     let is_listed = listed.iter().any(|(pid, _)| *pid == own);
     is_listed.then(|| used.saturating_sub(all))
@@ -264,6 +267,15 @@ mod tests {
         let living = [holder(1, [100, 0, 0, 0])];
         assert_eq!(bear(0, &[], &living), None);
         assert_eq!(bear(0, &[(2, 100)], &living), None, "of others only");
+    }
+
+    #[test]
+    fn what_nobody_has_is_known_to_whom_the_driver_lists() {
+        assert_eq!(beyond(130, &[(1, 100)], 1), Some(30));
+        assert_eq!(beyond(130, &[(1, 100), (2, 20)], 2), Some(10));
+        assert_eq!(beyond(130, &[(1, 100), (2, 40)], 2), Some(0));
+        assert_eq!(beyond(130, &[(1, 100)], 2), None);
+        assert_eq!(beyond(130, &[], 1), None);
     }
 
     #[test]
