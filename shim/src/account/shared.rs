@@ -73,9 +73,14 @@ pub fn hidden(device: &MemberDevice) -> Option<u64> {
 }
 
 fn beyond(used: u64, listed: &[(u32, u64)], own: u32) -> Option<u64> {
-    let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
     let is_listed = listed.iter().any(|(pid, _)| *pid == own);
-    is_listed.then(|| used.saturating_sub(all))
+    is_listed.then(|| unlisted(used, listed))
+}
+
+/// Of `used` bytes those that are in no process's figure.
+fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
+    let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
+    used.saturating_sub(all)
 }
 
 /// What is used of the GPU, which is looked at before and after, and what the driver shows for each process.
@@ -98,8 +103,7 @@ fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
 /// Compares the driver's figures, `used` of the whole GPU and those of the processes that it has `listed`, with the charges of the `living`.
 /// `None` when it lists none of these. One that it does not list, as it is in another PID namespace, may have anything.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
-    let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
-    let hidden = used.saturating_sub(all);
+    let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
     let listed: Vec<_> = listed
         .into_iter()
@@ -132,7 +136,7 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
-        borne.orphaned += usage.orphaned;
+        borne.orphaned = borne.orphaned.saturating_add(usage.orphaned);
     }
     told.then_some(borne)
 }
@@ -267,6 +271,16 @@ mod tests {
         let living = [holder(1, [100, 0, 0, 0])];
         assert_eq!(bear(0, &[], &living), None);
         assert_eq!(bear(0, &[(2, 100)], &living), None, "of others only");
+    }
+
+    #[test]
+    fn absurd_figures_of_others_do_not_wrap() {
+        let living = [1, 2].map(|number| {
+            let mut holder = holder(number, [100, 0, 0, 50]);
+            holder.usage.orphaned = u64::MAX;
+            holder
+        });
+        assert_eq!(bear(0, &[(1, 0), (2, 0)], &living), Some((0, u64::MAX)));
     }
 
     #[test]
