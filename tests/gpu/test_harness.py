@@ -21,6 +21,7 @@ import report  # noqa: E402
 from checks.refusal import LINE  # noqa: E402
 from harness import CHECKS, MIB, Check, Outcome, Program, Skip  # noqa: E402
 from judge import Tally, session_of, unhooked  # noqa: E402
+from ratios import orders, ratios  # noqa: E402
 
 
 class Judging(unittest.TestCase):
@@ -161,6 +162,26 @@ class Running(unittest.TestCase):
         for name, entry in CHECKS.items():
             self.assertTrue(entry.subject.endswith("."), name)
         self.assertLess(max(len(name) for name in CHECKS), 24)
+
+
+class Ratios(unittest.TestCase):
+    """Times of programs that take turns."""
+
+    def test_each_runs_in_each_place_as_often(self) -> None:
+        seen = list(orders({"a": 1, "b": 2, "c": 3}, 7))
+        self.assertEqual(seen[:3], [(0, ["a", "b", "c"]), (1, ["c", "b", "a"]), (2, ["b", "c", "a"])])
+        self.assertEqual(seen[6][1], seen[0][1])
+        for place in range(3):
+            self.assertEqual(sorted(order[place] for _, order in seen[:6]), ["a", "a", "b", "b", "c", "c"])
+
+    def test_turns_are_compared_one_by_one(self) -> None:
+        # The machine was half as fast in the second half of them.
+        others = [10.0] * 4 + [20.0] * 4
+        self.assertEqual(ratios([11.0, 10.0, 10.0, 10.0, 20.0, 20.0, 22.0, 22.0], others), (1.0, [1.0, 1.1]))
+        self.assertEqual(ratios(others, others), (1.0, [1.0, 1.0]))
+        self.assertEqual(ratios([30.0, 20.0, 15.0], [10.0, 10.0, 10.0]), (2.0, [1.5, 3.0]))
+        with self.assertRaises(ValueError):
+            ratios([1.0], [1.0, 2.0])
 
 
 class Refusal(unittest.TestCase):

@@ -17,6 +17,9 @@ use crate::nvml::{self, ProcessList};
 /// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB, measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
+/// How often the GPU's figures are looked at until they stand still.
+const LOOKS: u32 = 4;
+
 /// What living members may have on a device.
 #[derive(Clone, Copy, Debug)]
 struct Borne {
@@ -83,12 +86,32 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     used.saturating_sub(all)
 }
 
-/// What is used of the GPU, which is looked at before and after, and what the driver shows for each process.
+/// What is used of the GPU, and what the driver shows for each process. Two figures of it are to be chosen from where they change all the time.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
-    let before = nvml::used(&device.id(), device.capacity())?;
-    let listed = nvml::processes(&device.id())?;
-    let after = nvml::used(&device.id(), device.capacity())?;
-    Some((choose(before, after), listed))
+    steady(
+        || nvml::used(&device.id(), device.capacity()),
+        || nvml::processes(&device.id()),
+        choose,
+    )
+}
+
+/// What is `used` is looked at before and after the `processes`, again where others have taken or given back memory in between.
+fn steady<T>(
+    used: impl Fn() -> Option<u64>,
+    processes: impl Fn() -> Option<T>,
+    choose: fn(u64, u64) -> u64,
+) -> Option<(u64, T)> {
+    let mut before = used()?;
+    let mut looks = 1;
+    loop {
+        let listed = processes()?;
+        let after = used()?;
+        if before == after || looks == LOOKS {
+            return Some((choose(before, after), listed));
+        }
+        before = after;
+        looks += 1;
+    }
 }
 
 /// What the living may have. `None` when the driver does not tell.
@@ -190,6 +213,8 @@ impl Witness for Heir {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::account::scratch::Scratch;
 
@@ -290,6 +315,30 @@ mod tests {
         assert_eq!(beyond(130, &[(1, 100), (2, 40)], 2), Some(0));
         assert_eq!(beyond(130, &[(1, 100)], 2), None);
         assert_eq!(beyond(130, &[], 1), None);
+    }
+
+    #[test]
+    fn figures_that_stand_still_are_taken() {
+        let taken = |used: &[u64], choose| {
+            let (uses, lists) = (Cell::new(0), Cell::new(0));
+            let seen = steady(
+                || {
+                    uses.set(uses.get() + 1);
+                    used.get(uses.get() - 1).copied()
+                },
+                || Some(lists.replace(lists.get() + 1)),
+                choose,
+            );
+            (seen, uses.get())
+        };
+        assert_eq!(taken(&[5, 5, 9], u64::max), (Some((5, 0)), 2));
+        assert_eq!(taken(&[5, 7, 3, 3, 9], u64::max), (Some((3, 2)), 4));
+        let never = [5, 6, 7, 9, 8, 0];
+        assert_eq!(taken(&never, u64::max), (Some((9, 3)), 5));
+        assert_eq!(taken(&never, u64::min), (Some((8, 3)), 5));
+        assert_eq!(taken(&[], u64::max), (None, 1));
+        assert_eq!(taken(&[5], u64::max), (None, 2));
+        assert_eq!(steady(|| Some(5), || None::<()>, u64::max), None);
     }
 
     #[test]

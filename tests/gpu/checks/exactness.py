@@ -25,6 +25,39 @@ def exact_driver(outcome: Outcome) -> None:
     outcome.key.append(f"{len(worst)} states, worst {max(worst, key=abs) / MIB:+.2f} MiB")
 
 
+@check("exact-pools", timeout=60)
+def exact_pools(outcome: Outcome) -> None:
+    """A pool that keeps what is given back, all or a part, until its threshold is lowered, it is trimmed, or something synchronises."""
+    with judged(outcome, CAP) as judge:
+        program = capped(python("driver.py"))
+        program.reply(30)
+        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        states = []
+        for label, order, arguments in (
+            ("taken", "pool_take", {"size": 50 * MIB + 4711, "times": 20}),
+            ("given back, nothing kept", "pool_give", {}),
+            ("all is to be kept", "pool_keep", {"threshold": (1 << 64) - 1}),
+            ("taken again", "pool_take", {"size": 50 * MIB + 4711, "times": 20}),
+            ("given back, all kept", "pool_give", {}),
+            ("a lower threshold", "pool_keep", {"threshold": 300 * MIB}),
+            ("synchronised", "synchronise", {}),
+            ("a third time", "pool_take", {"size": 700_001, "times": 900}),
+            ("given back, a part kept", "pool_give", {}),
+            ("trimmed", "pool_trim", {"keep": 100 * MIB}),
+            ("nothing to be kept", "pool_keep", {"threshold": 0}),
+            ("synchronised again", "synchronise", {}),
+        ):
+            answer = program.ask(order, **arguments)
+            outcome.expect(answer.get("status") == 0, f"{label}: {answer}")
+            states.append((label, compare_at_rest(outcome, judge, label)))
+        seen = {label: outcome.figures["at_rest"][label]["nvml"] for label, _ in states}
+        kept = seen["given back, all kept"] - seen["given back, nothing kept"]
+        outcome.expect(kept >= 20 * 50 * MIB, f"the pool kept {kept / MIB:.1f} MiB: nothing was tried")
+        outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
+    worst = max((off for _, off in states), key=abs)
+    outcome.key.append(f"{len(states)} states, worst {worst / MIB:+.2f} MiB, {kept / MIB:.0f} MiB kept")
+
+
 @check("exact-torch", timeout=150, needs=("torch",))
 def exact_torch(outcome: Outcome) -> None:
     """PyTorch: context, kernels, linear, pool and VMM memory, streams, graphs."""

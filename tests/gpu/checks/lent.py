@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from harness import CAP, GIB, MIB, Outcome, Program, capped, check, compare_at_rest, judged, mib, python
+from harness import CAP, GIB, MIB, Outcome, Program, bare, capped, check, compare_at_rest, judged, mib, python, usage_by_pid
+from judge import Judge
 
 OUT_OF_MEMORY = 2
 SIZE = 512 * MIB
@@ -101,3 +102,56 @@ def descriptor(outcome: Outcome) -> None:
         compare_at_rest(outcome, judge, "its exporter killed")
         outcome.expect(importer.finish() == 0, f"ended badly: {importer.tail()}")
     outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
+
+
+@check("lent-stirred", timeout=60)
+def stirred(outcome: Outcome) -> None:
+    """While a stranger takes and gives back as much all the time, lent memory stays charged as long as anybody has it; and is given back."""
+    # In a session of its own, so that the judge does not count it.
+    stranger = bare(["setsid", *python("lender.py")])
+    stranger.reply(30)
+    outcome.expect(stranger.ask("start").get("status") == 0, f"no context: {stranger.tail()}")
+    with judged(outcome, CAP) as judge:
+        owner, other = two(outcome, "stirred")
+        stranger.say("stir", size=SIZE, seconds=10)
+        off = [turn_of_both(outcome, judge, owner, other, str(turn)) for turn in range(4)]
+        stirring = stranger.reply(30)
+        outcome.expect(stirring.get("status") == 0 and stirring.get("rounds", 0) > 100, f"the stranger: {stirring}")
+        outcome.expect(turn_of_both(outcome, judge, owner, other, "in the end") == 0, "not exact without the stranger")
+        for program in (owner, other):
+            # All of the limit can be had again.
+            good(outcome, program, "alloc", size=1400 * MIB)
+            outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
+    outcome.expect(stranger.finish() == 0, f"the stranger ended badly: {stranger.tail()}")
+    outcome.key.append(f"{stirring.get('rounds')} times {mib(SIZE)} beside it, {sum(map(bool, off))} of {len(off)} turns too much charged for a while")
+
+
+def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program, turn: str) -> int:
+    """Lends a piece of either kind, which its owner lets go of before the other one. Returns how many bytes are charged in the end that nobody has."""
+    good(outcome, owner, "take", name="ipc", size=SIZE)
+    handle = good(outcome, owner, "ipc_get", name="ipc")["handle"]
+    good(outcome, other, "ipc_open", name="ipc", handle=handle)
+    good(outcome, owner, "create", name="piece", size=SIZE)
+    exported = good(outcome, owner, "export", name="piece")
+    good(outcome, other, "import", name="piece", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+    good(outcome, owner, "close", name="piece")
+    good(outcome, owner, "give", name="ipc")
+    good(outcome, owner, "release", name="piece")
+    # It measures: what has come to it is its own from now on.
+    good(outcome, other, "alloc", size=4 * MIB)
+    over(outcome, judge, f"{turn}: let go of by its owner")
+    good(outcome, other, "ipc_close", name="ipc")
+    good(outcome, other, "unmap", name="piece")
+    good(outcome, other, "free")
+    return over(outcome, judge, f"{turn}: let go of by all")
+
+
+def over(outcome: Outcome, judge: Judge, label: str) -> int:
+    """What the group has charged beyond what NVML shows for it, bytes: never less than nothing."""
+    shown = {int(pid): used for pid, used in judge.settled()["last"].items()}
+    charged = {pid: parts["seen"] for pid, parts in usage_by_pid(judge.index).items() if pid in shown}
+    beyond = sum(charged.values()) - sum(shown.values())
+    outcome.figures.setdefault("at_rest", {})[label] = {"nvml": sum(shown.values()), "ours": sum(charged.values())}
+    outcome.expect(shown, f"{label}: NVML lists none of the check's processes")
+    outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB that somebody has are not charged")
+    return beyond

@@ -14,6 +14,9 @@ size_t, pointer, u64 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
 OUT_OF_MEMORY = 2
 context = pointer()
 held: list[int] = []
+pooled: list[int] = []
+RELEASE_THRESHOLD = 4
+"""CU_MEMPOOL_ATTR_RELEASE_THRESHOLD"""
 
 
 def start() -> dict:
@@ -73,6 +76,46 @@ def churn(seed: int, rounds: int, largest: int) -> dict:
         elif status:
             return {"granted": granted, "refused": refused, "status": status}
     return {"granted": granted, "refused": refused, "status": 0}
+
+
+def pool_take(size: int, times: int) -> dict:
+    """`times` times `size` from the default pool, on the default stream."""
+    status = 0
+    for _ in range(times):
+        address = u64()
+        status = max(status, cuda.cuMemAllocAsync(ctypes.byref(address), size_t(size), None))
+        pooled.append(address.value)
+    return {"status": max(status, cuda.cuCtxSynchronize())}
+
+
+def pool_give() -> dict:
+    """Gives all that back, and waits for it."""
+    status = max(cuda.cuMemFreeAsync(u64(address), None) for address in pooled)
+    pooled.clear()
+    return {"status": max(status, cuda.cuCtxSynchronize())}
+
+
+def default_pool() -> ctypes.c_void_p:
+    """Of GPU 0."""
+    pool = pointer()
+    if cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0):
+        raise RuntimeError("no default pool")
+    return pool
+
+
+def pool_keep(threshold: int) -> dict:
+    """What the default pool keeps over a synchronise, bytes."""
+    return {"status": cuda.cuMemPoolSetAttribute(default_pool(), RELEASE_THRESHOLD, ctypes.byref(u64(threshold)))}
+
+
+def pool_trim(keep: int) -> dict:
+    """cuMemPoolTrimTo, bytes."""
+    return {"status": cuda.cuMemPoolTrimTo(default_pool(), size_t(keep))}
+
+
+def synchronise() -> dict:
+    """cuCtxSynchronize."""
+    return {"status": cuda.cuCtxSynchronize()}
 
 
 def free() -> dict:
@@ -139,5 +182,6 @@ def calls() -> dict:
 
 
 if __name__ == "__main__":
-    orders = (start, alloc, fill, churn, free, mark, marked, info, calls)
+    pools = (pool_take, pool_give, pool_keep, pool_trim, synchronise)
+    orders = (start, alloc, fill, churn, free, mark, marked, info, calls, *pools)
     agent.serve({order.__name__: order for order in orders})

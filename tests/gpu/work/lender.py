@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 
 import agent
 import driver
@@ -40,6 +41,15 @@ def take(name: str, size: int) -> dict:
 def give(name: str) -> dict:
     """cuMemFree of it."""
     return {"status": cuda.cuMemFree_v2(u64(addresses.pop(name)))}
+
+
+def stir(size: int, seconds: float) -> dict:
+    """Takes and gives back `size` for so long, and says how often."""
+    end, rounds, status = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < end and status == 0:
+        status = max(take("stirred", size)["status"], give("stirred")["status"])
+        rounds += 1
+    return {"status": status, "rounds": rounds}
 
 
 def ipc_get(name: str) -> dict:
@@ -121,6 +131,6 @@ def release(name: str) -> dict:
 
 
 if __name__ == "__main__":
-    own = {"take": take, "give": give, "ipc_get": ipc_get, "ipc_open": ipc_open, "ipc_close": ipc_close}
+    own = {"take": take, "give": give, "stir": stir, "ipc_get": ipc_get, "ipc_open": ipc_open, "ipc_close": ipc_close}
     mapped = {"create": create, "export": export, "close": close, "import": import_, "unmap": unmap, "release": release}
     agent.serve({"start": driver.start, "alloc": driver.alloc, "free": driver.free, "fill": driver.fill} | own | mapped)

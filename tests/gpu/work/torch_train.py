@@ -1,21 +1,21 @@
-"""Train a small net of convolutions and attention; print every loss bit for bit, and the time of a step.
+"""Train a small net of convolutions and attention; print every loss bit for bit. Then some more steps for every line that it is sent, and the
+milliseconds of one.
 
 Seeds are fixed and algorithms deterministic, so two runs on one GPU give the same bits.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 import sys
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
 
+import agent
 import torch
 
-STEPS, TIMED = 50, 150
+STEPS, SIZES = 50, 7
 torch.use_deterministic_algorithms(True, warn_only=True)
 torch.backends.cudnn.benchmark = False
 for fused in ("flash", "mem_efficient", "cudnn"):
@@ -42,20 +42,22 @@ net = Net().cuda()
 optimiser = torch.optim.AdamW(net.parameters(), 1e-3)
 images = torch.randn(256, 3, 32, 32, device="cuda")
 labels = torch.randint(0, 10, (256,), device="cuda")
-losses, times = [], []
-for step in range(STEPS + TIMED):
-    begin = time.perf_counter()
+
+
+def train(step: int) -> str:
+    """One step; its loss, bit for bit."""
     # Batch sizes differ, so that the allocator works all along.
-    batch = slice(0, 64 + step % 7 * 32)
+    batch = slice(0, 64 + step % SIZES * 32)
     optimiser.zero_grad(set_to_none=True)
     loss = torch.nn.functional.cross_entropy(net(images[batch]), labels[batch])
     loss.backward()
     optimiser.step()
-    value = loss.item()
-    if step < STEPS:
-        losses.append(value.hex())
-    else:
-        times.append(time.perf_counter() - begin)
-report = {"losses": losses, "step_ms": statistics.median(times) * 1e3, "reserved": torch.cuda.max_memory_reserved()}
-print("@" + json.dumps(report))
-sys.exit(0)
+    return loss.item().hex()
+
+
+agent.send(losses=[train(step) for step in range(STEPS)], reserved=torch.cuda.max_memory_reserved())
+for _ in sys.stdin:
+    begin = time.perf_counter()
+    for step in range(2 * SIZES):
+        train(step)
+    agent.send(step_ms=(time.perf_counter() - begin) * 1e3 / (2 * SIZES))

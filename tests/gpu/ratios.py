@@ -1,0 +1,25 @@
+"""Times of programs that take turns of milliseconds, compared turn by turn.
+
+A machine may be twice as fast for some seconds (measured, H100): those of a turn have the same conditions, those of other turns may not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator
+
+
+def orders(ways: Iterable[str], turns: int) -> Iterator[tuple[int, list[str]]]:
+    """In which order they run in each turn: all come first as often, and after each other, so that none always runs on the warmer machine."""
+    forth = list(ways)
+    both = [list(way) for way in (forth, forth[::-1])]
+    rounds = [way[at:] + way[:at] for at in range(len(forth)) for way in both]
+    return zip(range(turns), itertools.cycle(rounds))
+
+
+def ratios(times: list[float], others: list[float]) -> tuple[float, list[float]]:
+    """The median of the ratios of all turns, and the quartiles."""
+    found = sorted(one / other for one, other in zip(times, others, strict=True))
+    at = len(found) // 4
+    return round(statistics.median(found), 4), [round(found[at], 4), round(found[-1 - at], 4)]
