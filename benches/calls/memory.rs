@@ -35,10 +35,12 @@ static KINDS: [Case; 4] = [
 /// What the library holds in a process with a limit.
 pub struct Footprint {
     kind: &'static Case,
-    /// With one live allocation: bytes.
+    /// With one live allocation: bytes of the library and of its files.
     base: u64,
     /// Of these, what is no page of a file or of shared memory.
     own: u64,
+    /// Beside these, what is NVML's.
+    nvml: u64,
     /// For each further one: bytes.
     each: f64,
 }
@@ -56,25 +58,29 @@ impl Footprint {
         // What a process has beside us differs by some pages from run to run.
         let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
-            let least = |way| -> Result<[u64; 2], Box<dyn Error>> {
-                let mut least = [u64::MAX; 2];
-                for _ in 0..3 {
-                    let Resident { all, own } = place.resident(kind, way)?;
-                    least = [least[0].min(all), least[1].min(own)];
+            let least = |way| -> Result<Resident, Box<dyn Error>> {
+                let mut least = place.resident(kind, way)?;
+                for _ in 1..3 {
+                    let Resident { all, own, nvml } = place.resident(kind, way)?;
+                    least.all = least.all.min(all);
+                    least.own = least.own.min(own);
+                    least.nvml = least.nvml.min(nvml);
                 }
                 Ok(least)
             };
             let (limited, bare) = (least(Way::Limited)?, least(Way::Bare)?);
             Ok(Resident {
-                all: limited[0].saturating_sub(bare[0]),
-                own: limited[1].saturating_sub(bare[1]),
+                all: limited.all.saturating_sub(bare.all),
+                own: limited.own.saturating_sub(bare.own),
+                nvml: limited.nvml.saturating_sub(bare.nvml),
             })
         };
         let (base, many_of_it) = (added(1)?, added(many)?);
         Ok(Self {
             kind,
-            base: base.all,
+            base: base.all.saturating_sub(base.nvml),
             own: base.own,
+            nvml: base.nvml,
             each: many_of_it.all.saturating_sub(base.all) as f64 / f64::from(many - 1),
         })
     }
@@ -86,22 +92,24 @@ pub fn table(footprints: &[Footprint]) -> String {
         return String::new();
     }
     let mut table = String::from(
-        "| live allocations | with one: KiB | of these its own | aim | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|\n",
+        "| live allocations | with one: KiB | aim | of these its own | NVML's beside it | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|--:|\n",
     );
     for footprint in footprints {
         let Footprint {
             kind,
             base,
             own,
+            nvml,
             each,
         } = footprint;
         let _ = writeln!(
             table,
-            "| {} | {} | {} | ≤ {} | {each:.1} | ≤ {AIM_EACH:.0} |",
+            "| {} | {} | ≤ {} | {} | {} | {each:.1} | ≤ {AIM_EACH:.0} |",
             kind.what,
             base / 1024,
+            AIM_BASE / 1024,
             own / 1024,
-            AIM_BASE / 1024
+            nvml / 1024
         );
     }
     table
@@ -114,10 +122,11 @@ pub fn print_json(footprints: &[Footprint]) {
             kind,
             base,
             own,
+            nvml,
             each,
         } = footprint;
         println!(
-            r#"{{"case": "{}", "base_bytes": {base}, "own_bytes": {own}, "bytes_per_allocation": {each:.1}}}"#,
+            r#"{{"case": "{}", "base_bytes": {base}, "own_bytes": {own}, "nvml_bytes": {nvml}, "bytes_per_allocation": {each:.1}}}"#,
             kind.name
         );
     }

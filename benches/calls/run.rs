@@ -50,6 +50,8 @@ pub struct Resident {
     pub all: u64,
     /// Nobody else's: no page of a file, nor of shared memory.
     pub own: u64,
+    /// NVML's, which the library loads where it has to look at the driver's figures.
+    pub nvml: u64,
 }
 
 /// Starts of a program that make one time.
@@ -219,6 +221,7 @@ impl Place<'_> {
         Ok(Resident {
             all: next()??,
             own: next()??,
+            nvml: next()??,
         })
     }
 

@@ -27,7 +27,7 @@ type Handle = *mut c_void;
 /// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one and the next;
 /// - `rival`: says `ready` and goes on until it is killed;
 /// - `count`: runs [`measured`] once with so many TIMES;
-/// - `memory`: prints the resident bytes of this process, and how many of them are nobody else's.
+/// - `memory`: prints the resident bytes of this process, how many of them are nobody else's, and how many are NVML's.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
@@ -50,7 +50,12 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
             }
         }
         "count" => measured(next()?.parse()?, &mut body),
-        "memory" => println!("{} {}", resident("VmRSS:")?, resident("RssAnon:")?),
+        "memory" => println!(
+            "{} {} {}",
+            resident("VmRSS:")?,
+            resident("RssAnon:")?,
+            resident_of("libnvidia-ml.so")?
+        ),
         _ => return Err(format!("no way to run called {how}").into()),
     }
     Ok(())
@@ -130,8 +135,31 @@ fn processor_time() -> f64 {
 fn resident(figure: &str) -> Result<u64, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(figure));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    let kib = kib.ok_or_else(|| format!("no {figure} in /proc/self/status"))?;
+    bytes(line.ok_or_else(|| format!("no {figure} in /proc/self/status"))?)
+}
+
+/// Bytes of this process that are in memory of the file with this in its name.
+fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps")?;
+    let (mut is_of_it, mut all) = (false, 0);
+    for line in smaps.lines() {
+        // The first word of a mapping's first line is its addresses, those of its figures end with a colon.
+        if !line
+            .split(' ')
+            .next()
+            .is_some_and(|word| word.ends_with(':'))
+        {
+            is_of_it = line.contains(file);
+        } else if let Some(figure) = line.strip_prefix("Rss:").filter(|_| is_of_it) {
+            all += bytes(figure)?;
+        }
+    }
+    Ok(all)
+}
+
+/// What the kernel writes as `4 kB`.
+fn bytes(figure: &str) -> Result<u64, Box<dyn Error>> {
+    let kib = figure.trim().strip_suffix("kB").ok_or("no kB")?;
     Ok(kib.trim().parse::<u64>()? * 1024)
 }
 
