@@ -113,9 +113,11 @@ def stirred(outcome: Outcome) -> None:
     outcome.expect(stranger.ask("start").get("status") == 0, f"no context: {stranger.tail()}")
     with judged(outcome, CAP) as judge:
         owner, other = two(outcome, "stirred")
-        stranger.say("stir", size=SIZE, seconds=10)
-        off = [turn_of_both(outcome, judge, owner, other, str(turn)) for turn in range(4)]
+        stranger.say("stir", size=SIZE)
+        off = [turn_of_both(outcome, judge, owner, other, str(turn)) for turn in range(8)]
+        stranger.say("start")
         stirring = stranger.reply(30)
+        stranger.reply(30)
         outcome.expect(stirring.get("status") == 0 and stirring.get("rounds", 0) > 100, f"the stranger: {stirring}")
         outcome.expect(turn_of_both(outcome, judge, owner, other, "in the end") == 0, "not exact without the stranger")
         for program in (owner, other):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import struct
-import time
+import sys
 
 import agent
 import driver
@@ -43,10 +44,10 @@ def give(name: str) -> dict:
     return {"status": cuda.cuMemFree_v2(u64(addresses.pop(name)))}
 
 
-def stir(size: int, seconds: float) -> dict:
-    """Takes and gives back `size` for so long, and says how often."""
-    end, rounds, status = time.monotonic() + seconds, 0, 0
-    while time.monotonic() < end and status == 0:
+def stir(size: int) -> dict:
+    """Takes and gives back `size` until another order comes, and says how often."""
+    rounds = status = 0
+    while status == 0 and not select.select([sys.stdin], [], [], 0)[0]:
         status = max(take("stirred", size)["status"], give("stirred")["status"])
         rounds += 1
     return {"status": status, "rounds": rounds}

@@ -87,6 +87,24 @@ fn every_way_is_served_at_what_it_takes_and_refused_below() {
     }
 }
 
+/// Drivers before CUDA 12.5 do not tell which library a kernel is of: it is remembered from when the kernel was got.
+#[test]
+fn with_an_older_driver_a_kernel_pays_for_its_own_library_alone() {
+    let cap = CONTEXT + 20 * MIB + RESERVE;
+    let world = World::with(cap, &[("GPULIMIT_SIM_FAIL", "cuKernelGetLibrary:500")]);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("library other 300M", "0"),
+        ("library l 20M", "0"),
+        ("ask cuKernelGetParamInfo l", "0"),
+        ("ask cuKernelGetParamInfo other", "2"),
+    ]);
+    assert_eq!(world.machine().gpu(0).peak, CONTEXT + 20 * MIB);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
 /// One for each that goes a way of its own.
 const SOME: [&str; 4] = [
     "ask cuOccupancyMaxActiveClusters l",
