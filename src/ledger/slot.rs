@@ -169,8 +169,6 @@ impl std::fmt::Debug for Slot {
 const DISTRUST_MS: u64 = 1_000;
 /// Tries at random slots before all slots are gone through.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
-/// Free slots among which one is drawn, at most: `high_water` never sinks again.
-const CROWD_MAX: usize = MAX_SLOTS / 4;
 /// Slots of unknown owners that are asked after before the ledger grows.
 const PROBES: u32 = 16;
 /// Rounds through all slots while some are only being claimed, cleaned or drained.
@@ -181,7 +179,8 @@ const ROUND_PAUSE: Duration = Duration::from_millis(5);
 ///
 /// Low slots are preferred, as every charge reads all slots up to the highest ever claimed. Processes that start at
 /// once would all go for the lowest free slot; each slot that is lost to another doubles the number of free slots
-/// among which the next is drawn, so that a thousand of them need a handful of tries each.
+/// among which the next is drawn, so that a thousand of them need a handful of tries each. There is no other bound: of four thousand on
+/// two processors more than a thousand may stand still in the middle of a claim, and have all the lowest.
 pub(super) fn claim(
     ledger: &Arc<Ledger>,
     identity: &Identity,
@@ -306,7 +305,7 @@ impl Candidate<'_> {
             };
             match self.take(slot)? {
                 Take::Taken(anchor) => return Ok((slot, anchor)),
-                Take::Busy | Take::Held | Take::Draining => crowd = (crowd * 2).min(CROWD_MAX),
+                Take::Busy | Take::Held | Take::Draining => crowd = (crowd * 2).min(MAX_SLOTS),
             }
         }
         for _ in 0..ROUNDS {
