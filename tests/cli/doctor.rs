@@ -1,6 +1,6 @@
 //! `doctor`
 
-use crate::place::{Place, library, text};
+use crate::place::{Place, executable, library, text};
 use gpulimit::units::Size;
 use serde_json::Value;
 use std::fs;
@@ -284,12 +284,10 @@ fn of_a_container_whether_programs_start_in_it() {
     let place = Place::new();
     // What an engine would say of it.
     let engine = place.0.join("docker");
-    fs::write(
+    executable::script(
         &engine,
         "#!/bin/sh\n[ \"$5\" = web ] && cat \"${0%/*}/pid\"\n",
-    )
-    .expect("written");
-    fs::set_permissions(&engine, fs::Permissions::from_mode(0o755)).expect("changed");
+    );
     let path = format!("{}:/usr/bin:/bin", place.0.display());
     let about = |name: &str| {
         let mut command = place.gpulimit(&["doctor", "--container", name]);

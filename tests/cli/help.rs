@@ -1,9 +1,10 @@
 //! Help and mistakes.
 
-use crate::place::{Place, text};
+use crate::place::{Place, executable, text};
 use gpulimit::units::Size;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -50,7 +51,7 @@ fn a_verb_of_another_program_is_that_program() {
     fs::create_dir_all(&folder).expect("made");
     // A copy, as the plugin may be beside the controller that cargo has built.
     let gpulimit = folder.join("gpulimit");
-    fs::copy(env!("CARGO_BIN_EXE_gpulimit"), &gpulimit).expect("copied");
+    executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &gpulimit);
     let run = |path: &str| {
         let mut command = Command::new(&gpulimit);
         command.args(["k8s-device-plugin", "--unit", "a b", "--help"]);
@@ -64,8 +65,7 @@ fn a_verb_of_another_program_is_that_program() {
         "{error}"
     );
     let plugin = folder.join("gpulimit-k8s-device-plugin");
-    fs::write(&plugin, "#!/bin/sh\necho \"$#: $*\"\nexit 7\n").expect("written");
-    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("changed");
+    executable::script(&plugin, "#!/bin/sh\necho \"$#: $*\"\nexit 7\n");
     let output = run("/nowhere");
     assert_eq!(text(&output.stdout), "3: --unit a b --help\n");
     assert_eq!(output.status.code(), Some(7));

@@ -1,5 +1,7 @@
 //! A root of groups for a test, and the controller in it.
 
+#[path = "../groups/executable.rs"]
+pub mod executable;
 #[path = "../groups/nothing.rs"]
 mod nothing;
 #[path = "../groups/place.rs"]

@@ -1,10 +1,10 @@
 //! What another user may: as root, with a second user of few rights.
 
-use crate::place::{Place, text};
+use crate::place::{Place, executable, text};
 use gpulimit::units::Size;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The number of the second user.
@@ -33,10 +33,9 @@ impl Machine {
         fs::create_dir(place.root_path()).expect("created");
         open(&place.root_path());
         let program = place.0.join("gpulimit");
-        fs::copy(env!("CARGO_BIN_EXE_gpulimit"), &program).expect("copied");
+        executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &program);
         let library = place.0.join("libgpulimit.so");
         fs::copy(crate::place::library(), &library).expect("copied");
-        open(&program);
         open(&library);
         Some(Self { place, program })
     }

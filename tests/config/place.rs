@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+#[path = "../groups/executable.rs"]
+#[expect(dead_code, reason = "only other tests make copies")]
+mod executable;
+
 /// The controller.
 pub const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");
 
@@ -78,9 +82,9 @@ impl Place {
 
     /// The same, to be run; in the place of what is there, which may be a link.
     pub fn script(&self, path: &str, text: &str) -> PathBuf {
-        let _ = fs::remove_file(self.at(path));
-        let path = self.write(path, text);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        executable::script(&path, text);
         path
     }
 

@@ -1,10 +1,10 @@
 //! What is inside, and that the same sources give the same bytes.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use gpulimit_programs::executable;
 use gpulimit_programs::world::{self, finish, text};
 
 use super::built::{self, ARCH, DEBIAN_ARCH, NEW, OLD};
@@ -189,8 +189,7 @@ fn the_same_sources_give_the_same_bytes() {
     let from = built::folder("same");
     let program = from.join("gpulimit");
     let script = format!("#!/bin/sh\nexec {} \"$@\"\n", world::controller().display());
-    fs::write(&program, script).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    executable::script(&program, &script);
     fs::copy(
         world::library("wraps_malloc", &[]),
         from.join("libgpulimit.so"),

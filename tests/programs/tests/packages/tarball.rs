@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use gpulimit_programs::executable;
 use gpulimit_programs::world::{World, finish, text};
 
 use super::built::{self, NEW, OLD};
@@ -232,9 +233,9 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
     let script = folder.join("install.sh");
     let text_of = fs::read_to_string(&script).expect("there");
     let other = text_of.replace(&format!("arch={}", built::ARCH), "arch=riscv64");
-    fs::write(&script, other).expect("written");
+    executable::script(&script, &other);
     assert!(refused(&folder, &to).contains("this is for Linux on riscv64"));
-    fs::write(&script, &text_of).expect("written");
+    executable::script(&script, &text_of);
     // Somebody else's file.
     fs::create_dir_all(prefix.join("bin")).expect("made");
     fs::write(prefix.join("bin/gpulimit"), "mine").expect("written");
@@ -258,7 +259,7 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
         "{error}"
     );
     fs::write(&library, good).expect("written");
-    fs::write(folder.join("bin/gpulimit"), "#!/nowhere\n").expect("written");
+    executable::script(&folder.join("bin/gpulimit"), "#!/nowhere\n");
     let mut sums = Command::new("sh");
     sums.args([
         "-c",

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use gpulimit_programs::executable;
 use gpulimit_programs::world::{self, Session, World, eventually, text};
 use serde_json::{Value, json};
 
@@ -396,7 +397,7 @@ fn make_image(image: &Path) {
     let copy = |from: &Path, to: &str| {
         let to = image.join(to.trim_start_matches('/'));
         fs::create_dir_all(to.parent().expect("a folder")).expect("made");
-        fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        executable::copy(from, &to);
     };
     let mut programs: Vec<(PathBuf, String)> =
         vec![(world::program().into(), "bin/gpu-script".into())];
