@@ -249,6 +249,13 @@ def preloaded(command: list[str], limit: str | None = "4G", **variables: str) ->
     return Program(command, environment)
 
 
+def started(outcome: Outcome, program: Program) -> int:
+    """Waits until a program of plain driver calls is there, and has it make a context. Returns its pid, which is not that of what runs it."""
+    pid = program.reply(30)["ready"]
+    outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+    return pid
+
+
 def bare(command: list[str], **variables: str) -> Program:
     """A program without us."""
     return Program(command, {**plain_environment(), **variables})
@@ -306,8 +313,8 @@ def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
     outcome.expect(seen["samples"] > 0, "the judge took no sample")
 
 
-def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
-    """Our figure beside NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
+def differences_at_rest(outcome: Outcome, judge: Judge, label: str) -> dict[int, int]:
+    """What we report of each process beyond what NVML shows, once things stand still, bytes by pid."""
     seen = {int(pid): used for pid, used in judge.settled()["last"].items()}
     parts = usage_by_pid(judge.index)
     ours = {pid: parts[pid]["seen"] if pid in parts else 0 for pid in seen}
@@ -320,6 +327,12 @@ def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
         "parts": [parts.get(pid) for pid in seen],
     }
     outcome.expect(seen, f"{label}: NVML lists none of the check's processes")
+    return differences
+
+
+def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
+    """Our figure has to be NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
+    worst = max(differences_at_rest(outcome, judge, label).values(), key=abs, default=0)
     outcome.expect(abs(worst) <= EXACT, f"{label}: our figure is {worst / MIB:+.2f} MiB off NVML's")
     return worst
 

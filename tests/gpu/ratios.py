@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+
+def take_turns(ways: Collection[str], turns: int, run: Callable[[str], float]) -> dict[str, list[float]]:
+    """What each way took in each turn. One more turn before them warms up."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn, order in orders(ways, turns + 1):
+        for way in order:
+            took = run(way)
+            if turn > 0:
+                times[way].append(took)
+    return times
 
 
 def orders(ways: Iterable[str], turns: int) -> Iterator[tuple[int, list[str]]]:
@@ -23,3 +34,9 @@ def ratios(times: list[float], others: list[float]) -> tuple[float, list[float]]
     found = sorted(one / other for one, other in zip(times, others, strict=True))
     at = len(found) // 4
     return round(statistics.median(found), 4), [round(found[at], 4), round(found[-1 - at], 4)]
+
+
+def compared(times: list[float], bare: list[float], again: list[float]) -> dict:
+    """The ratio to `bare`, and that of `again`, a second bare program: it tells what two differ by that are the same."""
+    (ratio, quartiles), (null, null_quartiles) = (ratios(each, bare) for each in (times, again))
+    return {"ratio": ratio, "quartiles": quartiles, "bare_ratio": null, "bare_quartiles": null_quartiles}

@@ -21,7 +21,7 @@ import report  # noqa: E402
 from checks.refusal import LINE  # noqa: E402
 from harness import CHECKS, MIB, Check, Outcome, Program, Skip  # noqa: E402
 from judge import Tally, session_of, unhooked  # noqa: E402
-from ratios import orders, ratios  # noqa: E402
+from ratios import compared, orders, ratios, take_turns  # noqa: E402
 
 
 class Judging(unittest.TestCase):
@@ -173,6 +173,16 @@ class Ratios(unittest.TestCase):
         self.assertEqual(seen[6][1], seen[0][1])
         for place in range(3):
             self.assertEqual(sorted(order[place] for _, order in seen[:6]), ["a", "a", "b", "b", "c", "c"])
+
+    def test_the_first_turn_warms_up(self) -> None:
+        run = []
+        times = take_turns(("a", "b"), 3, lambda way: run.append(way) or float(len(run)))
+        self.assertEqual("".join(run), "abbabaab")
+        self.assertEqual(times, {"a": [4.0, 6.0, 7.0], "b": [3.0, 5.0, 8.0]})
+
+    def test_a_second_bare_program_stands_beside_it(self) -> None:
+        found = compared([3.0, 3.0], [2.0, 2.0], [1.0, 1.0])
+        self.assertEqual(found, {"ratio": 1.5, "quartiles": [1.5, 1.5], "bare_ratio": 0.5, "bare_quartiles": [0.5, 0.5]})
 
     def test_turns_are_compared_one_by_one(self) -> None:
         # The machine was half as fast in the second half of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import CAP, GIB, MIB, Outcome, Program, Skip, bare, capped, check, compare_at_rest, judged, mib, python, usage_by_pid
+from harness import CAP, GIB, MIB, Outcome, Program, Skip, bare, capped, check, compare_at_rest, judged, mib, python, started, usage_by_pid
 
 SUCCESS, NOT_SUPPORTED = 0, 801
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
@@ -28,10 +28,7 @@ def checkpoint(outcome: Outcome) -> None:
     with judged(outcome, CAP) as judge:
         worker, other = (capped(python("driver.py"), name=GROUP) for _ in range(2))
         try:
-            pid = worker.reply(30)["ready"]
-            other.reply(30)
-            for program in (worker, other):
-                outcome.expect(program.ask("start").get("status") == SUCCESS, f"no context: {program.tail()}")
+            pid, _ = (started(outcome, program) for program in (worker, other))
             taken = worker.ask("alloc", size=PIECE, times=PIECES)
             outcome.expect(taken.get("done") == PIECES, f"the worker got {taken}")
             outcome.expect(worker.ask("mark", size=PIECE).get("status") == SUCCESS, "the worker could not write")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import CAP, MIB, Outcome, capped, check, compare_at_rest, judged, python
+from harness import CAP, MIB, Outcome, capped, check, compare_at_rest, judged, python, started
 
 
 @check("exact-driver", timeout=60)
@@ -10,8 +10,7 @@ def exact_driver(outcome: Outcome) -> None:
     """Plain driver calls: context only, odd sizes, half freed, all freed."""
     with judged(outcome, CAP) as judge:
         program = capped(python("driver.py"))
-        program.reply(30)
-        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        started(outcome, program)
         worst = [compare_at_rest(outcome, judge, "context")]
         for size, times in ((1, 1), (4096, 3000), (700_000, 41), (1_048_577, 40), (2_097_153, 17), (100_000_003, 9)):
             answer = program.ask("alloc", size=size, times=times)
@@ -30,8 +29,7 @@ def exact_pools(outcome: Outcome) -> None:
     """A pool that keeps what is given back, all or a part, until its threshold is lowered, it is trimmed, or something synchronises."""
     with judged(outcome, CAP) as judge:
         program = capped(python("driver.py"))
-        program.reply(30)
-        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        started(outcome, program)
         states = []
         for label, order, arguments in (
             ("taken", "pool_take", {"size": 50 * MIB + 4711, "times": 20}),

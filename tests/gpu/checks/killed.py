@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from harness import GIB, MIB, Outcome, capped, check, gpu_index, judged, mib, python
+from harness import GIB, MIB, Outcome, capped, check, gpu_index, judged, mib, python, started
 from judge import Nvml
 
 
@@ -23,10 +23,7 @@ def kill_holder(outcome: Outcome) -> None:
     cap = size + 4 * GIB
     with judged(outcome, cap) as judge:
         holder, heir = (capped(python("driver.py"), f"{cap // MIB}M", name="inherit") for _ in range(2))
-        pid = holder.reply(30)["ready"]
-        heir.reply(30)
-        for program in (holder, heir):
-            outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        pid, _ = (started(outcome, program) for program in (holder, heir))
         taken = holder.ask("alloc", size=GIB, times=size // GIB)
         outcome.expect(taken.get("done") == size // GIB, f"the holder got {taken}")
         refused = heir.ask("alloc", size=size)

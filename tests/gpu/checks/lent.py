@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from harness import CAP, GIB, MIB, Outcome, Program, bare, capped, check, compare_at_rest, judged, mib, python, usage_by_pid
+from harness import CAP, GIB, MIB, Outcome, Program, bare, capped, check, compare_at_rest, differences_at_rest, judged, mib, python, started
 from judge import Judge
 
 OUT_OF_MEMORY = 2
@@ -15,8 +15,7 @@ def two(outcome: Outcome, name: str) -> list[Program]:
     """Two programs of one group, with a context each."""
     programs = [capped(python("lender.py"), name=name) for _ in range(2)]
     for program in programs:
-        program.reply(30)
-        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        started(outcome, program)
     return programs
 
 
@@ -109,8 +108,7 @@ def stirred(outcome: Outcome) -> None:
     """While a stranger takes and gives back as much all the time, lent memory stays charged as long as anybody has it; and is given back."""
     # In a session of its own, so that the judge does not count it.
     stranger = bare(["setsid", *python("lender.py")])
-    stranger.reply(30)
-    outcome.expect(stranger.ask("start").get("status") == 0, f"no context: {stranger.tail()}")
+    started(outcome, stranger)
     with judged(outcome, CAP) as judge:
         owner, other = two(outcome, "stirred")
         stranger.say("stir", size=SIZE)
@@ -150,10 +148,6 @@ def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program,
 
 def over(outcome: Outcome, judge: Judge, label: str) -> int:
     """What the group has charged beyond what NVML shows for it, bytes: never less than nothing."""
-    shown = {int(pid): used for pid, used in judge.settled()["last"].items()}
-    charged = {pid: parts["seen"] for pid, parts in usage_by_pid(judge.index).items() if pid in shown}
-    beyond = sum(charged.values()) - sum(shown.values())
-    outcome.figures.setdefault("at_rest", {})[label] = {"nvml": sum(shown.values()), "ours": sum(charged.values())}
-    outcome.expect(shown, f"{label}: NVML lists none of the check's processes")
+    beyond = sum(differences_at_rest(outcome, judge, label).values())
     outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB that somebody has are not charged")
     return beyond

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness import CAP, GIB, Outcome, capped, check, judged, python
+from harness import CAP, GIB, Outcome, capped, check, judged, python, started
 
 SIZE = r"[\d.]+ (?:GiB|MiB|KiB|B|bytes)"
 LINE = re.compile(
@@ -19,8 +19,7 @@ def refusal_line(outcome: Outcome) -> None:
     """A refusal is CUDA_ERROR_OUT_OF_MEMORY and one line with group, sizes and pid; a few lines a second at most."""
     with judged(outcome, CAP):
         program = capped(python("driver.py"), name="train")
-        pid = program.reply(30)["ready"]
-        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        pid = started(outcome, program)
         program.ask("alloc", size=GIB, times=3)
         refused = program.ask("alloc", size=2 * GIB)
         outcome.expect(refused.get("status") == 2, f"2 GiB beside 3 of 4: {refused}")

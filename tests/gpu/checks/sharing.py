@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import CAP, MIB, Outcome, capped, check, compare_at_rest, judged, mib, python, reached
+from harness import CAP, MIB, Outcome, capped, check, compare_at_rest, judged, mib, python, reached, started
 
 
 @check("share-torch", timeout=120, needs=("torch",))
@@ -40,8 +40,7 @@ def share_race(outcome: Outcome) -> None:
     with judged(outcome, CAP) as judge:
         programs = [capped(python("driver.py"), name="race") for _ in range(4)]
         for program in programs:
-            program.reply(30)
-            outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+            started(outcome, program)
         for seed, program in enumerate(programs):
             program.say("churn", seed=seed + 1, rounds=4000, largest=96 * MIB)
         found = [program.reply(75) for program in programs]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from harness import Outcome, bare, binary, check, library, plain_environment, preloaded
-from ratios import orders, ratios
+from ratios import compared, ratios, take_turns
 
 AIMS = {
     "new_block_pair": 1.02,
@@ -27,6 +27,7 @@ SETS, TURNS = 3, 67
 """Of processes, and turns of each set: where a process lies in memory, and what it got from the driver, stays with it, so one set says little."""
 ROUNDS = 16
 LIMIT = "40G"
+WAYS = ("bare", "again", "preloaded")
 
 
 @check("speed-calls", timeout=150, lane="alone")
@@ -34,36 +35,34 @@ def speed_calls(outcome: Outcome) -> None:
     """Nanoseconds per call or pair, bare and preloaded in turns of milliseconds; the median of the ratios of all turns, beside that of two bare ones."""
     sets = [one_set(outcome) for _ in range(SETS)]
     for name, aim in AIMS.items():
-        times = {way: [ns for one in sets for ns in one[name][way]] for way in sets[0][name]}
-        ratio, quartiles = ratios(times["preloaded"], times["bare"])
-        null, null_quartiles = ratios(times["again"], times["bare"])
-        of_sets = [[ratios(one[name][way], one[name]["bare"])[0] for one in sets] for way in ("preloaded", "again")]
+        times = {way: [ns for one in sets for ns in one[name][way]] for way in WAYS}
+        of_sets = {way: [ratios(one[name][way], one[name]["bare"])[0] for one in sets] for way in WAYS}
+        found = compared(times["preloaded"], times["bare"], times["again"])
         added = statistics.median(with_us - without for with_us, without in zip(times["preloaded"], times["bare"], strict=True))
-        noise = max(abs(each - 1) for each in [null, *of_sets[1]])
-        slow = aim is not None and ratio > aim + NOISE + noise
+        noise = max(abs(each - 1) for each in [found["bare_ratio"], *of_sets["again"]])
+        slow = aim is not None and found["ratio"] > aim + NOISE + noise
         outcome.figures[name] = {
             "ns": {way: round(statistics.median(all_of_it), 1) for way, all_of_it in times.items()}, "added_ns": round(added, 1),
-            "ratio": ratio, "quartiles": quartiles, "sets": of_sets[0],
-            "bare_ratio": null, "bare_quartiles": null_quartiles, "bare_sets": of_sets[1], "aim": aim, "slow": slow,
+            **found, "sets": of_sets["preloaded"], "bare_sets": of_sets["again"], "aim": aim, "slow": slow,
         }
-        outcome.key.append(f"{name} {ratio:.3f} (bare {null:.3f}){' SLOW' if slow else ''}")
+        outcome.key.append(f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}){' SLOW' if slow else ''}")
 
 
 def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
     """Nanoseconds by call and program, turn by turn, of one set of programs."""
     command = [str(binary("bench")), "calls"]
-    # The second bare one tells what two processes differ by that are the same. All on one processor: others may be slower, or further from the GPU.
+    # All on one processor: others may be slower, or further from the GPU.
     with on_one_processor():
-        programs = {"bare": bare(command), "again": bare(command), "preloaded": preloaded(command, LIMIT)}
-    seen: dict[str, dict[str, list[float]]] = {name: {way: [] for way in programs} for name in AIMS}
+        programs = dict(zip(WAYS, (bare(command), bare(command), preloaded(command, LIMIT)), strict=True))
+    seen = {}
     for name in AIMS:
-        for turn, order in orders(programs, TURNS + 1):
-            for way in order:
-                answer = programs[way].ask("batch")
-                outcome.expect(answer["name"] == name, f"asked for {name}, answered {answer}")
-                # The first turn warms up.
-                if turn > 0:
-                    seen[name][way].append(answer["ns"])
+
+        def batch(way: str, name: str = name) -> float:
+            answer = programs[way].ask("batch")
+            outcome.expect(answer["name"] == name, f"asked for {name}, answered {answer}")
+            return answer["ns"]
+
+        seen[name] = take_turns(WAYS, TURNS, batch)
         for program in programs.values():
             program.say("next")
     for way, program in programs.items():
@@ -102,10 +101,7 @@ def speed_start(outcome: Outcome) -> None:
         "preloaded": lambda: timed([], {"LD_PRELOAD": str(library()), "GPULIMIT_MAX": LIMIT}),
         "run": lambda: timed([str(binary("gpulimit")), "run", "--max", LIMIT, "--"], {}),
     }
-    seen: dict[str, list[float]] = {way: [] for way in ways}
-    for _, order in orders(ways, ROUNDS):
-        for way in order:
-            seen[way].append(ways[way]())
+    seen = take_turns(ways, ROUNDS, lambda way: ways[way]())
     median = {way: statistics.median(times) for way, times in seen.items()}
     ratio, null, by_run = (ratios(seen[way], seen["bare"])[0] for way in ("preloaded", "again", "run"))
     outcome.figures |= {"ms": {k: round(v, 2) for k, v in median.items()}, "ratio": ratio, "bare_ratio": null, "by_run": by_run, "aim": 1.05, "rounds": seen}
