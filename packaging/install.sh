@@ -3,8 +3,8 @@
 #
 # DIR is /usr/local for root and ~/.local for others, or the one that this script was installed in. Installing again, or another version
 # over it, is fine: files are replaced as a whole, and running programs keep those that they have. --uninstall removes what was installed,
-# whatever its version, and takes the library out of /etc/ld.so.preload if it is there.
-set -eu
+# whatever its version, and takes the library out of /etc/ld.so.preload if it is there. As root it works only in folders of root's.
+set -euf
 
 version=@VERSION@ arch=@ARCH@
 usage='./install.sh [--prefix DIR] [--uninstall]'
@@ -35,10 +35,51 @@ if [ -z "$prefix" ]; then
     fi
 fi
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
-prefix=${prefix%/}
+prefix=$(printf '%s/\n' "$prefix" | sed 's|/\(\./\)*|/|g; s|//*|/|g; s|/$||')
 case $prefix in
     *[[:space:]:]*) die "'$prefix' has a space or a colon in it, which separate paths in LD_PRELOAD: name another folder in --prefix" ;;
+    *[][\&\|\;\<\>\(\)\{\}\$\`\\\"\'\*\?\!%#]*)
+        die "'$prefix' has a character in it that units and scripts would misread: name another folder in --prefix" ;;
+    '' | /) die "files cannot go to / itself: name a folder in --prefix, such as /usr/local" ;;
 esac
+case $prefix/ in
+    */../*) die "'$prefix' has .. in it: name the folder itself in --prefix" ;;
+esac
+
+# Root follows no link below the prefix, and works only where nobody else can change what is there or on the way to it.
+trusted() { # PATH below the prefix, or the prefix, which need not be there
+    [ "$(id -u)" = 0 ] || return 0
+    at=$1 next=''
+    while [ -n "$at" ]; do
+        case $at in
+            "$prefix"/*) [ ! -h "$at" ] || die "$at is a symbolic link: put a folder in its place, or name another one in --prefix" ;;
+        esac
+        if [ -e "$at" ] || [ -h "$at" ]; then
+            # Of a link both count: who can change it, and what it leads to.
+            for owner in "$(stat -c %u "$at")" "$(stat -Lc %u "$at" || echo 0)"; do
+                [ "$owner" = 0 ] ||
+                    die "$at belongs to user $owner, who could lead root elsewhere: run this as that user, or name another folder in --prefix"
+            done
+            mode=$(stat -Lc %a "$at" || echo 755)
+            case $mode in
+                # In a sticky folder others change nothing of what is there already.
+                1??? | 3??? | 5??? | 7???) [ -z "$next" ] || mode=755 ;;
+            esac
+            case $mode in
+                *[2367] | *[2367]?) die "$at may be written by others: run chmod go-w on it, or name another folder in --prefix" ;;
+            esac
+            next=$at
+        fi
+        at=${at%/*}
+    done
+}
+trusted "$prefix"
+# What is recorded is a path below the prefix, whoever has written the record.
+inside() { # PATH
+    case /$1/ in
+        */../* | */./* | *//*) die "the record $record names '$1', which is not below $prefix: nothing is removed" ;;
+    esac
+}
 
 library=$prefix/lib/gpulimit/libgpulimit.so
 # What was installed here: "version V", a line "made FOLDER" for each that was not there before, and "file PATH" below the prefix.
@@ -48,14 +89,31 @@ recorded() { [ ! -f "$record" ] || sed -n "s|^$1 ||p" "$record"; }
 if [ -n "$uninstall" ]; then
     [ -f "$record" ] || die "there is nothing of install.sh in $prefix: name the folder in --prefix"
     [ -w "$prefix/lib/gpulimit" ] || die "$prefix cannot be written: run it as its owner"
+    trusted "$record"
+    trusted "$prefix/bin/gpulimit"
+    for path in $(recorded file); do
+        inside "$path"
+        trusted "$prefix/$path"
+    done
+    for folder in $(recorded made); do
+        inside "${folder#/}"
+        case $prefix/ in
+            "$folder"/*) ;; # above the prefix
+            *) case $folder in
+                "$prefix"/*) ;;
+                *) die "the record $record names '$folder', which is not below $prefix: nothing is removed" ;;
+            esac ;;
+        esac
+    done
     # A line for a library that is gone makes every program print an error.
     if grep -qsF "$library" /etc/ld.so.preload; then
         "$prefix/bin/gpulimit" uninstall --library "$library" ||
             die "$library could not be taken out of /etc/ld.so.preload: nothing is removed"
     fi
-    there=$(recorded version)
-    recorded file | while read -r path; do rm -f "$prefix/$path"; done
-    made=$(recorded made | sort -r)
+    there=$(recorded version) files=$(recorded file) made=$(recorded made | sort -r)
+    for path in $files; do
+        rm -f "$prefix/$path"
+    done
     rm -f "$record"
     for folder in $made; do
         rmdir "$folder" 2>/dev/null || true # others have put something there
@@ -70,8 +128,15 @@ fi
     die "the files are not those of the archive: unpack it again ((cd $here && sha256sum -c SHA256SUMS) names them)"
 
 paths=$(sed 's/^[0-9a-f]* [ *]//' "$here/SHA256SUMS")
+trusted "$record"
 before=$(recorded file)
+for path in $before; do
+    inside "$path"
+    trusted "$prefix/$path"
+done
 for path in $paths lib/gpulimit/install.sh; do
+    inside "$path"
+    trusted "$prefix/$path"
     if [ -e "$prefix/$path" ] && ! printf '%s\n' "$before" | grep -qxF "$path"; then
         die "$prefix/$path is there and was not put there by install.sh: remove it first, or name another folder in --prefix"
     fi

@@ -18,6 +18,8 @@ fn main() {
     }
     // The table refers to our own functions, whatever else exports their names; and they are not looked up by name.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    // The symbols of other libraries may lead to ours (door/front.rs), so it stays where it is.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // The unwinder from the archive, so that no second library (libgcc_s, 0.1 ms) is loaded with us.
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {
         println!("cargo::rustc-link-search=native={}", folder.display());

@@ -9,6 +9,7 @@ mod clock;
 mod completions;
 mod create;
 mod doctor;
+mod elf;
 mod events;
 mod failure;
 mod figures;
@@ -35,8 +36,11 @@ mod set;
 mod show;
 mod signal;
 mod signals;
+mod sizes;
 mod table;
 mod tree;
+mod trust;
+mod warnings;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::os::unix::process::CommandExt;
@@ -48,7 +52,7 @@ use std::process::{Command, ExitCode};
     version,
     about = "Hard limits on GPU memory for groups of processes, without root and without a daemon.",
     after_help = EXAMPLES,
-    disable_help_subcommand = true,
+    term_width = 80,
     arg_required_else_help = true
 )]
 struct Cli {
@@ -58,16 +62,18 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  gpulimit run --max 4G -- python train.py      a program that sees a 4 GiB GPU
-  gpulimit run --max 50% --name lab -- ./a.out  two runs of the same name share one limit
-  gpulimit create lab/alice max=8G              a group below lab
-  gpulimit show                                 what each group may use, and what it uses
-  gpulimit set lab max=8G                       change a limit while programs run
+  gpulimit run --max 4G -- python train.py      a program that sees 4 GiB
+  gpulimit run --max 50% --name lab -- ./a.out  runs of one name share a limit
+  gpulimit create lab/alice --max 8G            a group below lab
+  gpulimit show                                 what groups may use, and use
+  gpulimit set lab --max 8G                     change it while programs run
   gpulimit doctor                               what is wrong, and what to do
 
-Sizes: bytes, or a number with K, M, G or T (base 1024), or a part of the GPU such as 50%, or max.
-Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit where an administrator made it, else in
-/dev/shm/gpulimit-<uid>.";
+Sizes: bytes, or a number with K, M, G or T (base 1024); 50% of the GPU; -2G,
+all of it but 2 GiB; or max, no limit. --max 4G and max=4G are the same.
+
+Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit for root and where an
+administrator lets you make groups, else in /dev/shm/gpulimit-<uid>.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -103,7 +109,7 @@ enum Verb {
     Doctor(doctor::Args),
     /// Put the library into every program of the machine, by /etc/ld.so.preload
     Install(install::Install),
-    /// Take it out again
+    /// Take the library out of every program again
     Uninstall(install::Uninstall),
     /// Describe caps and groups to container engines, as devices (CDI)
     Cdi(cdi::Args),
@@ -112,10 +118,8 @@ enum Verb {
     /// Hand out GPU memory to the pods of a Kubernetes node
     K8sDevicePlugin(k8s_device_plugin::Args),
     /// Print the script that completes command lines in a shell
-    #[command(hide = true)]
     Completions(completions::Args),
     /// Print or write the manual pages
-    #[command(hide = true)]
     Man(man::Args),
     /// Answer questions of `doctor` from inside a process of its own
     #[command(name = probe::VERB, hide = true)]
@@ -129,9 +133,8 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help on stdout with status 0, mistakes on stderr with status 2. Nobody is there to hear of a
-            // closed pipe.
-            let _ = error.print();
+            // Help on stdout with status 0, mistakes on stderr with status 2.
+            output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
                 failure::USAGE
             } else {

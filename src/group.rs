@@ -10,15 +10,23 @@
 //! in the directory of the group itself he could replace the files.
 
 mod access;
+mod admission;
 mod at_limit;
+mod contents;
 mod context_size;
+mod descent;
+mod directory;
+#[cfg(feature = "cli")]
+mod drafts;
 mod error;
 mod hold;
+mod job;
 mod kill;
 mod member;
 mod name;
 mod power;
 mod protection;
+mod removal;
 mod root;
 mod signals;
 mod undisturbed;
@@ -28,23 +36,34 @@ mod view;
 
 pub use access::{Access, Members};
 pub use at_limit::Insistence;
-pub use error::{Fault, GroupError};
+pub use directory::{Directory, Entry, EntryKind};
+pub use error::{Fault, GroupError, NotToBeMade};
 pub use hold::Hold;
-pub use kill::{kill, send};
+pub use job::JobState;
+pub use kill::{Target, Targets};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
-pub use root::{Created, Garbage, Root, SYSTEM};
+pub use power::{Lowered, Rights};
+pub use removal::{Garbage, MOST_OF_A_USER, Survey};
+pub use root::{Created, Root, SYSTEM};
 pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
 
 use crate::ledger::Ledger;
 use crate::limits::{LimitSet, Limits};
-use power::Lowered;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// The directory of the groups below a group, in its own.
 const BELOW: &str = "sub";
+/// The files of a group in its directory.
+const LIMITS: &str = "limits";
+const LEDGER: &str = "ledger";
+const LOCK: &str = "lock";
+/// Locked by those who write the limits.
+const LIMITS_LOCK: &str = ".limits.lock";
+/// Names the process that a job's group was made for.
+const JOB: &str = "job";
 
 /// A group on disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -92,12 +111,12 @@ impl Group {
 
     /// Its limits file.
     pub fn limits_path(&self) -> PathBuf {
-        self.path.join("limits")
+        self.path.join(LIMITS)
     }
 
     /// Its ledger.
     pub fn ledger_path(&self) -> PathBuf {
-        self.path.join("ledger")
+        self.path.join(LEDGER)
     }
 
     /// The directory of the groups below it.
@@ -106,7 +125,7 @@ impl Group {
     }
 
     fn lock_path(&self) -> PathBuf {
-        self.path.join("lock")
+        self.path.join(LOCK)
     }
 
     /// The group and all above it, from itself upwards.

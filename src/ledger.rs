@@ -20,6 +20,7 @@ mod level;
 #[cfg_attr(all(test, loom), path = "ledger/model/lock.rs")]
 mod lock;
 mod map;
+mod maps;
 #[cfg(all(test, loom))]
 mod model;
 mod orphans;
@@ -37,14 +38,18 @@ mod slot;
 mod usage;
 mod wait;
 
+pub use charge::Idle;
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use identity::{Identity, SeenProcess};
 pub use layout::VERSION;
 pub use level::{
-    Level, Pressure, Refused, charge, charge_unchecked, note_usage, try_charge, uncharge,
+    Level, Pressure, Refused, charge, charge_ahead, charge_unchecked, note_usage, try_charge,
+    try_charge_ahead, uncharge, uncharge_idle,
 };
+pub use maps::MappedFile;
 pub use orphans::Orphans;
+pub(crate) use os::exists as process_exists;
 pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
@@ -189,6 +194,11 @@ impl Ledger {
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
+    }
+
+    /// Whether a file with these first bytes is a ledger, of this version or another.
+    pub fn begins_with(head: [u8; 8]) -> bool {
+        u64::from_ne_bytes(head) == layout::MAGIC
     }
 
     /// Whether somebody is a member of the ledger at this path, which may be one that cannot be opened: members of every version lock a byte of it
@@ -406,6 +416,36 @@ impl Ledger {
             .ok()
             .and_then(|file| lock::is_locked(&file, Bytes::OWNERS).ok())
             .unwrap_or(true)
+    }
+
+    /// Whether a slot has an owner; true when it cannot be told.
+    pub fn is_held(&self, slot: usize) -> bool {
+        self.place
+            .open(false)
+            .ok()
+            .and_then(|file| lock::is_locked(&file, Bytes::owner(slot)).ok())
+            .unwrap_or(true)
+    }
+
+    /// The file as the mappings of processes name it.
+    pub fn mapped_file(&self) -> std::io::Result<MappedFile> {
+        maps::at(std::ptr::from_ref(self.content()).addr())
+    }
+
+    /// Models have no files.
+    #[cfg(all(test, loom))]
+    pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whose the file is, and who may write it.
+    #[cfg(not(all(test, loom)))]
+    pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
+        match self.place.open(false) {
+            Ok(file) => file.metadata(),
+            Err(LedgerError::Io { error, .. }) => Err(error),
+            Err(_) => Err(std::io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Keeps everybody from joining, if nobody is a member: the files of the group may then be removed.

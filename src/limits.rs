@@ -2,11 +2,13 @@
 //! while programs run.
 
 mod error;
+mod extent;
 mod keys;
 mod layout;
 mod map;
 
 pub use error::LimitsError;
+pub use extent::{Capacity, ExtentError};
 pub use keys::{
     Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near,
     parse_duration,
@@ -14,6 +16,7 @@ pub use keys::{
 pub use layout::{FORMAT, MAX_RULES};
 
 use crate::device::DeviceId;
+use crate::held_signals;
 use crate::ledger::atomic::Ordering;
 use crate::units::Size;
 use layout::{MAGIC, SIZE};
@@ -21,7 +24,7 @@ use map::Map;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -139,6 +142,8 @@ impl fmt::Display for LimitSet {
 pub struct Limits {
     map: Map,
     path: PathBuf,
+    /// The device and inode that are mapped.
+    id: (u64, u64),
 }
 
 /// How long a writer waits for another one.
@@ -160,7 +165,7 @@ impl Limits {
         let (file, draft) = Draft::new(path).map_err(failed)?;
         let write = |mut file: File| {
             // Written in full, so that every page exists and no member meets a hole on a full file system.
-            file.write_all(&layout::File::bytes(set))?;
+            held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -170,13 +175,30 @@ impl Limits {
         write(file).map_err(failed)
     }
 
+    /// Whether a file with these first bytes holds limits, of this version or another.
+    pub fn begins_with(head: [u8; 8]) -> bool {
+        u64::from_ne_bytes(head) == MAGIC
+    }
+
     /// Opens the limits for reading.
     pub fn open(path: &Path) -> Result<Self, LimitsError> {
-        let (map, _) = open(path, false)?;
+        let (map, id) = open(path, false)?;
         Ok(Self {
             map,
             path: path.into(),
+            id,
         })
+    }
+
+    /// Whether the path leads to another file than the one that is mapped: [`Limits::write`] changes that one.
+    pub fn is_unlinked(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(about) => (about.dev(), about.ino()) != self.id,
+            Err(error) => matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ),
+        }
     }
 
     /// Where the limits are.
@@ -267,7 +289,8 @@ fn writers_lock(path: &Path) -> io::Result<File> {
         .open(path.with_file_name(format!(".{name}.lock")))
 }
 
-fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
+/// Maps the file, and says which one it is: device and inode.
+fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     let failed = |what| {
         move |error| LimitsError::Io {
             what,
@@ -308,7 +331,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, File), LimitsError> {
         return Err(damaged("wrong size"));
     }
     rules(&map, path)?;
-    Ok((map, file))
+    Ok((map, (about.dev(), about.ino())))
 }
 
 fn cut_short(path: &Path) -> LimitsError {

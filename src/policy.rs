@@ -13,6 +13,7 @@ mod facts;
 #[cfg(feature = "cli")]
 pub mod file;
 mod glob;
+mod namespace;
 mod request;
 pub mod rules;
 
@@ -178,19 +179,29 @@ impl Assignment {
 
     /// Makes this process a member of its group, which is made first where it may be.
     ///
-    /// `gpus` says which there are, by CUDA ordinal; it is asked only when a rule names one.
-    pub fn join(&self, gpus: &dyn Fn() -> Vec<(u32, DeviceId)>) -> Result<Member, PolicyError> {
-        self.enter(gpus).map_err(|error| match (error, &self.rule) {
-            (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
-                rule: rule.clone(),
-                group: self.group.clone(),
-                error: Box::new(error),
-            },
-            (error, _) => error,
-        })
+    /// `gpus` says which there are, by CUDA ordinal, and `capacity` how many bytes one of them has; both are asked only where the request
+    /// depends on it.
+    pub fn join(
+        &self,
+        gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<Member, PolicyError> {
+        self.enter(gpus, capacity)
+            .map_err(|error| match (error, &self.rule) {
+                (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
+                    rule: rule.clone(),
+                    group: self.group.clone(),
+                    error: Box::new(error),
+                },
+                (error, _) => error,
+            })
     }
 
-    fn enter(&self, gpus: &dyn Fn() -> Vec<(u32, DeviceId)>) -> Result<Member, PolicyError> {
+    fn enter(
+        &self,
+        gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<Member, PolicyError> {
         let Some(request) = &self.create else {
             return Ok(Member::join(&self.root, &self.group)?);
         };
@@ -199,7 +210,7 @@ impl Assignment {
         } else {
             Vec::new()
         };
-        let limits = request.resolve(&gpus)?;
+        let limits = request.resolve(&gpus, capacity)?;
         // Garbage that stays does no harm to this job.
         let _ = self
             .root
@@ -282,7 +293,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
                 if rules.is_empty() {
                     first = name;
                 }
-                rules.push((selector, size));
+                rules.push((selector, size.into()));
             }
         }
     }
@@ -293,7 +304,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
         return request(MPS, rules, true);
     }
     if let Some(size) = foreign(env, CONTAINER, request::mebibytes)? {
-        return request(CONTAINER, vec![(RequestSelector::All, size)], true);
+        return request(CONTAINER, vec![(RequestSelector::All, size.into())], true);
     }
     Ok(if none { Asked::None } else { Asked::Nothing })
 }

@@ -17,6 +17,56 @@ pub enum Size {
     Max,
 }
 
+/// How much of a GPU's memory somebody asks for, before it is known how large the GPU is.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub enum Extent {
+    /// This size.
+    Size(Size),
+    /// All of the GPU but so many bytes.
+    AllBut(u64),
+}
+
+/// What [`Extent::AllBut`] leaves out at least: a smaller figure is one whose unit was forgotten.
+const SMALLEST_REST: u64 = 1 << 20;
+
+impl fmt::Display for Extent {
+    /// As it reads back: as the size, or `-2GiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => size.fmt(f),
+            Self::AllBut(less) => write!(f, "-{}", Size::Bytes(*less)),
+        }
+    }
+}
+
+impl From<Size> for Extent {
+    fn from(size: Size) -> Self {
+        Self::Size(size)
+    }
+}
+
+impl FromStr for Extent {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let error = |reason| SizeError {
+            text: text.into(),
+            reason,
+            extent: true,
+        };
+        match text.trim().strip_prefix('-') {
+            None => parse(text.trim()).map(Self::Size).map_err(error),
+            Some(less) => match parse(less) {
+                Ok(Size::Bytes(less)) if less >= SMALLEST_REST => Ok(Self::AllBut(less)),
+                Ok(Size::Bytes(_)) => Err(error(Reason::RestWithoutUnit)),
+                Ok(_) => Err(error(Reason::RestNotBytes)),
+                Err(Reason::Empty) => Err(error(Reason::NoNumber)),
+                Err(reason) => Err(error(reason)),
+            },
+        }
+    }
+}
+
 /// Hundredths of a percent in the whole.
 const WHOLE: u32 = 10_000;
 
@@ -69,6 +119,7 @@ impl FromStr for Size {
         parse(text.trim()).map_err(|reason| SizeError {
             text: text.into(),
             reason,
+            extent: false,
         })
     }
 }
@@ -192,6 +243,8 @@ impl Number {
 pub struct SizeError {
     text: Box<str>,
     reason: Reason,
+    /// Whether all but a size was accepted as well.
+    extent: bool,
 }
 
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -203,25 +256,33 @@ enum Reason {
     PartOfByte,
     Overflow,
     OverWhole,
+    RestWithoutUnit,
+    RestNotBytes,
 }
 
 /// What every message about a size ends with.
 const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), a part of the GPU such as 50%, or max";
 
+/// What the message adds where all but a size is accepted.
+const ACCEPTED_TOO: &str = ", or all of the GPU but a size, such as -2G";
+
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = if self.extent { ACCEPTED_TOO } else { "" };
         let why = match self.reason {
-            Reason::Empty => return write!(f, "empty size: {ACCEPTED}"),
+            Reason::Empty => return write!(f, "empty size: {ACCEPTED}{more}"),
             Reason::Negative => "it is negative",
             Reason::NoNumber => "it does not begin with a decimal number",
             Reason::Unit => "its unit is unknown",
             Reason::PartOfByte => "there is no part of a byte",
             Reason::Overflow => "it is more than 64 bits hold",
             Reason::OverWhole => "it is more than 100%",
+            Reason::RestWithoutUnit => "it leaves out less than 1 MiB",
+            Reason::RestNotBytes => "only a number of bytes can be left out",
         };
         write!(
             f,
-            "'{}' is no size, {why}: {ACCEPTED}",
+            "'{}' is no size, {why}: {ACCEPTED}{more}",
             self.text.escape_debug()
         )
     }
@@ -400,6 +461,24 @@ mod tests {
         }
         assert_eq!(Size::Bytes(3 << 29).to_string(), "1536MiB");
         assert_eq!(Size::Percent(1205).to_string(), "12.05%");
+    }
+
+    #[test]
+    fn all_but_some_bytes() {
+        let read = |text: &str| text.parse::<Extent>();
+        assert_eq!(read("-2G"), Ok(Extent::AllBut(2 << 30)));
+        assert_eq!(read(" -1.5 GiB "), Ok(Extent::AllBut(3 << 29)));
+        assert_eq!(read("4G"), Ok(Extent::Size(Size::Bytes(4 << 30))));
+        assert_eq!(read("50%"), Ok(Extent::Size(Size::Percent(5000))));
+        for text in ["-2G", "4GiB", "max", "50%"] {
+            let extent = read(text).expect(text);
+            assert_eq!(read(&extent.to_string()), Ok(extent));
+        }
+        for text in ["-", "--2G", "-2", "-50%", "-max", "-0", "-G", "- ", "+2G"] {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains("such as -2G"), "{error}");
+            assert!(error.contains(&format!("'{text}'")), "{error}");
+        }
     }
 
     #[test]

@@ -13,9 +13,47 @@ pub(crate) const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, and after it [`formats`] in parentheses: `0.1.0 (ledger 2, limits 3, rules 1)`.
+/// The version of this build, and after it [`formats`] in parentheses: `0.1.0 (ledger 2, limits 3, rules 1)`. Zeros follow.
+///
+/// The library exports this constant, so that its version can be read out of the file without loading it.
+pub const BYTES: [u8; 128] = {
+    let mut all = ([0; 128], 0);
+    all = put(all, env!("CARGO_PKG_VERSION"));
+    all = number(put(all, " (ledger "), ledger::VERSION);
+    all = number(put(all, ", limits "), limits::FORMAT);
+    all = number(put(all, ", rules "), policy::rules::FORMAT);
+    put(all, ")").0
+};
+
+/// Appends a text. A zero stays at the end, or it does not compile.
+const fn put((mut bytes, mut end): ([u8; 128], usize), text: &str) -> ([u8; 128], usize) {
+    let mut at = 0;
+    while at < text.len() {
+        assert!(end + 1 < bytes.len());
+        bytes[end] = text.as_bytes()[at];
+        (at, end) = (at + 1, end + 1);
+    }
+    (bytes, end)
+}
+
+/// Appends a number in decimal digits.
+const fn number((mut bytes, mut end): ([u8; 128], usize), value: u64) -> ([u8; 128], usize) {
+    let mut unit = 1;
+    while value / unit >= 10 {
+        unit *= 10;
+    }
+    while unit > 0 {
+        assert!(end + 1 < bytes.len());
+        bytes[end] = b'0' + (value / unit % 10) as u8;
+        (unit, end) = (unit / 10, end + 1);
+    }
+    (bytes, end)
+}
+
+/// [`BYTES`] as a text.
 pub fn text() -> String {
-    format!("{} ({})", env!("CARGO_PKG_VERSION"), formats())
+    let text = BYTES.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 /// The formats of this build's files: `ledger 2, limits 3, rules 1`.

@@ -54,7 +54,7 @@ impl Place {
             .spawn()
             .expect("a C compiler");
         let source = format!(
-            "const char *gpulimit_version(void) {{ return \"{}\"; }}\n{more}\n",
+            "const char gpulimit_version_text[] = \"{}\";\n{more}\n",
             gpulimit::version::text()
         );
         let input = compiler.stdin.take();
@@ -200,7 +200,7 @@ fn a_library_that_programs_do_not_start_with_is_refused() {
     let Some(place) = Place::new() else { return };
     let text = place.0.join("libgpulimit.so");
     fs::write(&text, "no library").expect("written");
-    assert!(place.refused(&text).contains("cannot be used here"));
+    assert!(place.refused(&text).contains("cannot preload"));
     for more in [
         "void missing(void); void use(void) { missing(); }",
         "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { if (write(2, \"x\\n\", 2)) {} }",

@@ -99,7 +99,8 @@ fn a_tree_is_made_once() {
          lab/b: created, max 2GiB, max 1GiB of GPU-00112233-4455-6677-8899-aabbccddeeff, owner {name}, members owner\n"
     );
     let dry = place.applied(TREE, &["--dry-run"]);
-    assert_eq!(dry, format!("{expected}dry run: nothing was changed\n"));
+    let planned = expected.replace("created", "would be created");
+    assert_eq!(dry, format!("{planned}dry run: nothing was changed\n"));
     assert!(!place.root_path().exists(), "nothing was made");
     assert_eq!(place.applied(TREE, &[]), expected);
     assert_eq!(place.groups(), ["lab", "lab/a", "lab/b"]);
@@ -541,13 +542,7 @@ fn no_random_change_of_a_policy_makes_it_panic() {
             }
         }
         let text: String = text.into_iter().collect();
-        let mistakes = match file::parse(Path::new("p.toml"), &text) {
-            Ok(policy) => compile::compile(&policy, &Machine).1,
-            Err(mistakes) => {
-                assert!(!mistakes.is_empty());
-                mistakes
-            }
-        };
+        let (_, mistakes) = compile::compile(&file::parse(Path::new("p.toml"), &text), &Machine);
         wrong += usize::from(!mistakes.is_empty());
         let lines = text.lines().count().max(1) + 1;
         for mistake in mistakes {
@@ -556,6 +551,132 @@ fn no_random_change_of_a_policy_makes_it_panic() {
         }
     }
     assert!(wrong > 1_000, "{wrong}");
+}
+
+#[test]
+fn check_says_each_mistake_once_whatever_else_is_wrong() {
+    let place = Place::new();
+    let policy = r#"
+[group."bad name"]
+usr = "x"
+[group."x/{user}"]
+users = ["root", "daemon"]
+min = "30%"
+max = "20%"
+[[rule]]
+group = "nowhere"
+[[rule]]
+user = "no such user"
+group = "gone"
+[[rule]]
+user = "daemon"
+group = "{who}"
+"#;
+    let said = place.refused("check", policy);
+    let expected = [
+        "p.toml:2: 'bad name' is no name of a group",
+        "p.toml:3: unknown key 'usr'",
+        "p.toml:4: group 'x/{user}' has min 30% above max 20%",
+        "p.toml:4: group 'x/{user}' is below 'x'",
+        "p.toml:8: rule 1 has no condition",
+        "p.toml:9: rule 1 names the group 'nowhere'",
+        "p.toml:12: rule 2 names the group 'gone'",
+        "p.toml:15: '{who}' has braces",
+        "has 8 mistakes",
+    ];
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{said}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.contains(expected), "{expected}\n{said}");
+    }
+}
+
+#[test]
+fn check_and_apply_warn_of_what_is_probably_not_meant() {
+    let place = Place::new();
+    let policy = "[group.a]\nmax = 20\n[group.b]\nmax = '4G'\nhigh = '5G'\n";
+    for verb in ["check", "apply"] {
+        let output = place.run(verb, policy, &[]);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        let expected = [
+            "p.toml:1: warning: max=20 is 20 bytes, less than any program needs: did you mean max=20G?",
+            "p.toml:3: warning: high=5GiB is above max=4GiB",
+        ];
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), expected.len(), "{said}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.contains(expected), "{said}");
+        }
+    }
+}
+
+/// A machine with the user database of the test's own: alice and bob are its people.
+const PEOPLE: &str = r#"
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs "$1"
+cp -a /etc "$1/etc"
+mkdir -m 755 "$1/run" "$1/run/gpulimit"
+rm -f "$1/etc/ld.so.preload"
+sed -i -E '/^[^:]*:[^:]*:[1-9][0-9]{3,4}:/d' "$1/etc/passwd"
+printf 'alice:x:2001:2001::/:/bin/sh\nbob:x:2002:2002::/:/bin/sh\n' >> "$1/etc/passwd"
+mount --bind "$1/etc" /etc
+mount --bind "$1/run" /run
+printf '[group.a]\n[[rule]]\nuser = "alice"\ngroup = "a"\n' > /etc/p.toml
+set +e
+for verb in 'check /etc/p.toml' 'apply /etc/p.toml' doctor 'doctor --user alice'; do
+    echo "== $verb"
+    $2 $verb
+done
+echo /usr/lib/gpulimit/libgpulimit.so > /etc/ld.so.preload
+printf '[[rule]]\nuser = "*"\ngroup = "none"\n' >> /etc/p.toml
+echo == all
+$2 apply /etc/p.toml
+$2 doctor --user alice | grep -v 'names /usr/lib'
+"#;
+
+#[test]
+fn a_policy_that_is_not_enforced_is_not_passed_off_as_one() {
+    if me().1 != 0 {
+        eprintln!("skipped: only root mounts");
+        return;
+    }
+    let place = Place::new();
+    let output = Command::new("unshare")
+        // Both streams in one, in their order.
+        .args(["-m", "sh", "-c", &format!("exec 2>&1\n{PEOPLE}"), "sh"])
+        .arg(&place.0)
+        .arg(env!("CARGO_BIN_EXE_gpulimit"))
+        .env_remove("LD_PRELOAD")
+        .env_remove("GPULIMIT_ROOT")
+        .output()
+        .expect("started");
+    let said = text(&output.stdout);
+    let (said, all) = said.split_once("== all\n").expect("both halves");
+    let mut parts = said.split("== ").skip(1);
+    let mut part = |verb: &str| {
+        let part = parts.next().unwrap_or_default();
+        assert!(part.starts_with(verb), "{said}");
+        part.to_owned()
+    };
+    let left = "no rule holds for bob: their programs have no limit";
+    let unknown = "does not name the library";
+    let (check, apply) = (part("check"), part("apply"));
+    assert!(check.contains(left) && !check.contains(unknown), "{said}");
+    assert!(apply.contains(left) && apply.contains(unknown), "{said}");
+    let (doctor, user) = (part("doctor"), part("doctor --user"));
+    let missing =
+        "warning  system-wide  not in /etc/ld.so.preload: the rules of the policy hold only";
+    for (one, rule) in [(&doctor, left), (&user, "alice is assigned to a by rule 1")] {
+        assert!(one.contains(missing) && one.contains(rule), "{said}");
+        assert!(!one.contains("Limits can be applied.\n"), "{said}");
+    }
+    assert!(
+        !all.contains("warning: ") && !all.contains("warning  rules"),
+        "{all}"
+    );
+    assert!(!all.contains(missing), "{all}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The rules of the source tree that no compiler checks.
 //!
-//! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` anew from the hook table.
+//! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` and `tests/gpu/signatures.txt` anew from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -337,6 +337,27 @@ fn every_hook_is_proven_by_a_test() {
             "{test} of {symbol} is there"
         );
     }
+}
+
+/// The cases of wrong handles (`tests/gpu/handles.py`) follow from what functions take.
+#[test]
+fn signatures_of_every_hook_are_written_down() {
+    let text = read(TABLE);
+    let rows = text.lines().filter(|line| line.contains(") => "));
+    let mut list = String::new();
+    for row in rows {
+        let (signature, _) = row.split_once(" => ").unwrap();
+        let (_, signature) = signature.trim().split_once(' ').unwrap();
+        writeln!(list, "{}", signature.trim()).unwrap();
+    }
+    let place = root().join("tests/gpu/signatures.txt");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&place, &list).unwrap();
+    }
+    assert!(
+        fs::read_to_string(&place).is_ok_and(|text| text == list),
+        "tests/gpu/signatures.txt is not what the table says: UPDATE=1 cargo test --test tidy"
+    );
 }
 
 #[test]

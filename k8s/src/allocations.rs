@@ -8,7 +8,8 @@
 //!     NAME/limits, lock         the group's own files under further names
 //!     NAME/ledger               that, too; the only one that is mounted writable
 //! ```
-//! An allocation's name follows from its units: whoever gets the same units again, as kubelet does not tell whose they are, gets the same name.
+//! Every allocation gets a name and files of its own, also of units that were given out before. The ledger is open to the container's root,
+//! who may leave anything behind: another owner, no permissions, a descriptor that some other pod keeps. None of that is used again.
 //!
 //! Every group is at the top. Below a common one, all containers could write that one's ledger, and so stop each other.
 
@@ -26,7 +27,6 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// The directory of the views, in the root. No group can have this name.
@@ -36,9 +36,6 @@ const RECORDS: &str = "allocations";
 /// Kubelet allocates for the init containers of a pod and at once, from the same units, for the others. Units that are given out
 /// again after so long have had another owner.
 const SAME_POD: Duration = Duration::from_secs(60);
-
-/// Without NVML's word a dead process's memory counts for a second.
-const DRAINS: Duration = Duration::from_secs(3);
 
 /// All allocations of the node.
 pub struct Allocations {
@@ -68,6 +65,8 @@ struct Record {
     gpu: String,
     bytes: u64,
     units: Vec<u32>,
+    /// Tells it from all others of the same units: when it was made, in nanoseconds.
+    made: u64,
 }
 
 impl Record {
@@ -75,22 +74,10 @@ impl Record {
         self.gpu.parse().map_err(Trouble::new)
     }
 
-    /// `k8s-1a2b3c4d-16GiB-0123456789abcdef`: for people, and told apart by all units.
+    /// `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size, and what no other allocation has.
     fn name(&self) -> String {
-        // FNV-1a; kubelet chooses the units, and nobody who would gain by two of the same name.
-        let mut sum: u64 = 0xcbf2_9ce4_8422_2325;
-        let mut add = |bytes: &[u8]| {
-            for byte in bytes {
-                sum = (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-            }
-        };
-        add(self.gpu.as_bytes());
-        add(&self.bytes.to_le_bytes());
-        for number in &self.units {
-            add(&number.to_le_bytes());
-        }
         let card = self.gpu.get(4..12).unwrap_or_default();
-        format!("k8s-{card}-{}-{sum:016x}", Size::Bytes(self.bytes))
+        format!("k8s-{card}-{}-{:016x}", Size::Bytes(self.bytes), self.made)
     }
 
     fn units(&self) -> impl Iterator<Item = Unit> + '_ {
@@ -160,28 +147,38 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation. A dead one of the same units is replaced, with all that its processes have written.
+    /// Makes an allocation, of files that nobody has had before. Others of the same units stay until they are swept away: of an init
+    /// container, which runs before the container that gets its units, or of a pod that has ended.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
-        let record = Record {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let mut record = Record {
             gpu: share.card.to_string(),
             bytes,
             units: share.numbers.clone(),
+            // Until the year 2554.
+            made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        let name = record.name();
-        self.unused.remove(&name);
-        self.granted.insert(name.clone(), Instant::now());
-        // Where programs run in it, it is theirs: their pod is about to end, or kubelet asks a second time.
-        if let Ok(group) = self.root.group(&name)
-            && becomes_idle(&group)
-        {
-            self.remove(&name)?;
+        while self.is_taken(&record.name()) {
+            record.made += 1;
         }
+        let name = record.name();
+        self.granted.insert(name.clone(), Instant::now());
         let path = self.records.join(&name);
         let text = serde_json::to_vec(&record).map_err(Trouble::new)?;
-        // Its time is that of this call, also where it says what it said before.
-        let _ = fs::remove_file(&path);
         replace(&path, &text, 0o600).map_err(Trouble::at(&path))?;
         self.ensure(&name, &record)
+    }
+
+    /// Whether anything has this name.
+    fn is_taken(&self, name: &str) -> bool {
+        let (group, view) = (self.root.path().join(name), self.view_of(name));
+        [self.records.join(name), group, view]
+            .iter()
+            .any(|path| fs::symlink_metadata(path).is_ok())
+    }
+
+    fn view_of(&self, name: &str) -> PathBuf {
+        self.root.path().join(VIEWS).join(name)
     }
 
     /// Makes groups and views that are written down and not there, as after a reboot. Those that are there stay as they are, and so do those
@@ -196,8 +193,9 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes allocations that nobody has any longer, and says which: without processes, and with units that were given out anew, or that
-    /// kubelet has said for `keep` are in no pod. `in_use`: what it says now, and when it was asked: it knows nothing of what came after that.
+    /// Removes allocations that nobody has any longer, and says which: those whose units were given out anew, whatever their ledgers say,
+    /// and those without processes whose units kubelet has said for `keep` are in no pod. `in_use`: what it says now, and when it was
+    /// asked: it knows nothing of what came after that.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -232,11 +230,14 @@ impl Allocations {
             if !replaced && unused.is_none_or(|since| since.elapsed() < keep) {
                 continue;
             }
-            let free = match self.root.group(name) {
-                Ok(group) => is_idle(&group),
-                Err(error) => matches!(error, GroupError::Missing { .. }),
+            let state = match self.root.group(name) {
+                Ok(group) => State::of(&group),
+                Err(GroupError::Missing { .. }) => State::Idle,
+                Err(_) => State::Spoilt,
             };
-            if free && self.remove(name).is_ok() {
+            let force = replaced || matches!(state, State::Spoilt);
+            let wait = matches!(state, State::Busy) && !force;
+            if !wait && self.remove(name, force).is_ok() {
                 removed.push(name.clone());
             }
         }
@@ -286,7 +287,7 @@ impl Allocations {
     }
 
     fn view(&self, group: &Group) -> Result<Grant, Trouble> {
-        let view = self.root.path().join(VIEWS).join(group.name());
+        let view = self.view_of(group.name());
         let files = view.join(group.name());
         let grant = Grant {
             name: group.name().into(),
@@ -304,52 +305,56 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// The group first: it says no where somebody runs in it.
-    fn remove(&self, name: &str) -> Result<(), Trouble> {
+    /// The group first: it says no where somebody runs in it. With `force` it is removed whatever is in its files: the directory is ours,
+    /// and that is all it takes.
+    fn remove(&self, name: &str, force: bool) -> Result<(), Trouble> {
+        let group = self.root.path().join(name);
         match self.root.remove(name) {
-            Err(GroupError::Missing { .. }) => {}
-            removed => removed?,
+            Ok(()) | Err(GroupError::Missing { .. }) => {}
+            Err(_) if force => gone(&group, fs::remove_dir_all(&group))?,
+            Err(error) => return Err(error.into()),
         }
-        let view = self.root.path().join(VIEWS).join(name);
-        let record = self.records.join(name);
-        for (path, removed) in [
-            (&view, fs::remove_dir_all(&view)),
-            (&record, fs::remove_file(&record)),
-        ] {
-            match removed {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(Trouble::at(path)(error));
-                }
-                _ => {}
+        let (view, record) = (self.view_of(name), self.records.join(name));
+        gone(&view, fs::remove_dir_all(&view))?;
+        gone(&record, fs::remove_file(&record))
+    }
+}
+
+/// What became of an attempt to remove something that may not be there.
+fn gone(path: &Path, removed: io::Result<()>) -> Result<(), Trouble> {
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Trouble::at(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Who is in a group, as its ledger says.
+enum State {
+    /// Nobody, and the driver has let go of what those before held.
+    Idle,
+    /// Somebody.
+    Busy,
+    /// The container has made its ledger say nothing: it has no say in when the group goes.
+    Spoilt,
+}
+
+impl State {
+    fn of(group: &Group) -> Self {
+        match Ledger::open(&group.ledger_path()) {
+            Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
+            // That nobody uses one of another version is found when it is removed.
+            Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
+            Err(LedgerError::Damaged { .. }) => Self::Spoilt,
+            Err(LedgerError::Io { error, .. })
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::NotFound
+                ) =>
+            {
+                Self::Spoilt
             }
+            Err(_) => Self::Busy,
         }
-        Ok(())
-    }
-}
-
-/// Whether nobody runs in a group, and the driver has let go of what those before held. A ledger that is none any more is nobody's.
-fn is_idle(group: &Group) -> bool {
-    match Ledger::open(&group.ledger_path()) {
-        Ok(ledger) => !ledger.has_live() && ledger.clean(&NoWitness).draining == 0,
-        Err(error) => matches!(
-            error,
-            LedgerError::Damaged { .. } | LedgerError::Version { .. }
-        ),
-    }
-}
-
-/// The same after what the dead held, or what somebody has written there of dead who never were, has had its time to drain.
-fn becomes_idle(group: &Group) -> bool {
-    let start = Instant::now();
-    loop {
-        if is_idle(group) {
-            return true;
-        }
-        let dead = Ledger::open(&group.ledger_path()).is_ok_and(|ledger| !ledger.has_live());
-        if !dead || start.elapsed() > DRAINS {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(20));
     }
 }
 

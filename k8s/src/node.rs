@@ -8,6 +8,7 @@ use crate::options::Options;
 use crate::plugin::{Delivery, Plugin, WISHES};
 use crate::socket::{Identity, Socket};
 use crate::{library, pods, say};
+use gpulimit::file_system::is_mount_point;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +35,10 @@ struct Node {
     allocations: Arc<Mutex<Allocations>>,
     /// The kubelet that knows us, and since when.
     known_to: Option<(Identity, Instant)>,
-    /// What was said last of kubelet, so that it is said once.
-    said: String,
+    /// What was said last of our registration.
+    registration: Once,
+    /// What was said last of the list of pods.
+    pods: Once,
     /// Allocations whose owner was said.
     introduced: BTreeSet<String>,
 }
@@ -71,6 +74,12 @@ impl Node {
         })?;
         let allocations = Allocations::open(&options.root, &options.state)
             .map_err(|trouble| trouble.to_string())?;
+        if !is_mount_point(&options.root) {
+            say(format_args!(
+                "{} is not a file system of its own: a container can fill the one that it is on through its ledger; docs/kubernetes.md says how to mount one",
+                options.root.display()
+            ));
+        }
         let troubles = allocations
             .recover()
             .map_err(|trouble| trouble.to_string())?;
@@ -99,7 +108,8 @@ impl Node {
             plugin: Arc::new(plugin),
             allocations,
             known_to: None,
-            said: String::new(),
+            registration: Once::default(),
+            pods: Once::default(),
             introduced: BTreeSet::new(),
         })
     }
@@ -108,6 +118,18 @@ impl Node {
         let failed = |error| format!("cannot wait for signals: {error}");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        // Whatever it is waiting for at that moment, as an answer of a kubelet that hangs, is given up.
+        select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = self.serve() => {}
+        }
+        say("ends; containers go on");
+        Ok(())
+    }
+
+    /// Does all of our work, without an end.
+    async fn serve(&mut self) {
         let mut served: Option<Served> = None;
         let (mut looked, mut swept) = (Instant::now(), None::<Instant>);
         loop {
@@ -135,14 +157,8 @@ impl Node {
                 swept = Some(Instant::now());
                 self.sweep().await;
             }
-            select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-                () = sleep(TICK) => {}
-            }
+            sleep(TICK).await;
         }
-        say("ends; containers go on");
-        Ok(())
     }
 
     /// Opens our socket. Whoever knew the one before does not know this one.
@@ -156,7 +172,8 @@ impl Node {
                 Some(Served { socket, task })
             }
             Err(error) => {
-                self.note(format!("cannot listen at {}: {error}", path.display()));
+                self.registration
+                    .note(format!("cannot listen at {}: {error}", path.display()));
                 None
             }
         }
@@ -167,7 +184,7 @@ impl Node {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
             self.known_to = None;
-            self.note(format!(
+            self.registration.note(format!(
                 "waiting for kubelet, which makes {}",
                 path.display()
             ));
@@ -180,16 +197,17 @@ impl Node {
             return;
         }
         if self.known_to.is_some_and(|(known, _)| known != kubelet) {
-            self.said.clear();
+            self.registration = Once::default();
         }
         match introduce(&path, &self.options.resource).await {
             Ok(()) => {
                 self.known_to = Some((kubelet, Instant::now()));
-                self.note(format!("kubelet knows {}", self.options.resource));
+                self.registration
+                    .note(format!("kubelet knows {}", self.options.resource));
             }
             Err(status) => {
                 self.known_to = None;
-                self.note(format!(
+                self.registration.note(format!(
                     "kubelet does not take {}: {status}",
                     self.options.resource
                 ));
@@ -205,6 +223,13 @@ impl Node {
         // what is dead.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
+        match &pods {
+            Ok(_) => self.pods = Once::default(),
+            Err(status) => self.pods.note(format!(
+                "kubelet does not list its pods at {}: {status}",
+                self.options.pods.display()
+            )),
+        }
         let owners = pods.ok().filter(knows).map(|pods| pods.owners);
         let swept = self.allocations().sweep(
             owners.as_ref().map(|owners| (asked, owners)),
@@ -231,18 +256,23 @@ impl Node {
         }
     }
 
-    /// Says something of kubelet that may stay as it is for long.
-    fn note(&mut self, text: String) {
-        if self.said != text {
-            say(&text);
-            self.said = text;
-        }
-    }
-
     fn allocations(&self) -> MutexGuard<'_, Allocations> {
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A line that may hold for long, and is said when it changes.
+#[derive(Default)]
+struct Once(String);
+
+impl Once {
+    fn note(&mut self, text: String) {
+        if self.0 != text {
+            say(&text);
+            self.0 = text;
+        }
     }
 }
 

@@ -76,6 +76,12 @@ pub const MEMPOOL_ATTR_USED_MEM_CURRENT: i32 = 7;
 pub const GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: i32 = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`, an int.
 pub const POINTER_ATTRIBUTE_DEVICE_ORDINAL: i32 = 9;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, a `CUmemorytype`.
+pub const POINTER_ATTRIBUTE_MEMORY_TYPE: i32 = 2;
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`, a truth value in the first byte.
+pub const POINTER_ATTRIBUTE_IS_MANAGED: i32 = 8;
+/// `CU_MEMORYTYPE_HOST`.
+pub const MEMORY_TYPE_HOST: i32 = 1;
 /// `CUgraphNodeType`.
 pub const NODE_TYPE_KERNEL: i32 = 0;
 pub const NODE_TYPE_GRAPH: i32 = 4;
@@ -90,6 +96,8 @@ pub const LOCATION_DEVICE: i32 = 1;
 pub const LOCATION_DEVICE_LOCALITY_DOMAIN: i32 = 6;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub const ALLOCATION_PINNED: i32 = 1;
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+pub const ALLOCATION_MANAGED: i32 = 2;
 
 /// `CUmemLocation`, 8 bytes.
 #[repr(C)]

@@ -5,14 +5,17 @@
 
 pub mod arrays;
 pub mod blocks;
+pub mod charged;
 pub mod contexts;
 pub mod device;
 pub mod driver_share;
 pub mod graphs;
 pub mod green;
+pub mod handles;
 pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
+pub mod locks;
 pub mod managed;
 pub mod maps;
 pub mod openings;
@@ -23,6 +26,7 @@ mod scratch;
 pub mod shared;
 pub mod spare;
 pub mod tiling;
+pub mod variables;
 pub mod vmm;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -34,8 +38,8 @@ use parking_lot::Mutex;
 
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal,
-    Opaque, Out, SUCCESS, Status, Stream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
+    Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::membership;
 use crate::table::cuda;
@@ -45,11 +49,14 @@ use device::Device;
 use graphs::bodies::Bodies;
 use graphs::execs::Execs;
 use green::Greens;
+use handles::{Handles, Kind};
 use launched::Launched;
 use libraries::Libraries;
+use locks::{Place, hold};
 use managed::Managed;
 use openings::Openings;
 use pools::Pools;
+use variables::Variables;
 use vmm::Vmm;
 
 /// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all sizes).
@@ -60,6 +67,8 @@ const MAX_ORDINALS: usize = 64;
 /// This process's account. Never dropped once published (see `process`).
 pub struct Account {
     joining: Mutex<()>,
+    /// Held while the driver's own symbols are made to lead to our functions.
+    pub redirecting: Mutex<()>,
     member: OnceBox<Result<Member, membership::Failed>>,
     devices: [OnceBox<Device>; MAX_ORDINALS],
     count: AtomicI32,
@@ -68,6 +77,7 @@ pub struct Account {
     pub blocks: Blocks,
     pub arrays: Arrays,
     pub managed: Managed,
+    pub variables: Variables,
     pub openings: Openings,
     pub vmm: Vmm,
     pub pools: Pools,
@@ -76,6 +86,7 @@ pub struct Account {
     pub launched: Launched,
     pub libraries: Libraries,
     pub greens: Greens,
+    pub handles: Handles,
 }
 
 impl Account {
@@ -83,6 +94,7 @@ impl Account {
     pub fn new() -> Self {
         Account {
             joining: Mutex::new(()),
+            redirecting: Mutex::new(()),
             member: OnceBox::new(),
             devices: [const { OnceBox::new() }; MAX_ORDINALS],
             count: AtomicI32::new(0),
@@ -90,6 +102,7 @@ impl Account {
             blocks: Blocks::default(),
             arrays: Arrays::default(),
             managed: Managed::default(),
+            variables: Variables::default(),
             openings: Openings::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
@@ -98,6 +111,7 @@ impl Account {
             launched: Launched::default(),
             libraries: Libraries::default(),
             greens: Greens::default(),
+            handles: Handles::default(),
         }
     }
 
@@ -107,7 +121,7 @@ impl Account {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
             let _undisturbed = Undisturbed::new();
-            let _alone = self.joining.lock();
+            let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(membership::join()));
         }
         match self.member.get() {
@@ -172,6 +186,14 @@ impl Account {
     fn give_back_unused(&'static self) {
         for device in self.devices() {
             device.give_back_unused();
+        }
+    }
+
+    /// After a panic of the library's: brings what calls had paid ahead in line with what the driver has.
+    #[cold]
+    pub fn recover(&'static self) {
+        for device in self.devices() {
+            device.driver.recover(device);
         }
     }
 
@@ -251,22 +273,37 @@ impl Account {
         }
     }
 
-    /// The device that work in `stream` runs on.
+    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there is only one device.
     #[inline]
-    pub fn stream_device(&'static self, stream: Stream) -> Result<&'static Device, Status> {
+    pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
         // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
-            return self.current_device();
+            return Some(self.current_device());
         }
-        self.device_of(stream)
+        let origin = self.handles.origin(Kind::Stream, stream)?;
+        self.context_device(origin.context).map(Ok)
     }
 
-    fn device_of(&'static self, stream: Stream) -> Result<&'static Device, Status> {
-        let mut context = 0;
-        match cuda::cuStreamGetCtx(stream, Out::of(&mut context)) {
-            SUCCESS => self.device(device::of_context(context)?),
-            failed => Err(failed),
-        }
+    /// The device of a context; `None` for a context that is unknown.
+    pub fn context_device(&'static self, context: Context) -> Option<&'static Device> {
+        let holder = self.greens.holder(context);
+        let known = |device: &&Device| device.contexts.has(holder);
+        self.devices().find(known).or_else(|| {
+            // The driver hands out the current context, however it was made.
+            let (mut current, mut ordinal) = (0, 0);
+            let is_current = context != 0
+                && cuda::cuCtxGetCurrent(Out::of(&mut current)) == SUCCESS
+                && current == context
+                && cuda::cuCtxGetDevice(Out::of(&mut ordinal)) == SUCCESS;
+            is_current.then(|| self.device(ordinal).ok())?
+        })
+    }
+
+    /// The devices on which this process has contexts.
+    pub fn devices_in_use(&'static self) -> Vec<&'static Device> {
+        self.devices()
+            .filter(|device| device.contexts.count() > 0)
+            .collect()
     }
 }
 

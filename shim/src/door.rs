@@ -3,12 +3,16 @@
 
 mod dlopen;
 mod dlsym;
+#[cfg(not(test))]
+mod front;
 mod redirect;
 
 use std::ffi::c_void;
 
 use dlsym::next_versioned;
 pub use dlsym::real_dlsym;
+#[cfg(not(test))]
+pub use front::take as take_the_front;
 pub use redirect::redirect;
 
 use crate::driver::Library;

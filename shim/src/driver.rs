@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use gpulimit_core::group::Undisturbed;
 use gpulimit_core::order;
 use once_cell::race::OnceBox;
-use parking_lot::Mutex;
 
+use crate::account::locks::{Place, hold};
 use crate::door::{real_dlsym, redirect};
 use crate::hook::Row;
+use crate::process::Process;
 
 /// One real library: the functions we hook (`rows`) and those we only call (`calls`), in this order in `addresses`.
 pub struct Library {
@@ -25,7 +26,7 @@ pub struct Library {
     resolved: AtomicBool,
     /// Real address → index of the row, sorted.
     by_address: OnceBox<Vec<(usize, usize)>>,
-    redirected: Mutex<bool>,
+    redirected: AtomicBool,
 }
 
 impl Library {
@@ -42,7 +43,7 @@ impl Library {
             addresses,
             resolved: AtomicBool::new(false),
             by_address: OnceBox::new(),
-            redirected: Mutex::new(false),
+            redirected: AtomicBool::new(false),
         }
     }
 
@@ -107,14 +108,17 @@ impl Library {
 
     /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us. Only for one that is loaded.
     pub fn redirect(&self) {
-        if *self.redirected.lock() {
+        if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.open(libc::RTLD_NOW);
-        // Two at a time would take the right to write from each other. Nothing in it waits for the dynamic linker.
-        let mut done = self.redirected.lock();
-        if !std::mem::replace(&mut *done, true) {
-            redirect(handle, |real| self.hook_of(real));
+        // Two at a time would take the right to write from each other. Nothing in it waits for the dynamic linker. The lock is this process's: a child
+        // that is forked meanwhile has one of its own, and does all of it again.
+        let redirecting = &Process::current().redirecting;
+        let _alone = hold(Place::Redirecting, || redirecting.lock());
+        if !self.redirected.load(Ordering::Acquire) {
+            redirect(handle, &|real| self.hook_of(real));
+            self.redirected.store(true, Ordering::Release);
         }
     }
 

@@ -9,6 +9,7 @@ mod guard;
 #[cfg(target_arch = "x86_64")]
 mod pass;
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -95,7 +96,27 @@ impl<F: Fn(Option<Call>) -> Status> Hook for F {
 #[inline(never)]
 pub fn enter(class: Class, symbol: &'static str, broken: Status, hook: &dyn Hook) -> Status {
     let real = || hook.run(None);
-    run(class, symbol, broken, real, |call| hook.run(Some(call)))
+    // Launches and calls of pools protect their slow ways by themselves: cancelled threads pass the others.
+    let slow = !matches!(class, Class::launch | Class::pooled);
+    run(class, slow, symbol, broken, real, |call| {
+        hook.run(Some(call))
+    })
+}
+
+/// A hook whose work comes after the driver's call, which may wait for long: the call is made outside of everything else, so that a thread that is
+/// cancelled in it ends there, as without us. Returns the `status` that the call came to.
+#[inline(never)]
+pub fn after(
+    symbol: &'static str,
+    broken: Status,
+    status: Status,
+    handler: &dyn Fn(Call),
+) -> Status {
+    let done = |call| {
+        handler(call);
+        status
+    };
+    run(Class::pooled, true, symbol, broken, || status, done)
 }
 
 /// As [`enter`], for the few that programs call by the million: all in one function. `broken` is the status for a handler that panicked: a fault of ours
@@ -103,9 +124,12 @@ pub fn enter(class: Class, symbol: &'static str, broken: Status, hook: &dyn Hook
 ///
 /// Calls are also where other members' requests for what is held unused are answered: all but those of pools, which are to cost next to
 /// nothing, and of which the waiting ones answer by themselves.
+///
+/// `undisturbed`: cancellation is put off, as the driver or we may come to a call at which a cancelled thread would end.
 #[inline(always)]
 pub fn run(
     class: Class,
+    undisturbed: bool,
     symbol: &'static str,
     broken: Status,
     real: impl Fn() -> Status,
@@ -118,11 +142,10 @@ pub fn run(
     if !limited() {
         return real();
     }
-    // Where the driver opens files, or where it is measured. What programs do by the million does neither.
-    let _undisturbed = matches!(class, Class::measured | Class::view).then(Undisturbed::new);
+    let _undisturbed = undisturbed.then(Undisturbed::new);
     let handled = guard::alone(|| {
-        let process = Process::current();
         catch_unwind(AssertUnwindSafe(|| {
+            let process = Process::current();
             if class != Class::pooled {
                 process.answer();
             }
@@ -131,16 +154,23 @@ pub fn run(
     });
     match handled {
         Some(Ok(status)) => status,
-        Some(Err(_)) => panicked(symbol, broken),
+        Some(Err(panic)) => panicked(panic, symbol, broken),
         None => real(),
     }
 }
 
 #[cold]
-fn panicked(symbol: &str, broken: Status) -> Status {
+fn panicked(panic: Box<dyn Any + Send>, symbol: &str, broken: Status) -> Status {
     crate::message::line(format_args!(
         "internal error in {symbol}; the call fails with {broken}. Please report this"
     ));
+    // What was thrown may panic in turn when it is dropped.
+    std::mem::forget(panic);
+    // The driver's calls in this are no program's.
+    let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
+    if let Some(Err(panic)) = recovered {
+        std::mem::forget(panic);
+    }
     broken
 }
 
@@ -209,7 +239,7 @@ macro_rules! table {
 
     (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub extern "C" fn $name($($arg: $ty),*) -> Status {
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             // The common case of calls that programs make by the million: one look, no guard, no handler.
             #[allow(unused_variables)]
             let real = || super::$name($($arg),*);
@@ -220,14 +250,23 @@ macro_rules! table {
 
     (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub extern "C" fn $name($($arg: $ty),*) -> Status {
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             crate::hook::run(
                 Class::$class,
+                false,
                 stringify!($name),
                 $broken,
                 || super::$name($($arg),*),
                 |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
             )
+        }
+    };
+
+    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            let status = super::$name($($arg),*);
+            crate::hook::after(stringify!($name), $broken, status, &$handler)
         }
     };
 
@@ -244,8 +283,8 @@ macro_rules! table {
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
-        pub extern "C" fn $name($($arg: $ty),*) -> Status {
-            extern "C" fn others($($arg: $ty),*) -> Status {
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            extern "C-unwind" fn others($($arg: $ty),*) -> Status {
                 table!(@enter $class, $broken, $name ( $($arg : $ty),* ) => $handler)
             }
             crate::hook::pass!($register, ADDRESSES, Index::$name as usize, others)
@@ -270,7 +309,7 @@ macro_rules! table {
             // SAFETY: the address is the driver's function of this name; the row's types are those of its header.
             // The pointers among the arguments come from the program's own call or from `Out::of`.
             unsafe {
-                let function: unsafe extern "C" fn($($ty),*) -> Status = std::mem::transmute(address);
+                let function: unsafe extern "C-unwind" fn($($ty),*) -> Status = std::mem::transmute(address);
                 function($($arg),*)
             }
         }

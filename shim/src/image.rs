@@ -7,14 +7,19 @@
 #![allow(unsafe_code)]
 
 mod compressed;
+mod cubin;
 mod fatbin;
 pub mod lz4;
 mod output;
+mod ptx;
 mod runtime;
 pub mod zstd;
 
 use std::ffi::{CStr, OsStr};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 
 use crate::abi::Opaque;
 
@@ -23,15 +28,32 @@ use crate::abi::Opaque;
 pub struct Needs {
     /// Bytes of device memory for its variables.
     pub variables: u64,
+    /// Of these, what it takes for certain.
+    pub least: u64,
+    /// Bytes of managed memory for its variables.
+    pub managed: u64,
     /// Its kernels use device `malloc`.
     pub device_malloc: bool,
     /// Its kernels use device `assert`.
     pub device_assert: bool,
     /// Its kernels use device `printf`.
     pub device_printf: bool,
+    /// Something of the image could not be read: it may take more than this.
+    pub unknown: bool,
 }
 
 impl Needs {
+    /// Of an image that could not be read at all.
+    pub const UNKNOWN: Needs = Needs {
+        variables: 0,
+        least: 0,
+        managed: 0,
+        device_malloc: false,
+        device_assert: false,
+        device_printf: false,
+        unknown: true,
+    };
+
     /// Whether there is something of the device's runtime that it uses.
     pub fn uses_runtime(self) -> bool {
         self.device_malloc || self.device_assert || self.device_printf
@@ -41,9 +63,20 @@ impl Needs {
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
+            least: self.least.min(other.least),
+            managed: self.managed.max(other.managed),
             device_malloc: self.device_malloc || other.device_malloc,
             device_assert: self.device_assert || other.device_assert,
             device_printf: self.device_printf || other.device_printf,
+            unknown: self.unknown || other.unknown,
+        }
+    }
+
+    /// What it takes with a use of the runtime.
+    fn with(self, runtime: Needs) -> Needs {
+        Needs {
+            least: self.least,
+            ..self.or(runtime)
         }
     }
 
@@ -51,313 +84,131 @@ impl Needs {
     pub fn and(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.saturating_add(other.variables),
+            least: self.least.saturating_add(other.least),
+            managed: self.managed.saturating_add(other.managed),
             ..self.or(other)
         }
+        .bounded()
     }
 
-    fn of_ptx(text: &[u8]) -> Needs {
+    /// With sizes that can be added up: no GPU has so much.
+    fn bounded(self) -> Needs {
+        const MOST: u64 = 1 << 48;
         Needs {
-            variables: in_ptx(text),
-            ..runtime::of_ptx(text)
+            variables: self.variables.min(MOST),
+            least: self.least.min(MOST),
+            managed: self.managed.min(MOST),
+            ..self
         }
     }
 }
 
-/// The image that a program hands to the driver, or the contents of a file. Memory is read where its headers say that it goes on, as the
-/// driver does.
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Memory(*const u8),
-    File(&'a [u8]),
-}
-
-const FATBIN: u32 = 0xba55_ed50;
+const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 /// `__fatBinC_Wrapper_t`, which programs of nvcc register.
-const WRAPPER: u32 = 0x4662_43b1;
-const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
-/// `e_machine` of cubins.
-const EM_CUDA: u16 = 190;
+const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
+const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+/// The largest file that is read, bytes.
+const LARGEST_FILE: u64 = 4 << 30;
 
-/// Symbols of a cubin that are looked at, at most.
-const MOST: u64 = 1 << 16;
-
-/// One image: what a fat binary has several of.
-enum Single<'a> {
-    Ptx(&'a [u8]),
-    /// From this offset on.
-    Cubin(Source<'a>, u64),
-}
-
-impl Single<'_> {
-    fn needs(&self) -> Option<Needs> {
-        match self {
-            Single::Ptx(text) => Some(Needs::of_ptx(text)),
-            Single::Cubin(source, start) => source.in_cubin(*start),
-        }
-    }
-}
-
-/// What the image at this address says, for GPUs of these compute capabilities; nothing where it does not say.
+/// Returns what the image at this address takes, on GPUs of these compute capabilities. Memory is read where the headers of the image say
+/// that it goes on, as the driver does.
 pub fn needs(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
-    match image {
-        0 => Needs::default(),
-        address => Source::Memory(address as *const u8)
-            .needs(capabilities)
-            .unwrap_or_default(),
+    if image == 0 {
+        return Needs::default();
+    }
+    let image = match begins(image, WRAPPER) {
+        // SAFETY: of a wrapper the program passes 24 bytes, with an address at the eighth.
+        true => unsafe {
+            (image as *const u8)
+                .add(8)
+                .cast::<Opaque>()
+                .read_unaligned()
+        },
+        false => image,
+    };
+    match in_memory(image) {
+        Some(bytes) => needs_of_bytes(bytes, capabilities),
+        None => Needs::UNKNOWN,
     }
 }
 
-/// The same of the file with the name at this address.
+/// Whether the NUL-terminated text or binary at this address begins so; does not read beyond the end of a text.
+fn begins(image: Opaque, with: [u8; 4]) -> bool {
+    (0..).zip(with).all(|(offset, wanted)| {
+        // SAFETY: there is a byte as long as those before it have not ended a text, and none of `with` is 0.
+        unsafe { (image as *const u8).add(offset).read() == wanted }
+    })
+}
+
+/// The bytes of the image at this address, as many as its header says; `None` where there is none, or that cannot be.
+fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
+    let start = image as *const u8;
+    let length = match () {
+        () if image == 0 || begins(image, WRAPPER) => return None,
+        // SAFETY: a binary has its header.
+        () if begins(image, FATBIN) => fatbin::length(unsafe { &*start.cast() })?,
+        // SAFETY: as above.
+        () if begins(image, ELF) => cubin::length(unsafe { &*start.cast() })?,
+        // SAFETY: PTX text that is handed over without a length ends with a NUL.
+        () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
+    };
+    let fits = isize::try_from(length).is_ok() && image.checked_add(length).is_some();
+    // SAFETY: an image goes as far as its header says, and is not written to during the call.
+    fits.then(|| unsafe { std::slice::from_raw_parts(start, length) })
+}
+
+/// Returns what the file with the name at this address takes.
 pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     if path == 0 {
         return Needs::default();
     }
     // SAFETY: the program passes a NUL-terminated name, or none.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
-    std::fs::read(OsStr::from_bytes(path.to_bytes()))
-        .map(|bytes| needs_of_bytes(&bytes, capabilities))
-        .unwrap_or_default()
-}
-
-/// The same of a file's content, which may be anything.
-pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
-    Source::File(bytes).needs(capabilities).unwrap_or_default()
-}
-
-impl<'a> Source<'a> {
-    fn bytes<const N: usize>(self, at: u64) -> Option<[u8; N]> {
-        let at = usize::try_from(at).ok()?;
-        match self {
-            Source::Memory(start) => {
-                // SAFETY: the image goes as far as its headers say.
-                Some(unsafe { start.add(at).cast::<[u8; N]>().read_unaligned() })
-            }
-            Source::File(bytes) => bytes.get(at..at.checked_add(N)?)?.try_into().ok(),
-        }
-    }
-
-    fn half(self, at: u64) -> Option<u16> {
-        self.bytes(at).map(u16::from_le_bytes)
-    }
-
-    fn word(self, at: u64) -> Option<u32> {
-        self.bytes(at).map(u32::from_le_bytes)
-    }
-
-    fn long(self, at: u64) -> Option<u64> {
-        self.bytes(at).map(u64::from_le_bytes)
-    }
-
-    /// Whether a NUL-terminated text begins so; does not read beyond its end.
-    fn begins(self, at: u64, with: &[u8]) -> bool {
-        let byte = |at| self.bytes::<1>(at).map(|[byte]| byte);
-        let is_there =
-            |(offset, wanted): (u64, &u8)| at.checked_add(offset).and_then(byte) == Some(*wanted);
-        (0..).zip(with).all(is_there)
-    }
-
-    /// So many bytes from here on.
-    fn slice(self, at: u64, length: u64) -> Option<&'a [u8]> {
-        let (at, length) = (usize::try_from(at).ok()?, usize::try_from(length).ok()?);
-        match self {
-            // SAFETY: an entry of a fat binary has the length that its header says.
-            Source::Memory(start) => unsafe {
-                Some(std::slice::from_raw_parts(start.add(at), length))
-            },
-            Source::File(bytes) => bytes.get(at..)?.get(..length),
-        }
-    }
-
-    /// The text up to its NUL, or up to `length` bytes.
-    fn text(self, at: u64, length: Option<u64>) -> Option<&'a [u8]> {
-        let bytes = match (self, length) {
-            (_, Some(length)) => self.slice(at, length)?,
-            // SAFETY: PTX text that is handed over without a length ends with a NUL.
-            (Source::Memory(start), None) => unsafe {
-                CStr::from_ptr(start.add(usize::try_from(at).ok()?).cast()).to_bytes()
-            },
-            (Source::File(bytes), None) => bytes.get(usize::try_from(at).ok()?..)?,
-        };
-        bytes.split(|byte| *byte == 0).next()
-    }
-
-    /// Calls `look` with every image that the driver may load from this one, on GPUs of these compute capabilities.
-    fn each(
-        self,
-        capabilities: &dyn Fn() -> Vec<u32>,
-        look: &mut dyn FnMut(Single<'_>),
-    ) -> Option<()> {
-        match self.word(0)? {
-            FATBIN => fatbin::each(self, capabilities, look)?,
-            WRAPPER => match (self, self.long(8)?) {
-                (Source::Memory(_), data) if data != 0 => {
-                    Source::Memory(data as *const u8).each(capabilities, look)?;
-                }
-                _ => {}
-            },
-            ELF => look(Single::Cubin(self, 0)),
-            _ => look(Single::Ptx(self.text(0, None)?)),
-        }
-        Some(())
-    }
-
-    /// Images of one fat binary are alternatives: the largest counts.
-    fn needs(self, capabilities: &dyn Fn() -> Vec<u32>) -> Option<Needs> {
-        let mut largest: Option<Needs> = None;
-        self.each(capabilities, &mut |image| {
-            largest = largest.into_iter().chain(image.needs()).reduce(Needs::or);
-        });
-        largest
-    }
-
-    /// Sections of variables have names of their own.
-    fn in_cubin(self, start: u64) -> Option<Needs> {
-        const HEADER: u64 = 64;
-        /// `SHT_SYMTAB`.
-        const SYMBOLS: u32 = 2;
-        let is_cubin = self.bytes::<6>(start)? == *b"\x7fELF\x02\x01"
-            && self.half(start + 18)? == EM_CUDA
-            && u64::from(self.half(start + 58)?) == HEADER;
-        if !is_cubin {
-            return None;
-        }
-        let sections = start.checked_add(self.long(start + 40)?)?;
-        let section = |number: u16| sections.checked_add(u64::from(number) * HEADER);
-        let names = section(self.half(start + 62)?)?.checked_add(24)?;
-        let names = start.checked_add(self.long(names)?)?;
-        let mut needs = Needs::default();
-        // There is one table of symbols at most, and no more than that is looked at.
-        let mut symbols = None;
-        for number in 0..self.half(start + 60)? {
-            let header = section(number)?;
-            let name = names.checked_add(u64::from(self.word(header)?))?;
-            if self.begins(name, b".nv.global") {
-                needs.variables = needs.variables.checked_add(self.long(header + 32)?)?;
-            } else if self.word(header + 4)? == SYMBOLS {
-                symbols = Some((header, section(self.half(header + 40)?)?));
-            }
-        }
-        if let Some((table, strings)) = symbols {
-            needs = needs.or(self.of_symbols(start, table, strings)?);
-        }
-        Some(needs)
+    match content(OsStr::from_bytes(path.to_bytes())) {
+        Some(bytes) => needs_of_bytes(&bytes, capabilities),
+        None => Needs::UNKNOWN,
     }
 }
 
-/// Sum of the `.global` variables of a PTX text.
-fn in_ptx(text: &[u8]) -> u64 {
-    let statements = text.split(|byte| b";{}".contains(byte));
-    statements.map(in_statement).fold(0, u64::saturating_add)
-}
-
-/// The same of one statement, which is looked through once, however often it says that it declares something.
-fn in_statement(statement: &[u8]) -> u64 {
-    const DECLARATION: &[u8] = b".global";
-    let own = find(statement, b".extern").unwrap_or(statement.len());
-    let mut rest = statement.get(..own).unwrap_or_default();
-    let mut bytes = 0u64;
-    let mut is_word = true;
-    while let Some(found) = find(rest, DECLARATION) {
-        let front = rest.get(..found).unwrap_or_default();
-        // An instruction has the state space as a suffix: ld.global.
-        is_word = front.last().map_or(is_word, u8::is_ascii_whitespace);
-        rest = rest.get(found + DECLARATION.len()..).unwrap_or_default();
-        if is_word && rest.first().is_some_and(u8::is_ascii_whitespace) {
-            let end = find(rest, DECLARATION).unwrap_or(rest.len());
-            let declaration = rest.get(..end).unwrap_or_default();
-            let declaration = declaration.split(|byte| *byte == b'=').next();
-            let declaration = std::str::from_utf8(declaration.unwrap_or_default());
-            bytes = bytes.saturating_add(declared(declaration.unwrap_or_default()));
-        }
-        is_word = false;
+/// The content of a regular file. Others (a FIFO, a device) are left to the driver: what is read of them may be gone then, or have no end.
+fn content(path: &OsStr) -> Option<Vec<u8>> {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path).ok()?;
+    let about = file.metadata().ok()?;
+    let length = about.len();
+    if !about.is_file() || length > LARGEST_FILE {
+        return None;
     }
+    let mut bytes = Vec::new();
     bytes
+        .try_reserve_exact(usize::try_from(length).ok()?)
+        .ok()?;
+    file.take(length).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
-fn find(text: &[u8], what: &[u8]) -> Option<usize> {
-    text.windows(what.len()).position(|window| window == what)
+/// Returns what an image or the content of a file takes, which may be anything.
+pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    let needs = match bytes.first_chunk() {
+        Some(&FATBIN) => fatbin::needs(bytes, capabilities),
+        Some(&ELF) => cubin::needs(bytes),
+        Some(&WRAPPER) => Needs::UNKNOWN,
+        _ => ptx::needs(text(bytes)),
+    };
+    needs.bounded()
 }
 
-/// Bytes of one declaration, behind its `.global`: `.align 16 .v4 .f32 name[10][20]`, several names after commas.
-fn declared(declaration: &str) -> u64 {
-    /// Variables do not share these bytes.
-    const GRAIN: u64 = 256;
-    if declaration.contains(".managed") {
-        return 0; // not the device's
-    }
-    let (mut width, mut vector) = (0u64, 1);
-    for word in declaration.split_whitespace() {
-        match word {
-            ".v2" => vector = 2,
-            ".v4" => vector = 4,
-            word => {
-                let bits = word
-                    .strip_prefix('.')
-                    .and_then(|word| word.strip_prefix(['b', 'u', 's', 'f']));
-                let bits =
-                    bits.map(|digits| digits.trim_end_matches(|c: char| !c.is_ascii_digit()));
-                if let Some(Ok(bits)) = bits.map(str::parse::<u64>) {
-                    width = bits / 8;
-                }
-            }
-        }
-    }
-    let names = declaration.rsplit(char::is_whitespace);
-    let of = |name: &str| {
-        name.split('[')
-            .skip(1)
-            .fold(width * vector, |bytes, dimension| {
-                let count = dimension
-                    .split(']')
-                    .next()
-                    .and_then(|count| count.trim().parse::<u64>().ok());
-                bytes.saturating_mul(count.unwrap_or(0))
-            })
-    };
-    let list = match declaration.find(',') {
-        // `a[2], b[3]`: the names are all behind the type.
-        Some(_) => declaration,
-        None => names
-            .into_iter()
-            .find(|word| !word.is_empty())
-            .unwrap_or_default(),
-    };
-    let sum = list.split(',').map(|name| of(name).next_multiple_of(GRAIN));
-    sum.fold(0, u64::saturating_add)
+/// The text up to its NUL.
+fn text(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ptx(text: &str) -> u64 {
-        in_ptx(text.as_bytes())
-    }
-
-    #[test]
-    fn ptx_text() {
-        assert_eq!(ptx(".version 7.0\n.visible .entry k() { ret; }"), 0);
-        assert_eq!(ptx(".visible .global .align 16 .b8 big[1048576];"), 1 << 20);
-        assert_eq!(
-            ptx(".global .u32 one;\n.global .f64 two[4][1000];"),
-            256 + 32_000
-        );
-        assert_eq!(ptx(".global .align 4 .b8 table[4] = {1, 2, 3, 4};"), 256);
-        assert_eq!(ptx(".global .v4 .f32 vectors[1000];"), 16_128);
-        assert_eq!(ptx(".extern .global .align 4 .b8 theirs[4096];"), 0);
-        assert_eq!(ptx(".global .attribute(.managed) .align 4 .b8 m[4096];"), 0);
-        assert_eq!(
-            ptx(".entry k() { ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd1], %r1; }"),
-            0
-        );
-        assert_eq!(ptx(".global .align 1 .b8 a[300], b[600];"), 512 + 768);
-        assert_eq!(ptx(".global .b8 x[99999999999999999999999];"), 0);
-        assert_eq!(ptx(".global"), 0);
-        assert_eq!(ptx(".global.global .b8 x[300];"), 0);
-        assert_eq!(ptx(".global .b8 x[300] .global .b8 y[300];"), 1024);
-    }
-
-    /// A cubin with these sections.
+    /// A cubin with these sections, and a table of no symbols.
     fn cubin(sections: &[(&str, u64)]) -> Vec<u8> {
         let mut names = vec![0u8];
         let mut headers = vec![[0u8; 64]];
@@ -369,11 +220,16 @@ mod tests {
             headers.push(header);
         }
         let mut header = [0u8; 64];
+        header[4] = 2;
+        header[40] = headers.len() as u8;
+        headers.push(header);
+        let mut header = [0u8; 64];
         header[24..32].copy_from_slice(&64u64.to_le_bytes());
+        header[32..40].copy_from_slice(&(names.len() as u64).to_le_bytes());
         headers.push(header);
         let mut image = vec![0u8; 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        image[18..20].copy_from_slice(&EM_CUDA.to_le_bytes());
+        image[18..20].copy_from_slice(&190u16.to_le_bytes());
         image[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
         image[58..60].copy_from_slice(&64u16.to_le_bytes());
         image[60..62].copy_from_slice(&(headers.len() as u16).to_le_bytes());
@@ -394,7 +250,7 @@ mod tests {
             body.extend(header);
             body.extend(*payload);
         }
-        let mut image = FATBIN.to_le_bytes().to_vec();
+        let mut image = FATBIN.to_vec();
         image.extend(1u16.to_le_bytes());
         image.extend(16u16.to_le_bytes());
         image.extend((body.len() as u64).to_le_bytes());
@@ -402,15 +258,32 @@ mod tests {
         image
     }
 
-    fn all(image: &[u8]) -> Option<Needs> {
+    /// What an image says that lies in memory and in a file.
+    fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
-        let file = Source::File(image).needs(&gpus);
-        assert_eq!(Source::Memory(image.as_ptr()).needs(&gpus), file);
+        let file = needs_of_bytes(image, &gpus);
+        let mut memory = image.to_vec();
+        memory.push(0);
+        assert_eq!(needs(memory.as_ptr() as Opaque, &gpus), file);
         file
     }
 
-    fn both(image: &[u8]) -> Option<u64> {
-        all(image).map(|needs| needs.variables)
+    /// The variables of an image, and whether there may be more.
+    fn variables(image: &[u8]) -> (u64, bool) {
+        let needs = all(image);
+        (needs.variables, needs.unknown)
+    }
+
+    const KNOWN: bool = false;
+    const UNKNOWN: bool = true;
+
+    fn put(image: &mut [u8], at: usize, bytes: &[u8]) {
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Where the header of a section is.
+    fn section(image: &[u8], number: usize) -> usize {
+        u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize + number * 64
     }
 
     #[test]
@@ -421,60 +294,154 @@ mod tests {
             (".nv.global", 300 << 20),
             (".nv.shared.k", 1 << 30),
         ]);
-        assert_eq!(both(&image), Some((300 << 20) + 4000));
-        assert_eq!(both(&cubin(&[])), Some(0));
+        assert_eq!(variables(&image), ((300 << 20) + 4000, KNOWN));
+        assert_eq!(variables(&cubin(&[])), (0, KNOWN));
         let mut other = image.clone();
         other[18] = 62; // x86-64
-        assert_eq!(both(&other), None);
+        assert_eq!(variables(&other), (0, UNKNOWN));
         for cut in [7, 63, 70, image.len() - 64] {
             assert_eq!(
-                Source::File(&image[..cut]).needs(&Vec::new),
-                None,
+                needs_of_bytes(&image[..cut], &Vec::new).variables % 4000,
+                0,
                 "cut at {cut}"
             );
+            assert!(needs_of_bytes(&image[..cut], &Vec::new).unknown);
         }
     }
 
-    /// A cubin with these symbols, and whether each is its own.
-    fn symbols(list: &[(&str, bool)]) -> Vec<u8> {
+    /// Headers that no compiler writes: what they hide is unknown, what they do not stays counted, and nothing outside of the image is read.
+    #[test]
+    fn odd_headers() {
+        let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
+        let all_of_it = (300 << 20) + 4000;
+        for (at, value, found) in [
+            (4, &[1u8][..], 0),
+            (5, &[2], 0),
+            (58, &0u16.to_le_bytes(), 0),
+            (58, &128u16.to_le_bytes(), 0),
+            (60, &0u16.to_le_bytes(), 0),
+            (60, &u16::MAX.to_le_bytes(), all_of_it),
+            (62, &u16::MAX.to_le_bytes(), 0),
+        ] {
+            let mut image = whole.clone();
+            put(&mut image, at, value);
+            // What says that it goes on is a file here.
+            let needs = needs_of_bytes(&image, &Vec::new);
+            assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
+        }
+        let mut image = whole.clone();
+        let name = section(&image, 1);
+        put(&mut image, name, &u32::MAX.to_le_bytes());
+        assert_eq!(variables(&image), (300 << 20, UNKNOWN), "a name outside");
+        let mut image = whole.clone();
+        let size = section(&image, 1) + 32;
+        put(&mut image, size, &u64::MAX.to_le_bytes());
+        assert_eq!(variables(&image), (1 << 48, KNOWN), "a sum too large");
+        for at in [24, 32] {
+            let mut image = symbols(&[("malloc", 0, 0)]);
+            let table = section(&image, 1) + at;
+            put(&mut image, table, &(1u64 << 44).to_le_bytes());
+            assert!(all(&image).unknown, "symbols outside: {at}");
+        }
+        let mut image = symbols(&[("malloc", 0, 0)]);
+        let strings = section(&image, 1) + 40;
+        put(&mut image, strings, &9999u32.to_le_bytes());
+        assert!(all(&image).unknown, "names of symbols outside");
+    }
+
+    /// A cubin with these symbols: the name, the section (0: defined elsewhere), and for a managed variable its size.
+    fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
-        for (name, own) in list {
+        for (name, own, managed) in list {
             let mut symbol = [0u8; 24];
             symbol[..4].copy_from_slice(&(texts.len() as u32).to_le_bytes());
-            symbol[6] = u8::from(*own);
+            symbol[6] = *own;
+            if *managed > 0 {
+                symbol[4..6].copy_from_slice(&[0x11, 4]);
+                symbol[8..16].copy_from_slice(&4096u64.to_le_bytes());
+                symbol[16..].copy_from_slice(&managed.to_le_bytes());
+            }
             texts.extend(name.bytes().chain([0]));
             table.extend(symbol);
         }
-        let mut image = cubin(&[(".symtab", table.len() as u64), (".strtab", 0)]);
-        let headers = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+        let lengths = [table.len() as u64, texts.len() as u64];
+        let global = list.iter().map(|(_, _, managed)| managed).sum::<u64>() + 4096;
+        let mut image = cubin(&[
+            (".symtab", lengths[0]),
+            (".strtab", lengths[1]),
+            (".nv.global", global),
+        ]);
+        let (first, second) = (section(&image, 1), section(&image, 2));
         let end = image.len() as u64;
-        let mut set = |at: usize, value: u64| {
-            image[headers + at..headers + at + 8].copy_from_slice(&value.to_le_bytes());
-        };
-        set(64 + 24, end);
-        set(64 + 40, 2);
-        set(128 + 24, end + table.len() as u64);
-        image[headers + 64 + 4] = 2;
+        put(&mut image, first + 4, &2u32.to_le_bytes());
+        put(&mut image, first + 24, &end.to_le_bytes());
+        put(&mut image, first + 40, &2u32.to_le_bytes());
+        put(&mut image, second + 24, &(end + lengths[0]).to_le_bytes());
         image.extend(table);
         image.extend(texts);
+        // One segment comes last.
+        let end = image.len() as u64;
+        put(&mut image, 32, &end.to_le_bytes());
+        put(&mut image, 56, &1u16.to_le_bytes());
+        image.extend([0; 56]);
         image
+    }
+
+    /// The driver takes what the symbols say where the size of the section is another (measured).
+    #[test]
+    fn sections_that_seem_smaller_than_their_variables() {
+        let mut image = symbols(&[("k", 1, 0), ("m", 3, 1 << 30)]);
+        let size = section(&image, 3) + 32;
+        put(&mut image, size, &0u64.to_le_bytes());
+        let needs = all(&image);
+        assert_eq!((needs.managed, needs.variables), (1 << 30, 4096));
+        let table =
+            u64::from_le_bytes(image[section(&image, 1) + 24..][..8].try_into().unwrap()) as usize;
+        image[table + 2 * 24 + 5] = 0;
+        assert_eq!(variables(&image), ((1 << 30) + 4096, KNOWN));
+    }
+
+    #[test]
+    fn managed_variables_of_cubins() {
+        const CUBIN: &[u8] = include_bytes!("image/fixtures/managed.cubin");
+        const PTX: &[u8] = include_bytes!("image/fixtures/managed.ptx");
+        let expected = Needs {
+            managed: (300 << 20) + 4,
+            variables: (100 << 20) + 4,
+            least: (100 << 20) + 4,
+            ..Needs::default()
+        };
+        assert_eq!(all(CUBIN), expected);
+        let rounded = Needs {
+            managed: (300 << 20) + 256,
+            variables: (100 << 20) + 256,
+            least: (100 << 20) + 4,
+            ..Needs::default()
+        };
+        assert_eq!(all(PTX), rounded);
+        let image = symbols(&[("k", 3, 0), ("m", 3, 1 << 30), ("n", 3, 4)]);
+        let needs = all(&image);
+        assert_eq!((needs.managed, needs.variables), ((1 << 30) + 4, 4096));
+        assert!(!needs.unknown);
+        let fat = all(&fatbin(&[(2, 0x11, &image)]));
+        assert_eq!(fat, needs);
     }
 
     #[test]
     fn what_is_used_of_the_runtime_are_symbols_of_another() {
         for (list, uses) in [
-            (&[("kernel", true), ("malloc", false)][..], (true, false)),
-            (&[("free", false)], (true, false)),
-            (&[("malloc", true), ("printf", false)], (false, false)),
-            (&[("mallocs", false), ("mall", false)], (false, false)),
-            (&[("__assertfail", false)], (false, true)),
-            (&[("__assertfail", false), ("malloc", false)], (true, true)),
+            (&[("kernel", 1, 0), ("malloc", 0, 0)][..], (true, false)),
+            (&[("free", 0, 0)], (true, false)),
+            (&[("malloc", 1, 0), ("printf", 0, 0)], (false, false)),
+            (&[("mallocs", 0, 0), ("mall", 0, 0)], (false, false)),
+            (&[("__assertfail", 0, 0)], (false, true)),
+            (&[("__assertfail", 0, 0), ("malloc", 0, 0)], (true, true)),
             (&[], (false, false)),
         ] {
             let image = symbols(list);
             let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
             for image in [image, fat] {
-                let needs = all(&image).unwrap();
+                let needs = all(&image);
                 assert_eq!((needs.device_malloc, needs.device_assert), uses, "{list:?}");
             }
         }
@@ -485,38 +452,77 @@ mod tests {
         let small = cubin(&[(".nv.global", 100)]);
         let large = cubin(&[(".nv.global", 5000)]);
         let text = b".global .b8 data[3000];\0\0\0";
-        assert_eq!(
-            both(&fatbin(&[
-                (2, 0x11, &small),
-                (2, 0x11, &large),
-                (1, 0x11, text)
-            ])),
-            Some(5000)
-        );
-        assert_eq!(both(&fatbin(&[(1, 0x11, text)])), Some(3072));
-        assert_eq!(
-            both(&fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)])),
-            None,
-            "compressed"
-        );
-        assert_eq!(
-            both(&fatbin(&[(1, 0x8011, text), (2, 0x11, &small)])),
-            Some(100)
-        );
-        assert_eq!(both(&fatbin(&[])), None);
-        let mut endless = fatbin(&[(1, 0x11, text)]);
-        endless[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(both(&endless), None);
+        let three = fatbin(&[(2, 0x11, &small), (2, 0x11, &large), (1, 0x11, text)]);
+        assert_eq!(variables(&three), (5000, KNOWN));
+        assert_eq!(variables(&fatbin(&[(1, 0x11, text)])), (3072, KNOWN));
+        assert_eq!(variables(&fatbin(&[])), (0, KNOWN));
+        let mut padded = fatbin(&[(1, 0x11, text)]);
+        let length = padded.len() as u64 - 16 + 8;
+        put(&mut padded, 8, &length.to_le_bytes());
+        padded.extend([0; 8]);
+        assert_eq!(variables(&padded), (3072, KNOWN));
+    }
+
+    /// What cannot be read of a fat binary discards nothing of what can be.
+    #[test]
+    fn damaged_fat_binaries() {
+        let small = cubin(&[(".nv.global", 100)]);
+        let large = cubin(&[(".nv.global", 5000)]);
+        let text = b".global .b8 data[3000];";
+        let packed = fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)]);
+        assert_eq!(variables(&packed), (0, UNKNOWN), "not compressed really");
+        let mut odd = large.clone();
+        put(&mut odd, 58, &[0]);
+        for entries in [
+            [(2, 0x11, &odd[..]), (2, 0x11, &large), (2, 0x11, &small)],
+            [(2, 0x11, &large), (2, 0x11, &odd), (2, 0x11, &small)],
+        ] {
+            assert_eq!(variables(&fatbin(&entries)), (5000, UNKNOWN));
+        }
+        let mut endless = fatbin(&[(2, 0x11, &large), (1, 0x11, text)]);
+        let second = 16 + 64 + large.len() + 8;
+        put(&mut endless, second, &u64::MAX.to_le_bytes());
+        assert_eq!(variables(&endless), (5000, UNKNOWN));
+        let cut = &fatbin(&[(2, 0x11, &large), (1, 0x11, text)])[..second];
+        let needs = needs_of_bytes(cut, &Vec::new);
+        assert_eq!((needs.variables, needs.unknown), (5000, true));
+    }
+
+    #[test]
+    fn however_many_entries_come_first() {
+        let large = cubin(&[(".nv.global", 5000)]);
+        for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
+            let mut entries = vec![(2, 0x11, &[][..]); count];
+            // Nothing is known of an empty cubin; text is cheaper.
+            entries.fill((1, 0x11, b".version"));
+            entries.insert(0, (2, 0x11, &large));
+            entries.push((1, 0x11, b".global .b8 x[30000];"));
+            let found = variables(&fatbin(&entries));
+            let expected = if unknown { 5000 } else { 30_208 };
+            assert_eq!(found, (expected, unknown), "{count}");
+        }
     }
 
     #[test]
     fn wrapped() {
         let inner = fatbin(&[(1, 0x11, b".global .b8 data[512];")]);
-        let mut wrapper = WRAPPER.to_le_bytes().to_vec();
+        let mut wrapper = WRAPPER.to_vec();
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
         assert_eq!(needs(wrapper.as_ptr() as Opaque, &Vec::new).variables, 512);
         assert_eq!(needs(0, &Vec::new), Needs::default());
+        // One that wraps itself.
+        let itself = wrapper.as_ptr() as u64;
+        put(&mut wrapper, 8, &itself.to_le_bytes());
+        assert!(needs(wrapper.as_ptr() as Opaque, &Vec::new).unknown);
+    }
+
+    #[test]
+    fn files_that_are_none() {
+        for path in [c"/dev/zero", c"/nowhere", c"/"] {
+            let needs = needs_of_file(path.as_ptr() as Opaque, &Vec::new);
+            assert_eq!(needs, Needs::UNKNOWN);
+        }
     }
 }

@@ -11,6 +11,7 @@ mod capture;
 mod clock;
 mod door;
 mod driver;
+mod fault;
 mod handler;
 mod hook;
 mod image;

@@ -92,7 +92,7 @@ pub fn join() -> Result<Member, Failed> {
         }
         Err(error) => return Err(told(&error)),
     };
-    assignment.join(&devices).map_err(|error| {
+    assignment.join(&devices, &capacity).map_err(|error| {
         if !assignment.is_open() {
             return told(&error);
         }
@@ -111,6 +111,13 @@ fn devices() -> Vec<(u32, DeviceId)> {
     (0..count)
         .filter_map(|ordinal| Some((u32::try_from(ordinal).ok()?, device_id(ordinal)?)))
         .collect()
+}
+
+/// The memory of a GPU in bytes, by CUDA ordinal, as the driver tells programs.
+fn capacity(ordinal: u32) -> Option<u64> {
+    let mut bytes = 0;
+    let status = cuda::cuDeviceTotalMem_v2(Out::of(&mut bytes), i32::try_from(ordinal).ok()?);
+    (status == SUCCESS).then_some(bytes as u64)
 }
 
 /// The GPU (or MIG slice) behind a CUDA ordinal.

@@ -1,5 +1,7 @@
-//! The few lines that we ever write: to standard error, whole lines, no allocation, no lock.
+//! The few lines that the library ever writes: to standard error, whole lines, no allocation, no lock.
 #![allow(unsafe_code)]
+
+mod standard_error;
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,8 +47,8 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: …` and a newline in one call. Not into a file that has come into the place of standard error: what is to be handed on
-/// to children, as that is, is not closed by exec.
+/// Writes `gpulimit: …` and a newline in one call, and drops the line where that would wait. Does not write into a file that has come into
+/// the place of standard error: standard error is handed on to children, so exec does not close it.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
@@ -60,14 +62,15 @@ pub fn line(text: fmt::Arguments<'_>) {
         *end = b'\n';
         line.length += 1;
     }
-    // Not `write`, at which a thread that is cancelled would end.
-    // SAFETY: the buffer is valid for `length` bytes. A failing write is nobody's business: the program may have closed the descriptor.
-    let _ = unsafe {
-        libc::syscall(
-            libc::SYS_write,
-            libc::STDERR_FILENO,
-            line.bytes.as_ptr(),
-            line.length,
-        )
-    };
+    if let Some(line) = line.bytes.get(..line.length) {
+        standard_error::write(line);
+    }
+}
+
+/// Makes the library's own panics say so as its other lines do: `std` would write without asking whether that waits.
+pub fn tell_panics() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        std::panic::set_hook(Box::new(|panic| line(format_args!("{panic}"))));
+    }
 }

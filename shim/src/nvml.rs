@@ -202,6 +202,8 @@ pub fn whole_list<T: Listed, R>(
 ) -> Result<R, Status> {
     const AT_ONCE: usize = 64;
     const ATTEMPTS: u32 = 8;
+    /// More processes than a GPU can have.
+    const MOST: u32 = 1 << 16;
     let mut few = [T::default(); AT_ONCE];
     let mut many;
     let mut room: &mut [T] = &mut few;
@@ -209,7 +211,7 @@ pub fn whole_list<T: Listed, R>(
         let mut count = room.len() as u32;
         match call(Out::of(&mut count), Out::of_all(room)) {
             SUCCESS => return Ok(seen(room.get(..count as usize).unwrap_or(room))),
-            NVML_ERROR_INSUFFICIENT_SIZE => {
+            NVML_ERROR_INSUFFICIENT_SIZE if count <= MOST => {
                 // More may come before the next call.
                 many = vec![T::default(); count as usize + AT_ONCE];
                 room = &mut many;

@@ -97,7 +97,7 @@ impl fmt::Display for Holders<'_> {
                 f,
                 "; pid {} ({}) {}:",
                 holder.identity.pid,
-                holder.identity.program(),
+                holder.identity.command(),
                 gib(total)
             )?;
             let parts = [

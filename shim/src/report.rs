@@ -8,14 +8,11 @@ use gpulimit_core::version;
 
 use crate::table::{cuda, nvml};
 
-/// This build's version and the formats of its files, as `version::text` has them. The string stays valid; `null` when out of memory.
+/// This build's version and the formats of its files, as `version::text` has them. The controller reads this constant out of the
+/// file, and loads nothing for it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn gpulimit_version() -> *const c_char {
-    std::panic::catch_unwind(|| {
-        CString::new(version::text()).map_or(std::ptr::null(), |text| text.into_raw().cast_const())
-    })
-    .unwrap_or(std::ptr::null())
-}
+#[allow(non_upper_case_globals)]
+pub static gpulimit_version_text: [u8; version::BYTES.len()] = version::BYTES;
 
 /// One line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays valid; `null` when out of memory.
 #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -1,14 +1,21 @@
 //! The start hook.
-#![allow(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    allow(
+        unsafe_code,
+        reason = "the macro puts the hook where the dynamic linker calls it"
+    )
+)]
 
-/// Runs when the library is loaded, in every program. Does nothing unless a limit is asked for.
 #[cfg(not(test))]
-extern "C" fn start() {
-    let _ = std::panic::catch_unwind(crate::membership::at_start);
+ctor::declarative::ctor! {
+    /// Runs when the library is loaded, in every program. Does nothing unless a limit is asked for, or
+    /// another library in front of this one has its names.
+    #[ctor(unsafe)]
+    fn start() {
+        let _ = std::panic::catch_unwind(|| {
+            crate::door::take_the_front();
+            crate::membership::at_start();
+        });
+    }
 }
-
-// What the `ctor` crate would make, without a crate in everybody's process.
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;

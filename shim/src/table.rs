@@ -9,8 +9,8 @@
 use crate::abi::*;
 use crate::handler::lazy::is_recent as is_loaded;
 use crate::handler::{
-    array, code, context, graph, graph_node, graph_update, green, ipc, launch, lazy, limits,
-    linear, lookup, managed, measured, pool, process_list, synchronize, view, vmm,
+    array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
+    limits, linear, lookup, managed, measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::hook::table;
 
@@ -56,12 +56,14 @@ table! {
             release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim;
             track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute;
             track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current;
+            track    cuMemGetDefaultMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find;
+            track    cuMemGetMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find;
             track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at;
-            pooled   cuStreamSynchronize(stream: Stream) => synchronize::stream;
-            pooled   cuStreamSynchronize_ptsz(stream: Stream) => synchronize::stream;
-            pooled   cuEventSynchronize(event: Event) => synchronize::event;
-            pooled   cuCtxSynchronize() => synchronize::current;
-            pooled   cuCtxSynchronize_v2(context: Context) => synchronize::context;
+            pooled   cuStreamSynchronize(stream: Stream) => synchronize::work, as wait;
+            pooled   cuStreamSynchronize_ptsz(stream: Stream) => synchronize::work, as wait;
+            pooled   cuEventSynchronize(event: Event) => synchronize::work, as wait;
+            pooled   cuCtxSynchronize() => synchronize::all_work, as wait;
+            pooled   cuCtxSynchronize_v2(context: Context) => synchronize::all_work, as wait;
 
             measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary;
             release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary;
@@ -79,6 +81,8 @@ table! {
             measured cuGreenCtxCreate(green: Out<Opaque>, description: Opaque, device: Device, flags: u32) => green::create;
             release  cuGreenCtxDestroy(green: Opaque) => green::destroy;
             measured cuGreenCtxStreamCreate(stream: Out<Stream>, green: Opaque, flags: u32, priority: i32) => green::stream;
+            track    cuDevicePrimaryCtxSetFlags_v2(device: Device, flags: u32) => context::set_primary_flags;
+            track    cuCtxSetFlags(flags: u32) => context::set_flags;
             sized    cuCtxSetLimit(limit: i32, value: usize) => limits::set;
             release  cuCtxDestroy(context: Context) => context::destroy;
             release  cuCtxDestroy_v2(context: Context) => context::destroy;
@@ -95,6 +99,8 @@ table! {
             measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module;
             measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
             track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
+            track    cuLibraryEnumerateKernels(kernels: Out<Opaque>, count: u32, library: Opaque) => handles::kernels;
+            track    cuModuleEnumerateFunctions(functions: Out<Opaque>, count: u32, module: Opaque) => handles::functions;
             measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
 
             measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => lazy::set_attribute, unless is_loaded: kernel;
@@ -127,6 +133,13 @@ table! {
 
             measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
             measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
+            track    cuStreamDestroy(stream: Stream) => handles::destroy_stream;
+            track    cuStreamDestroy_v2(stream: Stream) => handles::destroy_stream;
+            track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => handles::end_capture;
+            track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => handles::end_capture;
+            track    cuGraphCreate(graph: Out<Graph>, flags: u32) => handles::create_graph;
+            track    cuGraphClone(clone: Out<Graph>, original: Graph) => handles::clone_graph;
+            track    cuGraphDestroy(graph: Graph) => handles::destroy_graph;
             measured cuGraphAddKernelNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParamsV1>) => graph_node::add_kernel_v1;
             measured cuGraphAddKernelNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParams>) => graph_node::add_kernel;
             measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add;
@@ -180,6 +193,8 @@ table! {
             cuStreamGetCtx(stream: Stream, context: Out<Context>);
             cuModuleGetLoadingMode(mode: Out<i32>);
             cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
+            cuLibraryGetKernelCount(count: Out<u32>, library: Opaque);
+            cuModuleGetFunctionCount(count: Out<u32>, module: Opaque);
             cuStreamQuery(stream: Stream);
             cuStreamQuery_ptsz(stream: Stream);
             cuStreamGetId(stream: Stream, id: Out<u64>);

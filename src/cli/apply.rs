@@ -5,13 +5,17 @@ mod record;
 
 use super::failure::Failure;
 use super::nvml::Driver;
-use super::{check, gpu, output};
-use difference::{Step, Wanted};
+use super::output::Escaped;
+use super::trust::Trusted;
+use super::{check, gpu, install, output};
+use difference::Step;
+pub use difference::Wanted;
 use gpulimit::group::{Access, Garbage, GroupError, Hold, Root, SYSTEM, effective_user};
-use gpulimit::limits::{LimitSet, Selector};
-use gpulimit::policy::compile::{Plan, PlannedGroup};
+use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::policy::compile::Plan;
 use gpulimit::policy::file::Mistake;
 use gpulimit::policy::rules;
+use gpulimit::text_file;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -38,17 +42,18 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Groups that the file names are made or changed to what it says. Groups that an earlier apply made and
-that it no longer names are removed when no program runs in them. Groups that were made by hand and
-that it does not name are left alone. The rules are written last, and hold for programs that start
-to use a GPU from then on, in /run/gpulimit whatever their environment says.
+Groups that the file names are made or changed to what it says. Groups that an
+earlier apply made and that it no longer names are removed when no program runs
+in them. Groups that were made by hand and that it does not name are left
+alone. The rules are written last, and hold for programs that start to use a
+GPU from then on, in /run/gpulimit whatever their environment says.
 
 Examples:
   gpulimit apply --dry-run
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
-Exit status: 0 also when there was nothing to change; 1 when the file is wrong or a step failed. What
-was done before that stays: apply again.";
+Exit status: 0 also when there was nothing to change; 1 when the file is wrong
+or a step failed. What was done before that stays: apply again.";
 
 /// Held while the tree is changed.
 const LOCK: &str = ".apply.lock";
@@ -60,7 +65,16 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         None => default_file()?,
     };
     let check::Found { plan, absent, .. } = check::read(&file)?;
-    let wanted = wanted(&file, &plan, absent)?;
+    let driver = names_gpus(&plan).then(|| Driver::load().ok()).flatten();
+    let driver = driver.as_ref();
+    let (wanted, mut mistakes) = wanted(&file, &plan, driver)?;
+    mistakes.extend(absent);
+    if !mistakes.is_empty() {
+        mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
+        mistakes.dedup();
+        return Err(check::refused(&file, &mistakes));
+    }
+    check::warn(&file, &plan, &wanted, driver);
     let root = root()?;
     let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
@@ -90,7 +104,14 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     if args.json {
         output::json(&shown.json())?;
     } else {
-        output::print(&shown.text())?;
+        output::report(&shown.text());
+    }
+    if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
+        output::note(&format!(
+            "warning: {} does not name the library, so that the rules hold only for programs that \
+             are started with it: `gpulimit install` puts it into every program",
+            install::FILE
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -98,7 +119,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
 fn default_file() -> Result<PathBuf, Failure> {
     const NAME: &str = "gpulimit/gpulimit.toml";
     if effective_user() == 0 {
-        return Ok(Path::new("/etc").join(NAME));
+        return Ok(rules::POLICY.into());
     }
     let absolute = |name: &str| {
         let path = PathBuf::from(super::env(name)?);
@@ -120,27 +141,27 @@ fn root() -> Result<Root, Failure> {
     Ok(Root::locate(&super::env)?)
 }
 
-/// The groups with everything that only this machine knows.
-fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wanted>, Failure> {
-    let is_of_gpu = |group: &PlannedGroup| {
-        group
-            .settings
-            .sizes
-            .iter()
-            .any(|(_, gpu, _)| gpu.value != "all")
-    };
-    let driver = plan
-        .groups
-        .iter()
-        .any(is_of_gpu)
-        .then(|| Driver::load().ok())
-        .flatten();
+/// Whether a group of the plan has limits, which depend on the GPUs of this machine.
+fn names_gpus(plan: &Plan) -> bool {
+    let mut groups = plan.groups.iter();
+    groups.any(|group| !group.settings.sizes.is_empty())
+}
+
+/// The groups with everything that only this machine knows, and the GPUs that it does not have.
+pub fn wanted(
+    file: &Path,
+    plan: &Plan,
+    driver: Option<&Driver>,
+) -> Result<(Vec<Wanted>, Vec<Mistake>), Failure> {
+    let gpus = driver.map(Driver::capacities).unwrap_or_default();
+    let mut mistakes = Vec::new();
     let mut all = Vec::new();
     for group in &plan.groups {
         let mut limits = LimitSet::default();
         let mut sizes: Vec<_> = group.settings.sizes.iter().collect();
         sizes.sort_by_key(|(_, gpu, _)| gpu.value != "all");
-        for (key, gpu, size) in sizes {
+        let mut seen: Vec<(Selector, Key)> = Vec::new();
+        for (key, gpu, extent) in sizes {
             let mut wrong = |why: String| {
                 mistakes.push(Mistake {
                     path: file.into(),
@@ -151,7 +172,7 @@ fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wa
             };
             let selector = match gpu.value.as_str() {
                 "all" => Selector::All,
-                text => match gpu::resolve(text, driver.as_ref()) {
+                text => match gpu::resolve(text, driver) {
                     Ok(id) => Selector::Device(id),
                     Err(failure) => {
                         wrong(failure.to_string());
@@ -159,13 +180,16 @@ fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wa
                     }
                 },
             };
-            if limits.get(selector, *key).is_some() {
+            if seen.contains(&(selector, *key)) {
                 wrong(format!(
                     "'{}' names a GPU that has a {key} already: one for each GPU",
                     gpu.value
                 ));
             }
-            limits.set(selector, *key, *size);
+            seen.push((selector, *key));
+            if let Err(error) = limits.set_extent(selector, *key, *extent, &gpus, false) {
+                wrong(error.to_string());
+            }
         }
         for (key, value) in &group.settings.options {
             limits.options.set(*key, value).map_err(Failure::new)?;
@@ -179,19 +203,21 @@ fn wanted(file: &Path, plan: &Plan, mut mistakes: Vec<Mistake>) -> Result<Vec<Wa
             },
         });
     }
-    mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
-    mistakes.dedup();
-    if mistakes.is_empty() {
-        Ok(all)
-    } else {
-        Err(check::refused(file, &mistakes))
-    }
+    Ok((all, mistakes))
 }
 
 /// Makes the root where it is not there, and keeps other controllers from applying at the same time.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
+    if effective_user() == 0 {
+        // What is written there is read as root's word.
+        Trusted::root().check(root.path()).map_err(|why| {
+            Failure::new(format_args!(
+                "{why}: as root, gpulimit applies a policy only in a directory that nobody else can replace; run it as that user, or unset GPULIMIT_ROOT"
+            ))
+        })?;
+    }
     let about = fs::metadata(root.path())
         .map_err(|error| Failure::new(format_args!("cannot open {path}: {error}")))?;
     let mode = about.permissions().mode() & 0o7777;
@@ -217,9 +243,11 @@ struct RulesStep {
 
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let path = root.path().join(rules::FILE);
-    let there = match fs::read(&path) {
+    let there = match text_file::read(&path, rules::LONGEST) {
         Ok(there) => Some(there),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
+        // Whatever else is there makes way for rules.
+        Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
         Err(error) => {
             return Err(Failure::new(format_args!(
                 "cannot read {}: {error}",
@@ -324,17 +352,23 @@ impl Shown<'_> {
     fn text(&self) -> String {
         let mut out = String::new();
         for step in self.steps {
-            for line in step.lines() {
-                out += &line;
-                out.push('\n');
+            for line in step.lines(!self.dry_run) {
+                // Writing to a string does not fail.
+                let _ = writeln!(out, "{}", Escaped(&line));
             }
         }
-        // Writing to a string does not fail.
         let _ = match self.rules {
             Some(RulesStep {
                 text: Some(_),
                 count,
+            }) if self.dry_run => writeln!(out, "rules: {count} would be written"),
+            Some(RulesStep {
+                text: Some(_),
+                count,
             }) => writeln!(out, "rules: {count} written"),
+            Some(RulesStep { text: None, .. }) if self.dry_run => {
+                writeln!(out, "rules: would be removed")
+            }
             Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
             None => Ok(()),
         };

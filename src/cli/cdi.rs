@@ -4,11 +4,12 @@ mod name;
 mod spec;
 
 use super::failure::Failure;
-use super::install::{FILE, make_directories, replace};
+use super::install::{FILE, make_directories, replace, write_named};
+use super::trust::Trusted;
 use super::{env, library, output};
 use clap::ValueEnum;
-use gpulimit::group::{Root, SYSTEM, check_name};
-use gpulimit::units::Size;
+use gpulimit::group::{Root, SYSTEM, check_name, effective_user};
+use gpulimit::units::Extent;
 use name::{Device, is_device};
 use spec::{Edits, Hook, Mount};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub struct Args {
     what: What,
 
     /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
-    #[arg(long = "cap", value_name = "[NAME=]SIZE")]
+    #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
     caps: Vec<String>,
 
     /// A group that containers share with each other and with the host. Repeat for more
@@ -45,11 +46,13 @@ enum What {
 }
 
 const HELP: &str = "\
-A container that gets the device gpulimit.dev/mem=8g has a group of its own with max=8g, which goes
-with it; one that gets gpulimit.dev/mem=lab is in the group lab, and a group lab/alice is the device
-lab.alice. Without --cap and --group there is a ladder of sizes from 1g to 80g. The library is
-preloaded into all programs of the container, whatever their environment. NVIDIA's toolkit describes
-the GPUs themselves (nvidia-ctk cdi generate). docs/containers.md has more.
+A container that gets the device gpulimit.dev/mem=8g has a group of its own
+with max=8g, which goes with it; one that gets gpulimit.dev/mem=lab is in the
+group lab, and a group lab/alice is the device lab.alice. Without --cap and
+--group there is a ladder of sizes from 1g to 80g. The library is preloaded
+into all programs of the container, whatever their environment. NVIDIA's
+toolkit describes the GPUs themselves (nvidia-ctk cdi generate).
+docs/containers.md has more.
 
 Examples:
   gpulimit cdi generate
@@ -90,6 +93,22 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format_args!("cannot tell our own path: {error}")))?;
     let root = Root::locate(&env)?;
+    if effective_user() == 0 {
+        let all = Trusted::root();
+        let checks = [
+            all.check(&library),
+            all.check(&program),
+            all.check_new(root.path()),
+        ];
+        for checked in checks {
+            checked.map_err(|why| {
+                Failure::new(format_args!(
+                    "{why}: containers and the hooks that root runs for them would use what others put there; install gpulimit where only root can write, and name such a place in {} and GPULIMIT_ROOT if you set them",
+                    library::VARIABLE
+                ))
+            })?;
+        }
+    }
     let groups = root.path().to_str().ok_or_else(|| {
         Failure::new(format_args!(
             "the path of the groups, '{}', is no text: name another in GPULIMIT_ROOT",
@@ -130,13 +149,13 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     replace(&rules, CLOSED.as_bytes(), 0o644)?;
     replace(&preload, format!("{LIBRARY}\n").as_bytes(), 0o644)?;
     make_directories(&args.output)?;
-    replace(&args.output, text.as_bytes(), 0o644)?;
+    write_named(&args.output, text.as_bytes(), 0o644)?;
     let names: Vec<&str> = devices.iter().map(Device::name).collect();
-    output::print(&format!(
+    output::report(&format!(
         "wrote {}: {KIND}={}\n",
         args.output.display(),
         names.join(", ")
-    ))?;
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -174,7 +193,7 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
 }
 
 /// The size of a cap, as the command line says it.
-fn size(text: &str) -> Result<Size, Failure> {
+fn size(text: &str) -> Result<Extent, Failure> {
     text.parse().map_err(|error| {
         Failure::usage(format_args!("--cap is '{}': {error}", text.escape_debug()))
     })

@@ -1,93 +1,125 @@
-//! Changes of limits as `set` and `create` take them: `max=8G --device 1`.
+//! Changes of limits as `set` and `create` take them: `--max 8G --device 1`.
 
 use super::failure::Failure;
-use super::figures::bytes;
+use super::figures::{self, bytes};
 use super::gpu;
 use super::groups::{self, Above};
 use super::nvml::Driver;
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::Ledger;
-use gpulimit::limits::{Key, LimitSet, Selector, Setting};
-use gpulimit::units::Size;
+use gpulimit::limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
+use gpulimit::units::{Extent, Size};
 
 /// Settings, each key once, and the GPUs that the sizes among them are for.
 pub struct Changes {
     settings: Vec<Setting>,
     /// All, or some.
     pub targets: Vec<Selector>,
+    /// The GPUs that there are; empty where no size depends on them.
+    gpus: Vec<Capacity>,
 }
 
 impl Changes {
-    /// Reads `KEY=VALUE` arguments and the GPUs of `--device`.
-    pub fn read(
-        texts: &[String],
+    /// Takes settings and the GPUs of `--device`, by which sizes such as -2G are worked out.
+    pub fn new(
+        settings: Vec<Setting>,
         devices: &[String],
         driver: Option<&Driver>,
     ) -> Result<Self, Failure> {
-        let mut settings: Vec<Setting> = Vec::new();
-        for text in texts {
-            let setting: Setting = text.parse().map_err(Failure::usage)?;
-            if settings.iter().any(|there| there.name() == setting.name()) {
-                return Err(Failure::usage(format_args!(
-                    "{} is given twice",
-                    setting.name()
-                )));
-            }
-            settings.push(setting);
-        }
         let targets = gpu::selectors(devices, driver)?;
-        Ok(Self { settings, targets })
+        if !devices.is_empty()
+            && let Some(setting) = settings
+                .iter()
+                .find(|setting| matches!(setting, Setting::Option(..)))
+        {
+            return Err(Failure::usage(format_args!(
+                "{} is a key of the whole group and not of one GPU: set it without --device",
+                setting.name()
+            )));
+        }
+        let gpus = match settings.iter().any(depends_on_gpus) {
+            true => driver.map(Driver::capacities).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let changes = Self {
+            settings,
+            targets,
+            gpus,
+        };
+        changes.apply(&mut LimitSet::default())?;
+        Ok(changes)
     }
 
-    /// Makes them.
-    pub fn apply(&self, rules: &mut LimitSet) {
+    /// Makes them. What fails has failed in [`Changes::new`].
+    pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
         for change in &self.settings {
             match change {
-                Setting::Size(key, size) => {
+                Setting::Size(key, extent) => {
                     for target in &self.targets {
-                        rules.set(*target, *key, *size);
+                        rules.set_extent(*target, *key, *extent, &self.gpus, false)?;
                     }
                 }
                 // Checked when it was read.
                 Setting::Option(key, value) => drop(rules.options.set(*key, value)),
             }
         }
+        Ok(())
     }
 
-    /// The new `max`, if that is one of them.
-    pub fn max(&self) -> Option<Size> {
-        self.settings.iter().find_map(|change| match change {
-            Setting::Size(Key::Max, size) => Some(*size),
-            _ => None,
-        })
+    /// Whether a size is among them.
+    pub fn has_sizes(&self) -> bool {
+        let is_size = |setting: &Setting| matches!(setting, Setting::Size(..));
+        self.settings.iter().any(is_size)
+    }
+
+    /// Whether `max` is among them.
+    pub fn has_max(&self) -> bool {
+        let is_max = |setting: &Setting| matches!(setting, Setting::Size(Key::Max, _));
+        self.settings.iter().any(is_max)
     }
 
     /// A line for each of them.
     pub fn lines(&self, now: &LimitSet, driver: Option<&Driver>) -> Vec<String> {
         let mut lines = Vec::new();
         for change in &self.settings {
-            let Setting::Size(key, _) = change else {
+            let Setting::Size(key, extent) = change else {
                 lines.push(format!("{change} applied"));
                 continue;
             };
+            let label = |id| groups::label(id, driver);
+            let is_worked_out = matches!(extent, Extent::AllBut(_));
+            // What was worked out is shown for each GPU.
+            let size = |id| {
+                let size = now.for_device(id, *key).filter(|_| is_worked_out);
+                size.map_or(String::new(), |size| format!(": {}", figures::size(size)))
+            };
+            let mut done: Vec<DeviceId> = Vec::new();
             for target in &self.targets {
-                lines.push(match target {
-                    Selector::All => format!("{change} applied to all GPUs"),
-                    Selector::Device(id) => {
-                        format!("{change} applied to GPU {}", groups::label(*id, driver))
+                match target {
+                    Selector::All if is_worked_out => {
+                        done.extend(self.gpus.iter().map(|(id, _)| *id))
                     }
-                });
+                    Selector::All => lines.push(format!("{change} applied to all GPUs")),
+                    Selector::Device(id) => done.push(*id),
+                }
+            }
+            for id in &done {
+                lines.push(format!(
+                    "{change} applied to GPU {}{}",
+                    label(*id),
+                    size(*id)
+                ));
             }
             if !self.targets.contains(&Selector::All) {
                 continue;
             }
             for (selector, own) in &now.rules {
                 if let (Selector::Device(id), Some(size)) = (selector, own.get(*key))
-                    && !self.targets.contains(selector)
+                    && !done.contains(id)
                 {
                     lines.push(format!(
                         "GPU {} keeps its own {key}={size}; change it with --device",
-                        groups::label(*id, driver)
+                        label(*id)
                     ));
                 }
             }
@@ -98,13 +130,14 @@ impl Changes {
     /// Where a group above has a smaller limit than the new one.
     pub fn outranked(
         &self,
+        now: &LimitSet,
         above: &[Above],
         ledger: Option<&Ledger>,
         driver: Option<&Driver>,
     ) -> Vec<String> {
-        let Some(own) = self.max() else {
+        if !self.has_max() {
             return Vec::new();
-        };
+        }
         let seen = ledger.map(Ledger::devices).unwrap_or_default();
         let capacity = |id: DeviceId| {
             let there = seen.iter().find(|device| device.id == id);
@@ -124,6 +157,11 @@ impl Changes {
             }
             for id in gpus {
                 let capacity = id.and_then(capacity);
+                let own = match id {
+                    Some(id) => now.for_device(id, Key::Max),
+                    None => now.get(Selector::All, Key::Max),
+                };
+                let Some(own) = own else { continue };
                 let theirs = |above: &Above| match id {
                     Some(id) => above.rules.for_device(id, Key::Max),
                     None => above.rules.get(Selector::All, Key::Max),
@@ -144,6 +182,11 @@ impl Changes {
         }
         lines
     }
+}
+
+/// Whether a setting is a size that depends on the GPUs.
+pub fn depends_on_gpus(setting: &Setting) -> bool {
+    matches!(setting, Setting::Size(_, Extent::AllBut(_)))
 }
 
 /// Whether one size is more than another; not where that cannot be told.

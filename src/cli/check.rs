@@ -1,8 +1,10 @@
 //! `gpulimit check`: whether a policy file is right.
 
 use super::accounts::Database;
+use super::apply::Wanted;
 use super::failure::Failure;
-use super::output;
+use super::nvml::Driver;
+use super::{apply, output, warnings};
 use gpulimit::policy::compile::{self, Plan};
 use gpulimit::policy::file::{self, Mistake, Policy};
 use std::fs;
@@ -18,8 +20,10 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Says everything that is wrong with the file, each with its line, and changes nothing. Users and unix
-groups that this machine does not have are said, but are no mistake here: `gpulimit apply` refuses them.
+Says everything that is wrong with the file, each with its line, and changes
+nothing. Users and unix groups that this machine does not have are said, but
+are no mistake here: `gpulimit apply` refuses them. Warns about limits that
+make no sense on this machine's GPUs, and about users whom no rule covers.
 
 Examples:
   gpulimit check /etc/gpulimit/gpulimit.toml
@@ -32,6 +36,10 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     for mistake in &found.absent {
         output::note(&format!("{mistake} (right on another machine)"));
     }
+    let driver = Driver::load().ok();
+    // What this machine's GPUs are called says nothing about another machine's.
+    let (wanted, _) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
+    warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
         "{}: ok, groups: {}, rules: {}\n",
         args.file.display(),
@@ -39,6 +47,42 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
         found.policy.rules.len()
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard error what is right in a policy and probably not meant.
+pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
+    let gpus = warnings::capacities(driver, None);
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    for (group, wanted) in plan.groups.iter().zip(wanted) {
+        for line in warnings::of(&wanted.limits, &gpus, driver) {
+            lines.push((group.line, line));
+        }
+    }
+    // Of a stanza that makes many groups once.
+    lines.sort();
+    lines.dedup();
+    for (line, why) in lines {
+        output::note(&format!("{}:{line}: warning: {why}", path.display()));
+    }
+    let left = compile::uncovered(&plan.rules, &Database);
+    if !left.is_empty() {
+        output::note(&format!(
+            "{}: warning: no rule holds for {}: their programs have no limit; a last rule with \
+             user = \"*\" holds for all others",
+            path.display(),
+            some(&left)
+        ));
+    }
+}
+
+/// Returns the first of these names, and how many more there are.
+pub fn some(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }
 
 /// A policy file without mistakes.
@@ -55,7 +99,7 @@ pub struct Found {
 pub fn read(path: &Path) -> Result<Found, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::new(format_args!("cannot read {}: {error}", path.display())))?;
-    let policy = file::parse(path, &text).map_err(|mistakes| refused(path, &mistakes))?;
+    let policy = file::parse(path, &text);
     let (plan, mistakes) = compile::compile(&policy, &Database);
     let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
     if wrong.is_empty() {

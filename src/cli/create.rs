@@ -2,10 +2,11 @@
 
 use super::changes::Changes;
 use super::failure::Failure;
-use super::groups::{self, Above};
+use super::groups::{self, Above, Purpose};
 use super::nvml::Driver;
-use super::{accounts, output};
-use gpulimit::group::{Access, GroupError, Kind, Members, upwards};
+use super::sizes::{self, Sizes};
+use super::{accounts, output, warnings};
+use gpulimit::group::{Access, GroupError, Kind, Members, Root, SYSTEM, effective_user, upwards};
 use gpulimit::limits::LimitSet;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -17,9 +18,12 @@ pub struct Args {
     /// The group; lab/alice is a group below lab
     group: String,
 
-    /// Its limits and options, as `gpulimit set` takes them
+    /// Its other keys, as `gpulimit set` takes them; max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
+
+    #[command(flatten)]
+    sizes: Sizes,
 
     /// Limit this GPU only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
@@ -39,27 +43,30 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The limits belong to whoever makes the group: its owner and members cannot change them. A group
-counts in all groups above it. `gpulimit set --help` explains the keys.
+The limits belong to whoever makes the group: its owner and members cannot
+change them. A group counts in all groups above it. `gpulimit set --help`
+explains the keys.
 
 Examples:
-  gpulimit create lab max=60G
-  gpulimit create lab/alice max=50% high=40% --owner alice
-  gpulimit create lab/course max=8G --device 1 --members @students
+  gpulimit create lab --max 60G
+  gpulimit create lab/alice --max 50% --high 40% --owner alice
+  gpulimit create lab/course --max 8G --device 1 --members @students
   gpulimit create site/lab/bob on_limit=wait --parents";
 
 /// Makes the group.
 pub fn create(args: &Args) -> Result<ExitCode, Failure> {
-    let name = &*args.group;
-    gpulimit::group::check_name(name)?;
-    no_job(name)?;
+    gpulimit::group::check_name(&args.group)?;
+    no_job(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let changes = Changes::read(&args.changes, &args.devices, driver)?;
+    let settings = sizes::together(&args.sizes, &args.changes)?;
+    let changes = Changes::new(settings, &args.devices, driver)?;
     let access = access(args)?;
-    let root = groups::root_of(name)?;
+    let (root, name) = groups::meant(&args.group, Purpose::Make)?;
+    let name = &*name;
+    findable(&root, name, access, args)?;
     let mut limits = LimitSet::default();
-    changes.apply(&mut limits);
+    changes.apply(&mut limits)?;
     let mut above: Vec<&str> = upwards(name).skip(1).collect();
     above.retain(|_| args.parents);
     let mut made = Vec::new();
@@ -83,10 +90,12 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
             "there is a group '{name}' already, which stays as it is: `gpulimit set {name} KEY=VALUE` changes it"
         )));
     }
+    let gpus = warnings::capacities(driver, None);
+    warnings::note(name, &warnings::of(&limits, &gpus, driver));
     let mut lines = vec![format!("created, {limits}")];
-    lines.extend(changes.outranked(&Above::all(&created.group), None, driver));
+    lines.extend(changes.outranked(&limits, &Above::all(&created.group), None, driver));
     let line = |line: String| format!("{name}: {line}\n");
-    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    output::report(&lines.into_iter().map(line).collect::<String>());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -128,6 +137,32 @@ fn access(args: &Args) -> Result<Access, Failure> {
         },
     };
     Ok(Access { owner, members })
+}
+
+/// Refuses to give a group to a user who could not find it: groups in a private root are seen by its owner alone.
+fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
+    let me = effective_user();
+    let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
+        return Ok(());
+    };
+    if root.is_public() {
+        return Ok(());
+    }
+    let path = root.path();
+    let owner = args
+        .owner
+        .clone()
+        .unwrap_or_else(|| accounts::user_name(owner));
+    // A root that GPULIMIT_ROOT names is opened, and not replaced by the machine's.
+    let step = match super::env("GPULIMIT_ROOT") {
+        Some(_) => format!("install -d -m 0755 {}", path.display()),
+        None => format!("install -d -m 0755 {SYSTEM}"),
+    };
+    Err(Failure::new(format_args!(
+        "group '{name}' would be in {}, which only root can look into, so that {owner} would not find it: \
+         run `{step}` first, which makes a root for all users",
+        path.display()
+    )))
 }
 
 /// Giving things away is for root.

@@ -2,15 +2,15 @@
 
 mod checks;
 mod container;
-mod elf;
-mod inside;
+mod files;
 mod process;
 mod user;
 
 use super::failure::Failure;
 use super::figures::SCHEMA;
-use super::output;
+use super::output::{self, Escaped};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -36,17 +36,18 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Looks at the driver, NVML, the library and its hooks, the groups, and the environment; or at one
-process, container or user. Changes nothing.
+Looks at the driver, NVML, the library and its hooks, the groups, and the
+environment; or at one process, container or user. Changes nothing.
 
 Examples:
   gpulimit doctor
   gpulimit doctor --pid 4711          why does this process have no limit?
-  gpulimit doctor --container web     the same, and whether programs start in it
+  gpulimit doctor --container web     the same of a container
   gpulimit doctor --user alice        which group does she get?
   gpulimit doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
-Exit status: 0 when limits can be applied, 1 when something prevents it (a line marked `error`).";
+Exit status: 0 when limits can be applied, 1 when something prevents it (a line
+marked `error`).";
 
 /// How bad it is.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -67,13 +68,18 @@ impl Level {
             Self::Error => "error",
         }
     }
+
+    fn named(name: &str) -> Option<Self> {
+        let all = [Self::Fine, Self::Warning, Self::Error];
+        all.into_iter().find(|level| level.name() == name)
+    }
 }
 
 /// One thing found out.
 #[derive(Clone, Debug)]
 struct Finding {
     /// What was looked at.
-    check: &'static str,
+    check: Cow<'static, str>,
     level: Level,
     text: String,
     /// What to do; empty where there is nothing to do.
@@ -83,7 +89,7 @@ struct Finding {
 impl Finding {
     fn fine(check: &'static str, text: impl Into<String>) -> Self {
         Self {
-            check,
+            check: check.into(),
             level: Level::Fine,
             text: text.into(),
             remedy: String::new(),
@@ -113,6 +119,21 @@ impl Finding {
             "remedy": (!self.remedy.is_empty()).then_some(&self.remedy),
         })
     }
+
+    /// Reads what [`Finding::json`] has written.
+    fn from_json(value: &Value) -> Option<Self> {
+        Some(Self {
+            check: value["check"].as_str()?.to_owned().into(),
+            level: Level::named(value["level"].as_str()?)?,
+            text: value["text"].as_str()?.into(),
+            remedy: value["remedy"].as_str().unwrap_or_default().into(),
+        })
+    }
+}
+
+/// Returns the findings about a process as JSON. A look may never end: the caller is a process of its own.
+pub fn look_at(pid: u32) -> Value {
+    process::look(pid).iter().map(Finding::json).collect()
 }
 
 /// Looks, and says what was found.
@@ -127,18 +148,21 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
         _ => checks::all(),
     };
     let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();
+    let doubtful = findings
+        .iter()
+        .any(|finding| finding.level == Level::Warning);
     let broken = findings.iter().any(|finding| finding.level == Level::Error);
     if args.json {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
         output::json(&json!({ "schema": SCHEMA, "ok": !broken, "findings": all }))?;
     } else {
-        output::print(&text(&findings, broken, here))?;
+        output::print(&text(&findings, broken, doubtful, here))?;
     }
     Ok(ExitCode::from(u8::from(broken)))
 }
 
 /// `here`: about this place, not about a process or a user.
-fn text(findings: &[Finding], broken: bool, here: bool) -> String {
+fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {
         // Writing to a string does not fail.
@@ -147,15 +171,16 @@ fn text(findings: &[Finding], broken: bool, here: bool) -> String {
             "{:<8} {:<12} {}",
             finding.level.name(),
             finding.check,
-            finding.text
+            Escaped(&finding.text)
         );
         if !finding.remedy.is_empty() {
-            let _ = writeln!(out, "{:<21} -> {}", "", finding.remedy);
+            let _ = writeln!(out, "{:<21} -> {}", "", Escaped(&finding.remedy));
         }
     }
     out.push_str(match (broken, here) {
         (true, true) => "\nLimits cannot be applied here: see the lines marked `error`.\n",
-        (true, false) => "\nSomething is in the way of a limit: see the lines marked `error`.\n",
+        (true, false) => "\nThis limit cannot be applied: see the lines marked `error`.\n",
+        (false, true) if doubtful => "\nLimits can be applied; see the lines marked `warning`.\n",
         (false, true) => "\nLimits can be applied.\n",
         (false, false) => "",
     });

@@ -3,14 +3,15 @@
 use super::accounts;
 use super::clock::Moment;
 use super::failure::Failure;
-use super::groups::{self, Selection};
+use super::groups::{self, Selection, Unreadable};
 use super::nvml::Driver;
-use super::output::{self, Reader};
+use super::output::{self, Escaped, Reader};
 use gpulimit::device::DeviceId;
 use gpulimit::group::Group;
 use gpulimit::ledger::{Event, EventKind, Ledger};
 use gpulimit::units::gib;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -33,13 +34,16 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-By time, in UTC. An event is written down in the group whose limit it is about; a group keeps the
-last 95 of its own.
+By time, in UTC. An event is written down in the group whose limit it is about;
+a group keeps the last 95 of its own.
 
-  refusal  a request was refused         reap    what a dead process held was given back
-  wait     a request began to wait       kill    a process was killed, or told to end
-  granted  a request that waited fits    limits  the limits were changed
+  refusal  a request was refused
+  wait     a request began to wait
+  granted  a request that waited fits
   high     usage went above high
+  reap     what a dead process held was given back
+  kill     a process was killed, or told to end
+  limits   the limits were changed
 
 Examples:
   gpulimit events
@@ -65,7 +69,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
             if args.json {
                 format!("{}\n", line.json(driver))
             } else {
-                format!("{}\n", line.text(driver))
+                format!("{}\n", Escaped(&line.text(driver)))
             }
         };
         let text: String = lines.into_iter().map(print).collect();
@@ -89,17 +93,17 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
 struct Watch {
     sources: Vec<Source>,
     /// Those that could not be opened, and were said to be so.
-    failed: Vec<PathBuf>,
+    failed: BTreeSet<PathBuf>,
     broken: bool,
 }
 
 impl Watch {
     /// Opens the groups that are new.
     fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
+        let mut unreadable = Unreadable::default();
         for group in &selection.groups {
             let known = |source: &Source| source.group == *group && !source.is_gone();
-            if self.sources.iter().any(known) || self.failed.iter().any(|path| path == group.path())
-            {
+            if self.failed.contains(group.path()) || self.sources.iter().any(known) {
                 continue;
             }
             match groups::readable(group) {
@@ -113,16 +117,16 @@ impl Watch {
                 Ok(None) if selection.named && selection.groups.first() == Some(group) => {
                     return Err(groups::unreadable(group.ledger_path()));
                 }
-                Ok(None) => self.failed.push(group.path().into()),
+                Ok(None) => _ = self.failed.insert(group.path().into()),
                 // Removed since it was listed.
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
-                    output::note(&error.to_string());
-                    self.failed.push(group.path().into());
-                    self.broken = true;
+                    unreadable.note(&error.to_string());
+                    self.failed.insert(group.path().into());
                 }
             }
         }
+        self.broken |= unreadable.end();
         Ok(())
     }
 }

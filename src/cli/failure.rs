@@ -1,7 +1,7 @@
 //! A verb that could not do what it was asked for.
 
 use gpulimit::group::GroupError;
-use gpulimit::limits::LimitsError;
+use gpulimit::limits::{ExtentError, LimitsError};
 use gpulimit::policy::PolicyError;
 use std::fmt;
 use std::process::ExitCode;
@@ -66,6 +66,14 @@ impl fmt::Display for Failure {
 impl From<GroupError> for Failure {
     fn from(error: GroupError) -> Self {
         let usage = matches!(error, GroupError::Name { .. });
+        Self::new(error).with(if usage { USAGE } else { 1 })
+    }
+}
+
+impl From<ExtentError> for Failure {
+    /// A size that no GPU has is a mistake of the caller; GPUs that are not known are a fault of the machine.
+    fn from(error: ExtentError) -> Self {
+        let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })
     }
 }

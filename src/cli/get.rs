@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::figures::{Figures, Gpu, SCHEMA};
-use super::groups::{self, View};
+use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
 use super::{gpu, output};
 use gpulimit::device::DeviceId;
@@ -36,8 +36,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for included. With
-KEY, the value alone.
+Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for
+included. With KEY, the value alone.
 
 Examples:
   gpulimit get lab
@@ -79,11 +79,12 @@ impl Name {
 
 /// Prints what is said.
 pub fn get(args: &Args) -> Result<ExitCode, Failure> {
-    let group = groups::find(&args.group)?;
+    let group = groups::find(&args.group, Purpose::Use)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let targets = gpu::selectors(&args.devices, driver)?;
-    let view = View::open(group, args.group.clone(), driver)?;
+    let name = group.name().to_owned();
+    let view = View::open(group, name, driver)?;
     if args.json {
         let figures = Figures::of(&view, driver);
         output::json(&json!({

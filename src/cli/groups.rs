@@ -4,28 +4,96 @@ use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit::device::DeviceId;
-use gpulimit::group::{Group, GroupError, Root, SYSTEM, effective_user, upwards};
+use gpulimit::group::{
+    Group, GroupError, NotToBeMade, Root, SYSTEM, check_name, effective_user, is_within, parent,
+    upwards,
+};
 use gpulimit::ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit::limits::LimitSet;
-use gpulimit::policy;
+use gpulimit::policy::{self, PolicyError};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// The root that has a group of this name, or would get it: the machine's for those whom its rules put into a group.
-pub fn root_of(name: &str) -> Result<Root, Failure> {
-    match policy::rule() {
-        Ok(Some(_)) => Ok(Root::at(SYSTEM)?),
+/// How often groups that lack a file are looked at again, how long the pauses before that are, and for how long this goes on.
+const LOOKS_AGAIN: u32 = 9;
+const PAUSE: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What a group is named for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// To look at it or to remove it: it exists.
+    Use,
+    /// To change it: where it does not exist, it may be made first.
+    Change,
+    /// To make it.
+    Make,
+    /// To run programs in it, and perhaps to make it first.
+    Run,
+}
+
+/// Returns the root and the whole name of the group that the caller means by `name`.
+///
+/// Names mean the same in all verbs as in `GPULIMIT_GROUP`: a user whom a rule assigns to a group names groups from there on, so that
+/// `night` is `lab/alice/night`; a name that begins with the assigned group is a whole one. Groups elsewhere can be looked at by their
+/// whole names, and programs cannot run in them. Root administers the machine and names groups from the top, but for running in them.
+pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
+    let rule = match policy::rule() {
+        Ok(Some(rule)) => rule,
         // Rules that cannot be read, as those of another version, must not keep root from making way for new ones.
-        Err(error) if effective_user() != 0 => Err(error.into()),
-        Ok(None) | Err(_) => Ok(Root::locate_group(&env, name)?),
+        Err(error) if effective_user() != 0 => return Err(error.into()),
+        Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
+    };
+    check_name(name)?;
+    let root = Root::at(SYSTEM)?;
+    let administers = effective_user() == 0 && purpose != Purpose::Run;
+    if is_within(name, &rule.group) || administers {
+        return Ok((root, name.into()));
+    }
+    let below = format!("{}/{name}", rule.group);
+    let is_there = |name: &str| root.group(name).is_ok();
+    match purpose {
+        Purpose::Use | Purpose::Change if !is_there(&below) && is_there(name) => {
+            Ok((root, name.into()))
+        }
+        Purpose::Run if !is_there(&below) && is_there(name) => {
+            Err(PolicyError::not_below(rule, name.into(), true).into())
+        }
+        _ => Ok((root, below)),
     }
 }
 
-/// The group of this name, which must exist.
-pub fn find(name: &str) -> Result<Group, Failure> {
-    Ok(root_of(name)?.group(name)?)
+/// The group that the caller means by this name, which must exist.
+pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
+    let (root, name) = meant(name, purpose)?;
+    open(&root, &name, purpose)
+}
+
+/// Opens a group. Those who only look at groups are not told to make one.
+pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
+    root.group(name).map_err(|error| match purpose {
+        Purpose::Use if error.is_missing() => Failure::new(NotToBeMade(&error)),
+        _ => error.into(),
+    })
+}
+
+/// Leaves out the groups of ended jobs, unless there are others below them.
+fn going_on(groups: Vec<Group>) -> Vec<Group> {
+    let mut parents = BTreeSet::new();
+    let mut kept = Vec::new();
+    // Those below come before the one that they are in.
+    for group in groups.into_iter().rev() {
+        if parents.contains(group.name()) || !group.has_ended() {
+            parents.extend(parent(group.name()).map(str::to_owned));
+            kept.push(group);
+        }
+    }
+    kept.reverse();
+    kept
 }
 
 /// Groups that a verb is about: one and those below it, or all.
@@ -43,16 +111,16 @@ impl Selection {
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
-                let root = root_of(name)?;
-                let mut groups = vec![root.group(name)?];
-                groups.extend(root.groups_within(&groups[0])?);
+                let (root, name) = meant(name, Purpose::Use)?;
+                let mut groups = vec![open(&root, &name, Purpose::Use)?];
+                groups.extend(going_on(root.groups_within(&groups[0])?));
                 (vec![root], groups)
             }
             None => {
                 let roots = Root::locate_all(&env)?;
                 let mut groups = Vec::new();
                 for root in &roots {
-                    groups.extend(root.groups()?);
+                    groups.extend(going_on(root.groups()?));
                 }
                 (roots, groups)
             }
@@ -83,35 +151,71 @@ impl Selection {
     }
 
     /// Opens the groups. What cannot be opened is said, and the status is a failure.
+    ///
+    /// A group that lacks a file may be one that is being made, so that it is looked at again. All such groups share the waits: an owner
+    /// who leaves thousands of unfinished directories makes nobody wait for each.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
-        let mut status = ExitCode::SUCCESS;
-        let mut views = Vec::new();
-        for group in &self.groups {
-            match self.view(group, driver) {
-                Ok(Some(view)) => views.push(view),
-                // Removed since it was listed.
-                Ok(None) => {}
-                Err(error) => {
-                    output::note(&error.to_string());
-                    status = ExitCode::FAILURE;
+        let look = |group: &Group| self.view(group, driver);
+        let mut seen: Vec<_> = self.groups.iter().map(look).collect();
+        let start = Instant::now();
+        for _ in 0..LOOKS_AGAIN {
+            if seen.iter().all(Result::is_ok) || start.elapsed() > PATIENCE {
+                break;
+            }
+            thread::sleep(PAUSE);
+            for (group, view) in self.groups.iter().zip(&mut seen) {
+                if view.is_err() {
+                    *view = look(group);
                 }
             }
         }
-        (views, status)
-    }
-
-    /// Opens a group that was listed; `None` where it is gone. One that lacks a file may be on its way, or made anew at this moment.
-    fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
-        const LOOKS: u32 = 10;
-        for look in 1.. {
-            match View::open(group.clone(), self.title(group), driver) {
-                Ok(view) => return Ok(Some(view)),
-                Err(_) if !group.limits_path().exists() => return Ok(None),
-                Err(error) if look == LOOKS => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+        let mut unreadable = Unreadable::default();
+        let mut views = Vec::new();
+        for view in seen {
+            match view {
+                Ok(view) => views.extend(view),
+                Err(error) => unreadable.note(&error.to_string()),
             }
         }
-        Ok(None)
+        (views, ExitCode::from(u8::from(unreadable.end())))
+    }
+
+    /// Opens a group that was listed; `None` where it was removed since.
+    fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
+        match View::open(group.clone(), self.title(group), driver) {
+            Ok(view) => Ok(Some(view)),
+            Err(_) if !group.limits_path().exists() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Says which groups cannot be opened: the first ones each on a line, then how many others there are.
+#[derive(Default)]
+pub struct Unreadable {
+    groups: usize,
+}
+
+impl Unreadable {
+    /// Lines for single groups.
+    const LINES: usize = 8;
+
+    /// Says why one group cannot be opened, unless enough were named.
+    pub fn note(&mut self, why: &str) {
+        self.groups += 1;
+        if self.groups <= Self::LINES {
+            output::note(why);
+        }
+    }
+
+    /// Says how many groups were not named. Returns whether there was any group that cannot be opened.
+    pub fn end(&self) -> bool {
+        match self.groups.saturating_sub(Self::LINES) {
+            0 => {}
+            1 => output::note("and 1 other group cannot be opened"),
+            others => output::note(&format!("and {others} other groups cannot be opened")),
+        }
+        self.groups > 0
     }
 }
 

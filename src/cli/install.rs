@@ -5,6 +5,7 @@ mod preload;
 mod trial;
 
 use super::failure::Failure;
+use super::trust::Trusted;
 use super::{library, output};
 use file::Written;
 use gpulimit::group::{Root, SYSTEM};
@@ -14,8 +15,13 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub use file::{make_directories, replace, trusted};
+pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
+
+/// Whether every program of this machine gets the library.
+pub fn is_installed() -> bool {
+    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().ours.is_empty())
+}
 
 /// Options of `install`.
 #[derive(clap::Args)]
@@ -53,10 +59,11 @@ struct Place {
 }
 
 const INSTALL_HELP: &str = "\
-Puts the library where all programs find it and its path first into /etc/ld.so.preload, which the
-dynamic linker reads at every start, whatever the environment says. What others have put there
-stays. The library is tried first, and all is put back where programs do not start with it.
-Running programs are not affected. A library that is in a system directory stays where it is.
+Puts the library where all programs find it and its path first into
+/etc/ld.so.preload, which the dynamic linker reads at every start, whatever the
+environment says. What others have put there stays. The library is tried first,
+and all is put back where programs do not start with it. Running programs are
+not affected. A library that is in a system directory stays where it is.
 
 Examples:
   gpulimit install
@@ -66,9 +73,10 @@ Examples:
 Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options.";
 
 const UNINSTALL_HELP: &str = "\
-Takes the library out of /etc/ld.so.preload. What others have put there stays. The file of the
-library goes when no program uses it any longer; until then it stays, and that is said. The one
-that belongs to this program stays, too: whoever put it there removes it.
+Takes the library out of /etc/ld.so.preload. What others have put there stays.
+The file of the library goes when no program uses it any longer; until then it
+stays, and that is said. The one that belongs to this program stays, too:
+whoever put it there removes it.
 
 Examples:
   gpulimit uninstall
@@ -80,7 +88,8 @@ const NAME: &str = "libgpulimit.so";
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    fn check(&self) -> Result<(), Failure> {
+    /// The place that the options name. Fails where somebody else than root could lead the way to it elsewhere.
+    fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
                 return Err(Failure::usage(format_args!(
@@ -89,7 +98,29 @@ impl Place {
                 )));
             }
         }
-        Ok(())
+        let root = fs::canonicalize(&self.root)
+            .map_err(|error| file::failed("open", &self.root, &error))?;
+        let place = Self {
+            root,
+            prefix: self.prefix.clone(),
+            dry_run: self.dry_run,
+        };
+        if !place.is_here() {
+            trusted(Trusted::root().check(&place.root))?;
+            place.check(Path::new(FILE))?;
+        }
+        Ok(place)
+    }
+
+    /// Refuses a file of that system that others could change or lead elsewhere. In an image links on the way are refused, too: followed from
+    /// here, they can lead out of it.
+    fn check(&self, inside: &Path) -> Result<(), Failure> {
+        let outside = self.outside(inside);
+        trusted(if self.is_here() {
+            Trusted::root().check_new(&outside)
+        } else {
+            Trusted::root().check_in_image(&self.root, &outside)
+        })
     }
 
     /// Whether it is the system that we run in.
@@ -123,10 +154,21 @@ impl Place {
     }
 }
 
+/// What others could do with the file, as an error.
+fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
+    checked.map_err(|why| {
+        Failure::new(format_args!(
+            "{why}: every program of the machine would run what is put there; have root own it alone (`chown root`, `chmod go-w`), put a directory in the place of a link, or name another place"
+        ))
+    })
+}
+
 /// Installs.
 pub fn install(args: &Install) -> Result<ExitCode, Failure> {
-    let place = &args.place;
-    place.check()?;
+    let place = &args.place.checked()?;
+    place.check(Path::new(FILE))?;
+    place.check(Path::new(SYSTEM))?;
+    place.check(&place.library())?;
     let source = match &args.library {
         Some(path) => fs::canonicalize(path).map_err(|error| {
             Failure::new(format_args!(
@@ -137,8 +179,9 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
         None => fs::canonicalize(library::own()?)
             .map_err(|error| Failure::new(format_args!("cannot open {NAME}: {error}")))?,
     };
-    trial::with(&source)?;
+    trusted(Trusted::root().check(&source))?;
     library::check(&source)?;
+    trial::with(&source)?;
     let packaged = place.inside(&source).filter(|path| {
         SYSTEM_DIRECTORIES
             .iter()
@@ -154,8 +197,8 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
                 output::print(&format!("{} is up to date\n", target.display()))?;
             } else {
                 if !place.dry_run {
-                    let directory = file::make_directories(&outside)?;
-                    trusted(&place.root, directory)?;
+                    file::make_directories(&outside)?;
+                    place.check(&target)?;
                     file::replace(&outside, &bytes, 0o755)?;
                 }
                 place.say("installed", "would install", target.display())?;
@@ -165,7 +208,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     };
     let outside = place.outside(&target);
     if outside.exists() {
-        trusted(&place.root, &outside)?;
+        place.check(&target)?;
         trial::with(&outside)?;
     }
     make_group_root(place)?;
@@ -229,8 +272,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
 
 /// Takes it out again.
 pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
-    let place = &args.place;
-    place.check()?;
+    let place = &args.place.checked()?;
     let path = place.preload();
     let preload = Preload::read(&path)?;
     let without = match &args.library {
@@ -279,6 +321,7 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
+    place.check(&inside)?;
     if !place.dry_run {
         fs::remove_file(&library).map_err(|error| file::failed("remove", &library, &error))?;
         if let Some(directory) = library.parent() {

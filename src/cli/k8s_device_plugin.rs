@@ -18,8 +18,9 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Starts gpulimit-k8s-device-plugin, which is beside this program or in PATH, with these options. It
-belongs on each node of a cluster, by config/kubernetes; docs/kubernetes.md explains it.
+Starts gpulimit-k8s-device-plugin, which is beside this program or in PATH,
+with these options. It belongs on each node of a cluster, by config/kubernetes;
+docs/kubernetes.md explains it.
 
 Examples:
   gpulimit k8s-device-plugin -- --help

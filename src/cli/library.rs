@@ -2,12 +2,18 @@
 
 mod load;
 
+use super::elf;
 use super::failure::Failure;
 use super::install::{FILE, Preload};
+use super::trust::Trusted;
+use gpulimit::group::effective_user;
 use gpulimit::version;
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libgpulimit.so";
@@ -75,8 +81,8 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The library's version. Refuses what the loader would pass over with no more than a line on stderr, as the command would have no limit, and a
-/// library that could not read our files.
+/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that could not read our files, and for root
+/// one that somebody else could change, which is not even opened.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -89,12 +95,18 @@ pub fn check(path: &Path) -> Result<String, Failure> {
             path.display()
         )));
     }
-    let text = load::version(path).map_err(|why| {
-        Failure::new(format_args!(
-            "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
-            path.display()
-        ))
-    })?;
+    if effective_user() == 0 {
+        Trusted::of_this_program().check_new(path).map_err(|why| {
+            Failure::new(format_args!(
+                "{why}: as root, gpulimit opens only a library that nobody else can change; run `chown root` and `chmod go-w` on it, or name another one in {VARIABLE}"
+            ))
+        })?;
+    }
+    let unfit = |why: &dyn std::fmt::Display| unfit(path, why);
+    let bytes = read(path).map_err(|error| unfit(&error))?;
+    let library = elf::Library::parse(&bytes).map_err(|why| unfit(&why))?;
+    let text = library.version();
+    let text = text.ok_or_else(|| unfit(&"it is not libgpulimit.so"))?;
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
@@ -103,6 +115,37 @@ pub fn check(path: &Path) -> Result<String, Failure> {
             version::text()
         ))),
     }
+}
+
+/// Refuses what the loader would pass over with no more than a line on stderr, as a command would then have no limit: the library is loaded
+/// here. For what [`find`] has found.
+pub fn try_to_load(path: &Path) -> Result<(), Failure> {
+    load::load(path).map_err(|why| unfit(path, &why))
+}
+
+fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
+    Failure::new(format_args!(
+        "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
+        path.display()
+    ))
+}
+
+/// Reads a regular file of a length that a library can have.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    /// A build with all its debug information has less.
+    const LONGEST: u64 = 1 << 30;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > LONGEST {
+        let why = "it is not a regular file, or far too large";
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
@@ -195,7 +238,7 @@ mod tests {
         for (path, why) in [
             ("/nowhere", "No such file"),
             ("/proc/self/status", "invalid ELF header"),
-            ("libc.so.6", "not libgpulimit.so"),
+            ("/proc/self/exe", "not libgpulimit.so"),
         ] {
             let error = check(Path::new(path)).expect_err(path).to_string();
             assert!(error.contains(path) && error.contains(why), "{error}");

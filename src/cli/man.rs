@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::output;
 use clap::Command;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, roman};
+use clap_mangen::roff::{Roff, bold, roman};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -20,15 +20,22 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The pages are made from what --help says: gpulimit.1, and one for each verb, as gpulimit-run.1.
+The pages are made from what --help says: gpulimit.1, and one for each verb, as
+gpulimit-run.1.
 
 Examples:
   gpulimit man | man -l -
   gpulimit man /usr/local/share/man/man1";
 
+/// Whether a verb has a page.
+fn is_documented(verb: &Command) -> bool {
+    !verb.is_hide_set()
+}
+
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    let mut command = super::command();
+    // There is no page of `help`.
+    let mut command = super::command().disable_help_subcommand(true);
     command.build();
     match &args.directory {
         None => output::print(&page(command)?)?,
@@ -40,7 +47,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
                 ))
             };
             fs::create_dir_all(directory).map_err(failed)?;
-            let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+            let verbs = command.get_subcommands().filter(|verb| is_documented(verb));
             for one in verbs.chain([&command]) {
                 let name = one.get_display_name().unwrap_or(one.get_name());
                 let path = directory.join(format!("{name}.1"));
@@ -51,59 +58,146 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of the program or of a verb.
+/// The page of the program or of a verb: each section once.
 fn page(command: Command) -> Result<String, Failure> {
     let help = command.get_after_help().map(ToString::to_string);
+    let help = Help::of(help.as_deref().unwrap_or_default());
     let has_verbs = command.has_subcommands();
     let version = command.get_version().unwrap_or(env!("CARGO_PKG_VERSION"));
     let source = format!("gpulimit {version}");
     let man = Man::new(command).manual("gpulimit").source(source);
     let mut page = Vec::new();
-    let render = || {
+    let mut render = || {
         man.render_title(&mut page)?;
         man.render_name_section(&mut page)?;
         man.render_synopsis_section(&mut page)?;
         man.render_description_section(&mut page)?;
+        help.description().to_writer(&mut page)?;
         man.render_options_section(&mut page)?;
         if has_verbs {
             man.render_subcommands_section(&mut page)?;
         }
-        sections(&help.unwrap_or_default()).to_writer(&mut page)
+        help.rest().to_writer(&mut page)
     };
     render().map_err(Failure::new)?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// What stands below the options: text, and what is laid out by hand, as tables and examples are.
-fn sections(help: &str) -> Roff {
-    let mut page = Roff::new();
-    let mut as_it_is = false;
-    for (at, paragraph) in help.split("\n\n").enumerate() {
-        let (head, rest) = paragraph.split_once('\n').unwrap_or((paragraph, ""));
-        let rest = match head {
-            "Examples:" => {
-                page.control("SH", ["EXAMPLES"]);
-                rest
+/// Variables that all verbs read.
+const ENVIRONMENT: [(&str, &str); 5] = [
+    (
+        "GPULIMIT_MAX",
+        "The limit of a group for this job, such as 4G or 0=4G,all=max.",
+    ),
+    (
+        "GPULIMIT_GROUP",
+        "The group to be in. It must exist, and wins over GPULIMIT_MAX.",
+    ),
+    (
+        "GPULIMIT_ROOT",
+        "Where the groups are: an absolute path. A policy of the machine is not affected.",
+    ),
+    (
+        "GPULIMIT_LIBRARY",
+        "The library that programs are started with, where it is not beside the program.",
+    ),
+    (
+        "NO_COLOR",
+        "Where it is not empty, tables have no bold type.",
+    ),
+];
+
+/// Files that verbs read or write.
+const FILES: [(&str, &str); 5] = [
+    (
+        "/run/gpulimit",
+        "The groups of root, and of users where an administrator lets them make groups.",
+    ),
+    ("/dev/shm/gpulimit-UID", "The groups of a user elsewhere."),
+    (
+        "/etc/gpulimit/gpulimit.toml",
+        "The policy of the machine, for gpulimit apply.",
+    ),
+    (
+        "/etc/ld.so.preload",
+        "Names the library after gpulimit install.",
+    ),
+    (
+        "/etc/cdi/gpulimit.json",
+        "What gpulimit cdi generate writes for container engines.",
+    ),
+];
+
+/// The exit status where the help says nothing else.
+const STATUS: &str = "0 when it is done, 1 when it is not (one sentence on standard error says why), 2 for a mistake in the options.";
+
+/// What stands below the options in the help, by section.
+#[derive(Default)]
+struct Help<'a> {
+    description: Vec<&'a str>,
+    examples: &'a str,
+    status: Option<&'a str>,
+}
+
+impl<'a> Help<'a> {
+    fn of(text: &'a str) -> Self {
+        let mut help = Self::default();
+        for paragraph in text.split("\n\n") {
+            if let Some(examples) = paragraph.strip_prefix("Examples:\n") {
+                help.examples = examples;
+            } else if let Some(status) = paragraph.strip_prefix("Exit status: ") {
+                help.status = Some(status);
+            } else if !paragraph.is_empty() {
+                help.description.push(paragraph);
             }
-            _ => {
-                if at == 0 || as_it_is {
-                    page.control("SH", ["NOTES"]);
-                } else {
-                    page.control("PP", []);
-                }
-                paragraph
-            }
-        };
-        as_it_is = rest.contains("\n  ") || rest.starts_with("  ");
-        if as_it_is {
-            page.control("nf", []);
         }
-        for line in rest.lines() {
-            page.text([roman(line)]);
-        }
-        if as_it_is {
-            page.control("fi", []);
-        }
+        help
     }
-    page
+
+    /// What follows the first sentence of the description.
+    fn description(&self) -> Roff {
+        let mut page = Roff::new();
+        for paragraph in &self.description {
+            page.control("PP", []);
+            text(&mut page, paragraph);
+        }
+        page
+    }
+
+    /// The sections after the options.
+    fn rest(&self) -> Roff {
+        let mut page = Roff::new();
+        page.control("SH", ["EXIT STATUS"]);
+        text(&mut page, self.status.unwrap_or(STATUS));
+        for (head, entries) in [("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)] {
+            page.control("SH", [head]);
+            for (name, what) in entries {
+                page.control("TP", []);
+                page.text([bold(name)]);
+                page.text([roman(what)]);
+            }
+        }
+        if !self.examples.is_empty() {
+            page.control("SH", ["EXAMPLES"]);
+            text(&mut page, self.examples);
+        }
+        page
+    }
+}
+
+/// A paragraph. One with indented lines, as a table or examples, is laid out by hand and stays as it is.
+fn text(page: &mut Roff, paragraph: &str) {
+    let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
+    if as_it_is {
+        // The help has 80 columns: all of them stay on a page of 80 columns.
+        page.control("RS", ["-6"]);
+        page.control("nf", []);
+    }
+    for line in paragraph.lines() {
+        page.text([roman(line)]);
+    }
+    if as_it_is {
+        page.control("fi", []);
+        page.control("RE", []);
+    }
 }

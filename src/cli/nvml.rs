@@ -2,6 +2,7 @@
 
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{Identity, Witness};
+use gpulimit::limits::Capacity;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -50,6 +51,26 @@ impl Driver {
     /// All GPUs, by index.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// All GPUs that can have limits, MIG instances in place of the GPUs that are cut, and the bytes that programs can have of each: what
+    /// NVML calls reserved is not theirs.
+    pub fn capacities(&self) -> Vec<Capacity> {
+        let bytes = |device: Result<Device<'_>, NvmlError>| {
+            let memory = device.ok()?.memory_info().ok()?;
+            memory.total.checked_sub(memory.reserved)
+        };
+        let mut all = Vec::new();
+        for gpu in &self.gpus {
+            match &gpu.instances {
+                None => all.push((gpu.id, bytes(self.nvml.device_by_index(gpu.index)))),
+                Some(instances) => all.extend(instances.iter().map(|id| {
+                    let device = self.nvml.device_by_uuid(id.to_string());
+                    (*id, bytes(device))
+                })),
+            }
+        }
+        all
     }
 
     /// The driver's version, `580.65.06`.

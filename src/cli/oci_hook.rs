@@ -11,7 +11,7 @@ use super::failure::Failure;
 use clap::ValueEnum;
 use container::Wanted;
 use gpulimit::group::{Root, check_name};
-use gpulimit::units::Size;
+use gpulimit::units::Extent;
 use state::State;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,8 +26,13 @@ pub struct Args {
     stage: Stage,
 
     /// create: the container gets a group of its own, with this limit
-    #[arg(long, value_name = "SIZE", conflicts_with = "group")]
-    cap: Option<Size>,
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with = "group",
+        allow_hyphen_values = true
+    )]
+    cap: Option<Extent>,
 
     /// create: the container is in this group
     #[arg(long, value_name = "NAME")]
@@ -49,18 +54,19 @@ enum Stage {
 }
 
 const HELP: &str = "\
-Runtimes call this; `gpulimit cdi generate` tells them how. It reads the container's state, as the
-OCI runtime specification has it, from standard input. All programs of the container are in its
-group, by a rule that no variable of theirs overrides; the container sees no other group, and can
-write nothing but who uses what. Takes root. docs/containers.md has more.
+Runtimes call this; `gpulimit cdi generate` tells them how. It reads the
+container's state, as the OCI runtime specification has it, from standard
+input. All programs of the container are in its group, by a rule that no
+variable of theirs overrides; the container sees no other group, and can write
+nothing but who uses what. Takes root. docs/containers.md has more.
 
 Examples:
   gpulimit oci-hook create --cap 8G    at createRuntime
   gpulimit oci-hook mount              at createContainer
   gpulimit oci-hook remove             at poststop
 
-Exit status: 0 when it is done, 1 when not (the runtime then gives the container up), 2 for a
-mistake in the options.";
+Exit status: 0 when it is done, 1 when not (the runtime then gives the
+container up), 2 for a mistake in the options.";
 
 /// Does what the stage is for.
 pub fn oci_hook(args: &Args) -> Result<ExitCode, Failure> {

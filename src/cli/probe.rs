@@ -1,10 +1,10 @@
 //! What `doctor` asks in a process of its own: one that may carry the preload, and may crash in a driver.
 //!
-//! The answers are lines `key value` on stdout.
+//! The answers are lines `key value` on stdout; about a running process, JSON.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
-use super::output;
+use super::{doctor, output};
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
@@ -20,8 +20,8 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The library that is to be in the process.
-    library: Option<PathBuf>,
+    /// The library that is to be in the process, or the pid of the process to look at.
+    about: Option<PathBuf>,
 }
 
 #[derive(Copy, Clone, clap::ValueEnum)]
@@ -30,16 +30,39 @@ enum What {
     Driver,
     /// The preloaded library.
     Preload,
+    /// A running process.
+    Process,
 }
 
 /// Answers.
 pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
-        What::Preload => preload(args.library.as_deref()),
+        What::Preload => preload(args.about.as_deref()),
+        What::Process => {
+            close_inherited();
+            let pid = args.about.as_deref().and_then(Path::to_str);
+            let pid = pid.and_then(|pid| pid.parse().ok());
+            let pid = pid.ok_or_else(|| Failure::new("expected a pid"))?;
+            output::json(&doctor::look_at(pid))?;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     output::print(&answer)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Closes everything but the first three descriptors. A look that never ends must not hold the caller's locks, pipes and files.
+fn close_inherited() {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
+        // SAFETY: inherited through exec, so nothing in this process uses it; that of the listing itself is closed already.
+        unsafe { libc::close(descriptor) };
+    }
 }
 
 /// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`; `native true` where the driver has limits of its own.

@@ -12,6 +12,7 @@ use gpulimit::group::is_within;
 use gpulimit::ledger::{Category, DeviceUsage, ProcessUsage};
 use gpulimit::units::gib;
 use serde_json::{Value, json};
+use std::cmp::Ordering;
 use std::process::ExitCode;
 
 /// Options of `ps`.
@@ -27,11 +28,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-TOTAL counts against the limit: allocations, pools, managed memory, and what the driver takes for
-contexts and code. nvidia-smi shows the same without managed memory. A process that is `draining`
-has ended, and the driver has not freed its memory yet. ALLOCATIONS are plain and virtual memory,
-arrays and graphs; --json shows each. PID is the number here: a process in a container knows
-another one of itself, `own_pid` in JSON. One that cannot be seen from here has none.
+TOTAL counts against the limit: allocations, pools, managed memory, and what
+the driver takes for contexts and code. nvidia-smi shows the same without
+managed memory. A process that is `draining` has ended, and the driver has not
+freed its memory yet. ALLOCATIONS are plain and virtual memory, arrays and
+graphs; --json shows each. PID is the number here: a process in a container
+knows another one of itself, `own_pid` in JSON. One that cannot be seen from
+here has none. COMMAND has arguments only where the caller may read them in
+/proc. A terminal that is too narrow for all columns gets those that
+say most.
 
 Examples:
   gpulimit ps
@@ -57,13 +62,14 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         return Err(groups::unreadable(group.ledger_path()));
     }
     let pids = Pids::default();
-    let lines: Vec<Line> = outermost(&views)
+    let mut lines: Vec<Line> = outermost(&views)
         .into_iter()
         .flat_map(|view| {
             let lines = view.processes.iter();
             lines.flat_map(|process| of(&selection, view, process, &pids))
         })
         .collect();
+    lines.sort_by(Line::by_group_and_pid);
     if args.json {
         let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
         output::json(&json!({
@@ -72,7 +78,14 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
             "processes": processes,
         }))?;
     } else if !lines.is_empty() {
-        output::print(&table(&lines, driver).render())?;
+        output::table(&table(&lines, driver).render_without(&[
+            Column::Left("STATE"),
+            Column::Right("MANAGED"),
+            Column::Right("ALLOCATIONS"),
+            Column::Right("POOLS"),
+            Column::Right("DRIVER"),
+            Column::Left("USER"),
+        ]))?;
     } else if status == ExitCode::SUCCESS {
         output::note(
             "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts one",
@@ -162,13 +175,19 @@ fn of(selection: &Selection, view: &View, process: &ProcessUsage, pids: &Pids) -
             None => group.clone(),
         };
     }
+    let pid = pids.here(&process.identity);
+    // What the process is called now. The number of one that has ended may be another's.
+    let named = match pid {
+        Some(pid) if process.alive => process.identity.with_arguments(pid),
+        _ => process.identity,
+    };
     let line = |gpu| Line {
         group: group.clone(),
         title: title.clone(),
-        pid: pids.here(&process.identity),
+        pid,
         own_pid: process.identity.pid,
         uid: process.identity.uid,
-        command: process.identity.command().to_string(),
+        command: named.command().to_string(),
         alive: process.alive,
         gpu,
     };
@@ -191,6 +210,15 @@ fn of(selection: &Selection, view: &View, process: &ProcessUsage, pids: &Pids) -
 }
 
 impl Line {
+    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their order.
+    fn by_group_and_pid(&self, other: &Self) -> Ordering {
+        let groups = self.group.split('/').cmp(other.group.split('/'));
+        let process = |line: &Self| (line.pid, line.own_pid);
+        groups
+            .then_with(|| self.title.cmp(&other.title))
+            .then_with(|| process(self).cmp(&process(other)))
+    }
+
     fn state(&self) -> &'static str {
         if self.alive { "running" } else { "draining" }
     }

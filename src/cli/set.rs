@@ -3,12 +3,13 @@
 use super::changes::Changes;
 use super::failure::Failure;
 use super::figures::bytes;
-use super::groups::{self, View};
+use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
-use super::output;
+use super::sizes::{self, Sizes};
+use super::{output, warnings};
 use gpulimit::group::{Group, GroupError};
 use gpulimit::ledger::{DeviceEntry, EventKind, Happening, Identity, Ledger};
-use gpulimit::limits::{Key, LimitsError, Selector};
+use gpulimit::limits::{Key, LimitSet, LimitsError, Selector};
 use gpulimit::units::gib;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -20,9 +21,12 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// What to change: max, high, low, min, on_limit, wait_timeout, oom, count_context
-    #[arg(value_name = "KEY=VALUE", required = true)]
+    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max 4G
+    #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
+
+    #[command(flatten)]
+    sizes: Sizes,
 
     /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
@@ -30,44 +34,55 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-All changes of one call are made at once. They hold for programs that run as for those that start
-later. A smaller max takes nothing away: it refuses growth until the usage is below it.
+All changes of one call are made at once. They hold for programs that run as
+for those that start later. A smaller max takes nothing away: it refuses growth
+until the usage is below it.
 
-Keys of each GPU (--device), or of all:
-  max     hard limit: no byte above it                                          [default: max]
-  high    above it members give back what they hold unused before they grow     [default: max]
-  low     not asked back, and taken last by the growth of others                [default: 0]
-  min     never taken by the growth of others below the same group              [default: 0]
 Keys of the group:
-  on_limit       fail, or wait until others give memory back                    [default: fail]
-  wait_timeout   how long a request waits, such as 30s or 10m                   [default: 10m]
-  oom            none, kill-largest or kill-group before a request is refused   [default: none]
-  count_context  whether the memory of CUDA contexts counts, yes or no          [default: yes]
+  on_limit=fail       or wait, until others give memory back
+  wait_timeout=10m    how long a request waits, such as 30s or 10m
+  oom=none            kill-largest or kill-group before a request is refused
+  count_context=yes   whether the memory of CUDA contexts counts, yes or no
+These are the defaults. The default of --max and --high is max (none), that of
+--low and --min is 0.
 
 Examples:
-  gpulimit set lab max=8G
-  gpulimit set lab max=25% high=20% --device 1
+  gpulimit set lab --max 8G
+  gpulimit set lab --max 25% --high 20% --device 1
   gpulimit set lab on_limit=wait wait_timeout=5m
-  gpulimit set lab max=max                 no limit";
+  gpulimit set lab --max max                 no limit";
 
 /// Changes the limits.
 pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let changes = Changes::read(&args.changes, &args.devices, driver)?;
-    let group = groups::find(&args.group)?;
+    let settings = sizes::together(&args.sizes, &args.changes)?;
+    if settings.is_empty() {
+        return Err(Failure::usage(format_args!(
+            "nothing to change: give a limit, such as `gpulimit set {} --max 8G`",
+            args.group
+        )));
+    }
+    let changes = Changes::new(settings, &args.devices, driver)?;
+    let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
-        .write_limits(|rules| changes.apply(rules))
+        // Worked out before, so that it cannot fail now.
+        .write_limits(|rules| drop(changes.apply(rules)))
         .map_err(|error| refused(&group, error))?;
-    record(&group, &changes);
+    record(&group, &changes, &now);
+    let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     // Whoever administers a group need not be able to read its ledger.
-    if let Ok(view) = View::open(group, args.group.clone(), driver) {
-        lines.extend(changes.outranked(&view.above, view.ledger.as_ref(), driver));
+    if let Ok(view) = View::open(group, name.clone(), driver) {
+        lines.extend(changes.outranked(&now, &view.above, view.ledger.as_ref(), driver));
         lines.extend(too_much(&view, driver));
+        if changes.has_sizes() {
+            let gpus = warnings::capacities(driver, view.ledger.as_ref());
+            warnings::note(&name, &warnings::of(&now, &gpus, driver));
+        }
     }
-    let line = |line: String| format!("{}: {line}\n", args.group);
-    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    let line = |line: String| format!("{name}: {line}\n");
+    output::report(&lines.into_iter().map(line).collect::<String>());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,7 +102,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
 }
 
 /// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
-fn record(group: &Group, changes: &Changes) {
+fn record(group: &Group, changes: &Changes, now: &LimitSet) {
     let Ok(ledger) = Ledger::open(&group.ledger_path()) else {
         return;
     };
@@ -97,7 +112,12 @@ fn record(group: &Group, changes: &Changes) {
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
     // The largest number: none, or not known.
-    let max = bytes(changes.max(), entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
+    let max = match changes.targets[..] {
+        [Selector::Device(id)] => now.for_device(id, Key::Max),
+        _ => now.get(Selector::All, Key::Max),
+    };
+    let max = max.filter(|_| changes.has_max());
+    let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {
         kind: EventKind::Limits,
         device,

@@ -23,11 +23,13 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-MAX is the group's own limit, EFFECTIVE a smaller one of a group above and whose it is. USAGE is
-what the processes of the group and of those below it use, managed memory included; FREE is what
-they could still get; PEAK is the most that was charged at once; REFUSED counts refused requests.
-What is not known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they say
-something.
+MAX is the group's own limit, EFFECTIVE a smaller one of a group above and
+whose it is. USAGE is what the processes of the group and of those below it
+use, managed memory included; FREE is what they could still get; PEAK is the
+most that was charged at once; REFUSED counts refused requests. What is not
+known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they
+say something. A terminal that is too narrow for all columns gets those that
+say most.
 
 Examples:
   gpulimit show
@@ -46,7 +48,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
             "groups": groups,
         }))?;
     } else if !figures.is_empty() {
-        output::print(&table(&figures).render())?;
+        output::table(&table(&figures).render_without(&NARROW))?;
     } else if status == ExitCode::SUCCESS {
         no_groups(&selection);
     }
@@ -67,6 +69,18 @@ const OPTIONAL: [Column; 5] = [
     Column::Right("LOW"),
     Column::Right("MIN"),
     Column::Left("OPTIONS"),
+];
+
+/// The columns that a narrow terminal does without, in this order.
+const NARROW: [Column; 8] = [
+    Column::Left("OPTIONS"),
+    Column::Right("MIN"),
+    Column::Right("LOW"),
+    Column::Right("HIGH"),
+    Column::Right("PROCESSES"),
+    Column::Right("PEAK"),
+    Column::Right("REFUSED"),
+    Column::Left("EFFECTIVE"),
 ];
 
 fn table(groups: &[Figures]) -> Table {

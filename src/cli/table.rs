@@ -1,5 +1,6 @@
 //! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
 
+use super::output::Escaped;
 use comfy_table::{
     Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Width, presets,
 };
@@ -49,9 +50,10 @@ impl Table {
         }
     }
 
-    /// Adds a row with a text for each column.
+    /// Adds a row with a text for each column, and escapes it.
     pub fn row(&mut self, row: Vec<String>) {
-        self.rows.push(row);
+        let escaped = row.iter().map(|cell| Escaped(cell).to_string());
+        self.rows.push(escaped.collect());
     }
 
     /// Drops those of the columns in which nothing is known.
@@ -75,6 +77,58 @@ impl Table {
         } else {
             self.plain()
         }
+    }
+
+    /// The text for stdout. On a terminal that is too narrow it lacks some of the `optional` columns: first those that say the same in
+    /// all rows, then as many as have to go, in this order.
+    pub fn render_without(mut self, optional: &[Column]) -> String {
+        // Only a terminal has a width.
+        if let (true, Some(width)) = (
+            io::stdout().is_terminal(),
+            comfy_table::Table::new().width(),
+        ) {
+            self.narrow(optional, width.into());
+        }
+        self.render()
+    }
+
+    fn narrow(&mut self, optional: &[Column], width: usize) {
+        let says_nothing = |table: &Self, column: &Column| {
+            let at = table.columns.iter().position(|there| there == column);
+            at.is_some_and(|at| {
+                let mut cells = table.rows.iter().map(|row| row[at].as_str());
+                cells.all(|cell| ["0 B", "running", UNKNOWN].contains(&cell))
+            })
+        };
+        let same: Vec<Column> = optional
+            .iter()
+            .copied()
+            .filter(|column| says_nothing(self, column))
+            .collect();
+        for column in same.iter().chain(optional) {
+            if self.least_width() <= width {
+                return;
+            }
+            if let Some(at) = self.columns.iter().position(|there| there == column) {
+                self.columns.remove(at);
+                for row in &mut self.rows {
+                    row.remove(at);
+                }
+            }
+        }
+    }
+
+    /// Characters that a line needs at least: long texts can be broken.
+    fn least_width(&self) -> usize {
+        let columns = self.columns.iter().zip(self.widths());
+        let least = columns.map(|(column, width)| match column {
+            Column::Left(_) => width.min(usize::from(WHOLE)),
+            Column::Right(_) => width,
+        });
+        least
+            .map(|width| width + 2)
+            .sum::<usize>()
+            .saturating_sub(2)
     }
 
     fn fitted(&self, color: bool) -> String {
@@ -176,6 +230,35 @@ mod tests {
         table.row(["-", "-", "1"].map(String::from).into());
         table.without_empty(&columns[1..]);
         assert_eq!(table.plain(), "A  C\n-  -\n-  1\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_the_columns_that_say_most() {
+        let [name, zero, size, total] = [
+            Column::Left("NAME"),
+            Column::Right("ZERO"),
+            Column::Right("SIZE"),
+            Column::Right("TOTAL"),
+        ];
+        let shown = |width| {
+            let mut table = Table::new(&[name, zero, size, total]);
+            table.row(
+                ["a", "0 B", "518.0 MiB", "1.5 GiB"]
+                    .map(String::from)
+                    .into(),
+            );
+            table.narrow(&[size, zero], width);
+            assert!(table.plain().lines().all(|line| line.len() <= width));
+            table
+                .columns
+                .iter()
+                .map(|column| column.head())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(shown(80), "NAME ZERO SIZE TOTAL");
+        assert_eq!(shown(28), "NAME SIZE TOTAL");
+        assert_eq!(shown(20), "NAME TOTAL");
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-USAGE is that of the group and of all below it. A smaller limit of a group above counts as well.
+USAGE is that of the group and of all below it. A smaller limit of a group
+above counts as well.
 
 Examples:
   gpulimit tree
@@ -52,7 +53,7 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
         for top in &tops {
             top.rows(&mut table, &top.group.title, "");
         }
-        output::print(&table.render())?;
+        output::table(&table.render())?;
     } else if status == ExitCode::SUCCESS {
         show::no_groups(&selection);
     }

@@ -6,8 +6,8 @@ use super::member::{Member, MemberDevice, Refusal, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use crate::ledger::{
-    self, DeviceIndex, EventKind, Happening, Identity, Line, Pressure, ProcessUsage, Refused, Turn,
-    Witness,
+    self, DeviceIndex, EventKind, Happening, Identity, Idle, Line, Pressure, ProcessUsage, Refused,
+    Turn, Witness,
 };
 use crate::limits::{OnLimit, Oom, Options};
 use crate::order;
@@ -48,6 +48,7 @@ pub(super) fn charge<'a>(
     bytes: u64,
     pressure: &dyn Pressure,
     insistence: Insistence,
+    idle: &dyn Idle,
 ) -> Result<(), Refusal<'a>> {
     let _undisturbed = Undisturbed::new();
     let request = Request {
@@ -55,6 +56,7 @@ pub(super) fn charge<'a>(
         device,
         bytes,
         pressure,
+        idle,
     };
     let refused = match request.first(insistence) {
         Ok(()) => return Ok(()),
@@ -103,6 +105,7 @@ struct Request<'a, 'b> {
     device: &'b MemberDevice,
     bytes: u64,
     pressure: &'b dyn Pressure,
+    idle: &'b dyn Idle,
 }
 
 impl<'a> Request<'a, '_> {
@@ -168,11 +171,12 @@ impl<'a> Request<'a, '_> {
 
     /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
     fn attempt(&self) -> Result<(), Refused> {
+        // Ends: another round comes only of a change of the limits that fell into this one, which takes an administrator.
         let charge = |held| loop {
             let current = Current::new(self.member, self.pressure);
             let answer = self.member.on_path(self.device, held, |path| {
                 (
-                    ledger::charge(path, self.bytes, &current),
+                    ledger::charge_ahead(path, self.bytes, &current, self.idle),
                     path.iter().any(|level| level.protection.is_some()),
                 )
             });
@@ -181,7 +185,8 @@ impl<'a> Request<'a, '_> {
             }
             // Granted by a limit that is none any more.
             if answer.0.is_ok() {
-                self.member.uncharge(self.device, self.bytes);
+                self.member
+                    .uncharge_idle(self.device, self.bytes, self.idle);
             }
         };
         match charge(Held::Low) {
@@ -196,7 +201,7 @@ impl<'a> Request<'a, '_> {
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
             let fits_ever = self.bytes <= refused.max;
-            let again = if !fits_ever {
+            let again = if !fits_ever || self.pressure.is_needless() {
                 None
             } else if options.on_limit == OnLimit::Wait && !waited {
                 waited = true;
@@ -265,7 +270,7 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => return Err(refused),
             }
-            if signals.has_come() || !station.others_hold(index) {
+            if signals.has_come() || !station.others_hold(index) || self.pressure.is_needless() {
                 return Err(refused);
             }
             match &line {
@@ -292,7 +297,7 @@ impl<'a> Request<'a, '_> {
         processes.retain(|process| process.alive);
         order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
         let end = |process: &ProcessUsage| {
-            let killed = kill(&process.identity).is_ok();
+            let killed = kill(&station.ledger, &process.identity).is_ok();
             if killed {
                 station.ledger.record(&Happening {
                     kind: EventKind::Kill,

@@ -3,13 +3,20 @@
 //! The driver tells it to nobody. With the figure at hand a context can be charged before it is made, and need not be measured at once. One
 //! small file per GPU; it is a hint: whatever it says is corrected by the next measurement, and failing to write it is no error.
 
+use super::directory::Directory;
 use crate::device::DeviceId;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use crate::held_signals;
+use crate::text_file;
+#[cfg(any(test, feature = "cli"))]
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// No context takes more: a file that says so is damaged. Bytes.
 const MOST: u64 = 64 << 30;
+
+/// Bytes; a longer file is no number.
+const LONGEST: u64 = 64;
 
 const PREFIX: &str = ".context-";
 
@@ -19,7 +26,8 @@ fn file(root: &Path, device: &DeviceId) -> PathBuf {
 
 /// Bytes; 0 unknown.
 pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
-    let text = fs::read_to_string(file(root, device)).unwrap_or_default();
+    let bytes = text_file::read(&file(root, device), LONGEST).unwrap_or_default();
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
     text.trim()
         .parse()
         .ok()
@@ -27,20 +35,49 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Replaces the file as a whole, so that no reader finds half a number.
+/// Replaces the file as a whole, so that no reader finds half a number. Under its names only files that say a number are replaced.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
-    let path = file(root, device);
-    let new = path.with_extension(std::process::id().to_string());
-    // Left by a namesake; and never through a link that the owner of the root has put there.
-    let _ = fs::remove_file(&new);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&new)
-        .and_then(|mut file| writeln!(file, "{bytes}"));
-    if written.is_err() || fs::rename(&new, &path).is_err() {
-        let _ = fs::remove_file(&new);
+    // A hint that cannot be written helps nobody; the next measurement tries again.
+    let _ = replace(root, device, bytes);
+}
+
+fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
+    let root = Directory::open(root)?;
+    let name = format!("{PREFIX}{device}");
+    let draft = format!("{name}.{}", std::process::id());
+    if !is_hint(&root, &name)? || !is_hint(&root, &draft)? {
+        return Err(ErrorKind::AlreadyExists.into());
     }
+    // Left by a namesake.
+    let _ = root.remove_file(&draft);
+    let written = root
+        .create_file(&draft, 0o644)
+        .and_then(|mut file| held_signals::during(|| writeln!(file, "{bytes}")))
+        .and_then(|()| root.rename(&draft, &name));
+    if written.is_err() {
+        let _ = root.remove_file(&draft);
+    }
+    written
+}
+
+/// Whether a file of the root is a draft of [`write`].
+#[cfg(feature = "cli")]
+pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
+    let rest = name.strip_prefix(PREFIX);
+    let pid = rest.and_then(|rest| Some(rest.rsplit_once('.')?.1));
+    pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|c| c.is_ascii_digit()))
+        && is_hint(root, name).unwrap_or(false)
+}
+
+/// Whether nothing has this name, or a file with a number, or an empty one.
+fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
+    let mut text = String::new();
+    match root.open_file(name, false) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+        file => file?.take(LONGEST).read_to_string(&mut text)?,
+    };
+    let text = text.trim();
+    Ok(text.is_empty() || text.parse::<u64>().is_ok())
 }
 
 /// Lets another root know what this one does.
@@ -85,6 +122,25 @@ mod tests {
             1,
             "nothing else is left behind"
         );
+        // Neither name is taken from somebody else.
+        let draft = format!("{PREFIX}{device}.{}", std::process::id());
+        for name in [format!("{PREFIX}{device}"), draft] {
+            let path = root.join(&name);
+            for theirs in ["notes", "12 of them"] {
+                fs::write(&path, theirs).unwrap();
+                write(&root, &device, 6);
+                assert_eq!(fs::read_to_string(&path).unwrap(), theirs, "{name}");
+            }
+            fs::remove_file(&path).unwrap();
+            let outside = root.with_extension("theirs");
+            fs::write(&outside, "7").unwrap();
+            std::os::unix::fs::symlink(&outside, &path).unwrap();
+            write(&root, &device, 6);
+            assert_eq!(fs::read_link(&path).unwrap(), outside, "{name}");
+            assert_eq!(fs::read_to_string(&outside).unwrap(), "7");
+            fs::remove_file(&path).unwrap();
+            fs::remove_file(&outside).unwrap();
+        }
         fs::remove_dir_all(&root).unwrap();
     }
 }

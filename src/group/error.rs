@@ -1,9 +1,11 @@
 //! What goes wrong with groups.
 
 use super::MAX_DEPTH;
-use super::name::LONGEST;
+use crate::file_system::Unsuitable;
+use crate::held_signals;
 use crate::ledger::LedgerError;
-use crate::limits::LimitsError;
+use crate::limits::{LimitsError, is_near};
+use crate::name::LONGEST;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -49,6 +51,11 @@ pub enum GroupError {
         /// One of them.
         below: String,
     },
+    /// A directory in which a group would be, or is, holds what we have not made.
+    Foreign {
+        /// The first of it.
+        path: PathBuf,
+    },
     /// Programs run in the group.
     InUse {
         /// The group.
@@ -75,6 +82,8 @@ pub enum GroupError {
         /// The directory of the group.
         path: PathBuf,
     },
+    /// The file system that the root or the group lies on cannot have groups.
+    FileSystem(Unsuitable),
     /// Its limits cannot be used.
     Limits(LimitsError),
     /// Its ledger cannot be used.
@@ -123,11 +132,43 @@ impl Fault {
             Self::Symlink | Self::NotDirectory => {
                 "remove it, or name a directory of your own in GPULIMIT_ROOT"
             }
-            Self::Owner(_) => "name a directory of your own in GPULIMIT_ROOT",
+            Self::Owner(_) => {
+                "have its owner or root remove it, or name a directory of your own in GPULIMIT_ROOT"
+            }
             Self::Writable(_) => {
                 "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
             }
         }
+    }
+}
+
+impl GroupError {
+    /// Says that there is no such group, and which one was probably meant, but not how to make it.
+    fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Missing { name, root, known } = self else {
+            return fmt::Display::fmt(self, f);
+        };
+        write!(f, "no group '{name}' in {}", root.display())?;
+        if let Some(near) = known.iter().find(|group| is_near(name, group)) {
+            write!(f, ", did you mean {near}?")?;
+        }
+        for (i, group) in known.iter().take(8).enumerate() {
+            write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
+        }
+        match known.len() {
+            0 => f.write_str(" (there are none)"),
+            1..=8 => f.write_str(")"),
+            more => write!(f, " and {} more)", more - 8),
+        }
+    }
+}
+
+/// An error of a group for those who would not make it where it is missing.
+pub struct NotToBeMade<'a>(pub &'a GroupError);
+
+impl fmt::Display for NotToBeMade<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.absence(f)
     }
 }
 
@@ -148,27 +189,24 @@ impl fmt::Display for GroupError {
                         f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
                     }
                     io::ErrorKind::StorageFull => f.write_str(": free some space there"),
-                    _ => Ok(()),
+                    _ => f.write_str(held_signals::remedy(error)),
                 }
             }
             Self::Unsafe { path, why } => {
                 write!(f, "{} {why}: {}", path.display(), why.remedy())
             }
-            Self::Missing { name, root, known } => {
-                write!(f, "no group '{name}' in {}", root.display())?;
-                for (i, group) in known.iter().take(8).enumerate() {
-                    write!(f, "{}{group}", if i == 0 { " (there is " } else { ", " })?;
-                }
-                match known.len() {
-                    0 => f.write_str(" (there are none)")?,
-                    1..=8 => f.write_str(")")?,
-                    more => write!(f, " and {} more)", more - 8)?,
-                }
-                write!(f, ": make it with `gpulimit create {name} max=SIZE`")
+            Self::Missing { name, .. } => {
+                self.absence(f)?;
+                write!(f, ": make it with `gpulimit create {name} --max SIZE`")
             }
             Self::HasGroups { name, below } => write!(
                 f,
                 "there are groups below '{name}', such as {below}: remove them first, or all with `gpulimit rm --recursive {name}`"
+            ),
+            Self::Foreign { path } => write!(
+                f,
+                "{} was not made by gpulimit, which leaves it and its directory alone: move it elsewhere first",
+                path.display()
             ),
             Self::InUse { name } => {
                 write!(
@@ -189,6 +227,7 @@ impl fmt::Display for GroupError {
                 "{} is being made or removed by another program: try again, or end a stopped gpulimit",
                 path.display()
             ),
+            Self::FileSystem(unsuitable) => unsuitable.fmt(f),
             Self::Limits(error) => error.fmt(f),
             Self::Ledger(error) => error.fmt(f),
         }
@@ -203,6 +242,12 @@ impl Error for GroupError {
             Self::Ledger(error) => error.source(),
             _ => None,
         }
+    }
+}
+
+impl From<Unsuitable> for GroupError {
+    fn from(error: Unsuitable) -> Self {
+        Self::FileSystem(error)
     }
 }
 

@@ -6,6 +6,7 @@
 //! ends with its process in whatever way.
 #![allow(unsafe_code)]
 
+use super::directory::Directory;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -45,23 +46,42 @@ impl Hold {
         Self::take(path, libc::LOCK_EX)
     }
 
+    /// As [`Hold::alone`], by a file of this name in an open directory.
+    pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Self> {
+        let held = Self::lock(directory.open_file(name, false)?, libc::LOCK_EX)?;
+        let there = directory.entry(name)?;
+        held.if_still(there.map(|entry| entry.id))
+    }
+
     fn take(path: &Path, how: libc::c_int) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(path)?;
-        // SAFETY: an open descriptor.
-        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The group may have been removed, and even made again, between the opening and the lock.
-        let held = file.metadata()?;
+        let held = Self::lock(file, how)?;
         match fs::symlink_metadata(path) {
-            Ok(there) if (held.dev(), held.ino()) == (there.dev(), there.ino()) => {
-                Ok(Self { file })
-            }
+            Ok(there) => held.if_still(Some((there.dev(), there.ino()))),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Err(io::ErrorKind::WouldBlock.into()),
+            Err(_) => held.if_still(None),
+        }
+    }
+
+    fn lock(file: File, how: libc::c_int) -> io::Result<Self> {
+        // SAFETY: an open descriptor.
+        match unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } {
+            0 => Ok(Self { file }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Compares device and inode with those of the file that has the name now: the group may have been removed, and even made again,
+    /// between the opening and the lock (`WouldBlock`).
+    fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Self> {
+        let held = self.file.metadata()?;
+        if there == Some((held.dev(), held.ino())) {
+            Ok(self)
+        } else {
+            Err(io::ErrorKind::WouldBlock.into())
         }
     }
 }

@@ -1,55 +1,225 @@
-//! Killing the process of a slot, and no other that has come to bear its number.
+//! Signals for the processes that hold slots of a ledger, and for no other.
+//!
+//! Whoever may be charged in a ledger can write into it any process that they like. So a signal goes only to a process that has the ledger
+//! mapped as its members do, and, when root sends it, only to one that the owner of the group could signal.
 #![allow(unsafe_code)]
 
-use crate::ledger::{Identity, SeenProcess};
+use super::access::{Access, Members};
+use super::user;
+use crate::ledger::{Identity, Ledger, MappedFile, ProcessUsage, SeenProcess};
+use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
-/// Sends SIGKILL. Not to a process of another pid namespace than ours, whose number means another one here: `NotFound`, as for one that
-/// is gone.
-pub fn kill(process: &Identity) -> io::Result<()> {
-    send(process, libc::SIGKILL)
+/// A process of a group, held so that a signal reaches it or nobody.
+#[derive(Debug)]
+pub struct Target {
+    /// The number that it has here.
+    pub pid: u32,
+    /// `None` before Linux 5.3, and where a container forbids it: the signal then goes by the number, right after the look at the process.
+    descriptor: Option<OwnedFd>,
 }
 
-/// As [`kill`], with another signal.
-pub fn send(process: &Identity, signal: i32) -> io::Result<()> {
-    let gone = || io::Error::from(io::ErrorKind::NotFound);
-    let pid = SeenProcess::pid_of(process).ok_or_else(gone)?;
-    let pid = libc::pid_t::try_from(pid).map_err(|_| gone())?;
-    // SAFETY: plain numbers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let Ok(descriptor @ 0..) = libc::c_int::try_from(descriptor) else {
-        let error = io::Error::last_os_error();
-        return match error.raw_os_error() {
-            // Before Linux 5.3, or forbidden in this container.
-            Some(libc::ENOSYS | libc::EPERM) => send_by_number(process, pid, signal),
-            Some(libc::ESRCH) => Err(gone()),
-            _ => Err(error),
-        };
-    };
-    // Behind the descriptor is one process for good: if it is the right one now, it is the right one when the signal is sent.
-    let sent = if SeenProcess::by_pid(pid as u32).is(process) {
-        let nothing = std::ptr::null::<libc::siginfo_t>();
-        // SAFETY: our descriptor and plain numbers.
-        match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor, signal, nothing, 0) }
-        {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    } else {
-        Err(gone())
-    };
-    // SAFETY: our own descriptor, used no more.
-    unsafe { libc::close(descriptor) };
-    sent
+/// The processes of one ledger, as far as they can be proven.
+pub struct Targets<'a> {
+    ledger: &'a Ledger,
+    file: MappedFile,
+    access: Access,
 }
 
-fn send_by_number(process: &Identity, pid: libc::pid_t, signal: i32) -> io::Result<()> {
-    if !SeenProcess::by_pid(pid as u32).is(process) {
-        return Err(io::ErrorKind::NotFound.into());
+impl<'a> Targets<'a> {
+    /// Of this ledger.
+    pub fn of(ledger: &'a Ledger) -> io::Result<Self> {
+        Ok(Self {
+            file: ledger.mapped_file()?,
+            access: Access::of_file(&ledger.metadata()?),
+            ledger,
+        })
     }
-    // SAFETY: plain numbers.
-    match unsafe { libc::kill(pid, signal) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+
+    /// The process that holds a slot, by what the slot says of it. `NotFound`: it has ended, or the slot names a process that is no member, or
+    /// one that cannot be seen from here. `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could not signal it.
+    pub fn named(&self, process: &Identity) -> io::Result<Target> {
+        let pid = SeenProcess::pid_of(process).ok_or(io::ErrorKind::NotFound)?;
+        self.prove(pid, |seen| seen.is(process))
+    }
+
+    /// The processes that hold these slots; with them, members that no slot names. A slot that names none of its own is one of theirs.
+    ///
+    /// Looks at every process where some slot does not name its holder.
+    pub fn all(&self, processes: &[ProcessUsage]) -> (Vec<io::Result<Target>>, Vec<Target>) {
+        let named: Vec<_> = processes
+            .iter()
+            .map(|process| self.named(&process.identity))
+            .collect();
+        let mut unnamed = Vec::new();
+        if named.iter().any(Result::is_err) {
+            let found: Vec<u32> = named.iter().flatten().map(|target| target.pid).collect();
+            let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+            let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+            let others = pids.filter(|pid| !found.contains(pid));
+            unnamed.extend(others.filter_map(|pid| self.prove(pid, |_| true).ok()));
+        }
+        (named, unnamed)
+    }
+
+    /// Whether somebody still holds the slot.
+    pub fn is_held(&self, process: &ProcessUsage) -> bool {
+        self.ledger.is_held(process.slot)
+    }
+
+    fn prove(&self, pid: u32, is: impl Fn(&SeenProcess) -> bool) -> io::Result<Target> {
+        let target = Target::open(pid)?;
+        // Whatever is seen from here on is of the process that the descriptor stands for, or that is gone.
+        let number = target.number_in_proc();
+        if !is(&SeenProcess::by_pid(number)) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let process = PathBuf::from(format!("/proc/{number}"));
+        if !self.file.has_member(&process)? {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        if user::effective() == 0 && !self.may_be_signalled(&process)? {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(target)
+    }
+
+    /// Whether whose group it is could signal the process, or it may be in the group as one of its unix group.
+    fn may_be_signalled(&self, process: &Path) -> io::Result<bool> {
+        let status = fs::read_to_string(process.join("status"))?;
+        Ok(may_be_signalled(&self.access, &status))
+    }
+}
+
+/// As the kernel decides for the owner of the group: by the real and the saved user of the process.
+fn may_be_signalled(access: &Access, status: &str) -> bool {
+    let numbers = |name: &str| -> Vec<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let words = line.unwrap_or_default().split_ascii_whitespace();
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    let (users, groups) = (numbers("Uid:"), numbers("Gid:"));
+    let owner = access.owner.unwrap_or(0);
+    let [real, _, saved, _] = users[..] else {
+        return false;
+    };
+    owner == 0 && access.members == Members::Owner && real == 0
+        || owner != 0 && (real == owner || saved == owner)
+        || match access.members {
+            Members::Owner => false,
+            Members::UnixGroup(gid) => {
+                real == owner || groups.contains(&gid) || numbers("Groups:").contains(&gid)
+            }
+            Members::All => true,
+        }
+}
+
+impl Target {
+    fn open(pid: u32) -> io::Result<Self> {
+        let number = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::NotFound)?;
+        // SAFETY: plain numbers.
+        let descriptor =
+            unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(number), 0usize) };
+        let descriptor = match libc::c_int::try_from(descriptor) {
+            // SAFETY: just opened, and nobody else's.
+            Ok(descriptor @ 0..) => Some(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+            _ => match io::Error::last_os_error() {
+                error if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => None,
+                error if error.raw_os_error() == Some(libc::ESRCH) => {
+                    return Err(io::ErrorKind::NotFound.into());
+                }
+                error => return Err(error),
+            },
+        };
+        Ok(Self { pid, descriptor })
+    }
+
+    /// The number under which `/proc` has the process: another one where `/proc` is of an outer pid namespace.
+    fn number_in_proc(&self) -> u32 {
+        let of = |descriptor: &OwnedFd| {
+            let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+            let about = fs::read_to_string(path).ok()?;
+            about
+                .lines()
+                .find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
+        };
+        self.descriptor.as_ref().and_then(of).unwrap_or(self.pid)
+    }
+
+    /// Sends a signal. `NotFound`: it has ended.
+    pub fn send(&self, signal: i32) -> io::Result<()> {
+        let sent = match &self.descriptor {
+            Some(descriptor) => {
+                let nothing = std::ptr::null::<libc::siginfo_t>();
+                let descriptor = libc::c_long::from(descriptor.as_raw_fd());
+                let signal = libc::c_long::from(signal);
+                // SAFETY: our descriptor and plain numbers.
+                unsafe {
+                    libc::syscall(
+                        libc::SYS_pidfd_send_signal,
+                        descriptor,
+                        signal,
+                        nothing,
+                        0usize,
+                    )
+                }
+            }
+            // SAFETY: plain numbers; the number came from one that fits.
+            None => unsafe { libc::kill(self.pid as libc::pid_t, signal) }.into(),
+        };
+        match sent {
+            0 => Ok(()),
+            _ => match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::ESRCH) => {
+                    Err(io::ErrorKind::NotFound.into())
+                }
+                error => Err(error),
+            },
+        }
+    }
+}
+
+/// Sends SIGKILL to the process that holds a slot.
+pub(super) fn kill(ledger: &Ledger, process: &Identity) -> io::Result<()> {
+    Targets::of(ledger)?.named(process)?.send(libc::SIGKILL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_signals_whom_the_owner_could() {
+        let status = |users: &str, groups: &str| {
+            format!("Name:\tx\nUid:\t{users}\nGid:\t7\t7\t7\t7\nGroups:\t{groups} \n")
+        };
+        let may = |owner, members, users: &str, groups: &str| {
+            let access = Access {
+                owner: Some(owner),
+                members,
+            };
+            may_be_signalled(&access, &status(users, groups))
+        };
+        let own = "5\t5\t5\t5";
+        assert!(may(5, Members::Owner, own, ""));
+        assert!(may(5, Members::Owner, "5\t0\t0\t0", ""), "a setuid program");
+        assert!(!may(5, Members::Owner, "6\t6\t6\t6", ""));
+        assert!(!may(5, Members::Owner, "0\t0\t0\t0", ""), "root's own");
+        assert!(
+            !may(5, Members::Owner, "0\t5\t0\t5", ""),
+            "root for a while"
+        );
+        assert!(may(0, Members::Owner, "0\t0\t0\t0", ""));
+        assert!(!may(0, Members::Owner, own, ""));
+        assert!(may(0, Members::All, own, ""));
+        assert!(may(0, Members::UnixGroup(9), own, "8 9"));
+        assert!(may(0, Members::UnixGroup(7), own, ""));
+        assert!(!may(0, Members::UnixGroup(9), own, "8"));
+        assert!(
+            !may_be_signalled(&Access::default(), ""),
+            "nothing is known"
+        );
     }
 }

@@ -4,9 +4,10 @@ use super::at_limit::{self, Held, Insistence};
 use super::protection::Kept;
 use super::{Group, GroupError, Root, context_size, name};
 use crate::device::DeviceId;
+use crate::file_system;
 use crate::ledger::atomic::{AtomicU64, Ordering, fence};
 use crate::ledger::{
-    self, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Identity, Ledger, Level,
+    self, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Identity, Idle, Ledger, Level,
     MAX_DEVICES, NoWitness, Pressure, ProcessUsage, Slot, Witness, child_key,
 };
 use crate::limits::{Bounds, Limits};
@@ -113,7 +114,7 @@ impl Member {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
                 // Removed by hand under us: what was entered is not the group that others see.
-                Ok(levels) if levels.iter().any(|level| level.ledger.is_unlinked()) => {}
+                Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
                         levels,
@@ -174,7 +175,30 @@ impl Member {
         if self.try_charge(device, bytes) {
             return Ok(());
         }
-        at_limit::charge(self, device, bytes, pressure, insistence)
+        at_limit::charge(self, device, bytes, pressure, insistence, &())
+    }
+
+    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the moment in which they are granted.
+    pub fn charge_ahead(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+        insistence: Insistence,
+        idle: &dyn Idle,
+    ) -> Result<(), Refusal<'_>> {
+        if self.try_charge_ahead(device, bytes, idle) {
+            return Ok(());
+        }
+        at_limit::charge(self, device, bytes, pressure, insistence, idle)
+    }
+
+    /// As [`Member::try_charge`], of bytes that are added to `idle` in the moment in which they are granted.
+    pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
+        !self.levels.iter().any(|level| level.ledger.has_waiters())
+            && self.on_path(device, Held::Back, |path| {
+                ledger::try_charge_ahead(path, bytes, idle)
+            })
     }
 
     /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high` and nothing that is kept for others.
@@ -199,6 +223,19 @@ impl Member {
     /// Gives back `bytes` that were charged, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
         self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
+    }
+
+    /// Gives back `bytes` that were charged ahead and not used: they are removed from `idle` in the same moment.
+    pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
+        self.on_path(device, Held::Nothing, |path| {
+            ledger::uncharge_idle(path, bytes, idle);
+        });
+    }
+
+    /// Whether no request of this process for the device is being decided at this moment: what is charged and what is idle then fit together.
+    pub fn is_decided(&self, device: &MemberDevice) -> bool {
+        // The levels above are decided before.
+        self.leaf().slot.is_decided(device.index[0])
     }
 
     /// Runs `run` with the levels of a charge, from the group itself upwards.
@@ -321,15 +358,22 @@ impl Member {
         }
     }
 
-    /// Shows how many of our charged bytes are not in use, and how many we could give back at most.
-    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64, reclaimable: u64) {
-        let reclaimable = if reclaimable > 0 && self.is_low(device) {
+    /// Shows how many of our charged bytes are not in use.
+    pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
+        for (station, index) in self.stations(device) {
+            station.slot.publish_idle(index, bytes);
+        }
+    }
+
+    /// Shows how many of our charged bytes we could give back at most.
+    pub fn publish_reclaimable(&self, device: &MemberDevice, bytes: u64) {
+        let bytes = if bytes > 0 && self.is_low(device) {
             0
         } else {
-            reclaimable
+            bytes
         };
         for (station, index) in self.stations(device) {
-            station.slot.publish_idle(index, bytes, reclaimable);
+            station.slot.publish_reclaimable(index, bytes);
         }
     }
 
@@ -460,6 +504,10 @@ impl Station {
     /// Enters one of the groups on the path of the process, which is in `leaf`.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
+        // Each by itself: either may be a mount of its own.
+        for file in [group.limits_path(), group.ledger_path()] {
+            file_system::check(&file)?;
+        }
         let limits = Limits::open(&group.limits_path())?;
         let ledger = Arc::new(Ledger::open(&group.ledger_path())?);
         let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
@@ -476,6 +524,11 @@ impl Station {
         };
         // They were whole when they were opened, and somebody may have cut them before they were mapped.
         station.damage().map_or(Ok(station), Err)
+    }
+
+    /// Whether a path of the group leads to another file than the one mapped here: what others charge or set there does not reach this process.
+    fn is_unlinked(&self) -> bool {
+        self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
 
     fn damage(&self) -> Option<GroupError> {

@@ -1,9 +1,7 @@
 //! Names of groups: `lab`, and `lab/alice/job7` for one below it.
 
 use super::{GroupError, MAX_DEPTH};
-
-/// Longest part of a name, in bytes.
-pub(super) const LONGEST: usize = 64;
+pub(super) use crate::name::is_part;
 
 /// How long a group stays.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -43,12 +41,6 @@ pub fn check(name: &str) -> Result<(), GroupError> {
     }
 }
 
-/// Whether this can be one part of a name.
-pub(super) fn is_part(part: &str) -> bool {
-    let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
-    (1..=LONGEST).contains(&part.len()) && part.bytes().all(good) && !part.starts_with(['.', '-'])
-}
-
 /// The name of the group that this one is directly below; `None` at the top.
 pub fn parent(name: &str) -> Option<&str> {
     name.rsplit_once('/').map(|(parent, _)| parent)
@@ -72,6 +64,7 @@ pub fn is_within(name: &str, group: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::LONGEST;
 
     #[test]
     fn names() {

@@ -14,16 +14,30 @@ use std::os::unix::fs::MetadataExt;
 const NOBODY: libc::gid_t = 65_534;
 
 /// What a thread may do with files.
-#[derive(Debug)]
-struct Rights {
-    user: u32,
-    group: u32,
-    groups: Vec<libc::gid_t>,
+#[derive(Clone, Debug)]
+pub struct Rights {
+    /// The user whose files it may handle.
+    pub user: u32,
+    /// The unix group that files made by it belong to.
+    pub group: u32,
+    /// The other unix groups.
+    pub groups: Vec<u32>,
+}
+
+impl Rights {
+    /// Those of a user who is in no unix group.
+    pub(super) fn of_user(user: u32) -> Self {
+        Self {
+            user,
+            group: NOBODY,
+            groups: Vec::new(),
+        }
+    }
 }
 
 /// Until drop this thread handles files as a user does who is in no unix group. Other threads are as they were. One within another ends first.
 #[derive(Debug)]
-pub(super) struct Lowered {
+pub struct Lowered {
     user: u32,
     before: Rights,
     /// Of this thread alone.
@@ -45,7 +59,7 @@ impl Lowered {
                 about => about.map_err(|error| group.failed("open", error))?,
             };
             if about.uid() != 0 {
-                let lowered = Self::to(about.uid());
+                let lowered = Self::to(&Rights::of_user(about.uid()));
                 return lowered.map(Some).map_err(|error| GroupError::Io {
                     what: "act as the owner of",
                     path: directory,
@@ -56,21 +70,22 @@ impl Lowered {
         Ok(None)
     }
 
-    fn to(user: u32) -> io::Result<Self> {
+    /// To these rights. Fails for a process that may not give up its own.
+    pub fn to(rights: &Rights) -> io::Result<Self> {
         let before = Rights {
             user: current(libc::SYS_setfsuid),
             group: current(libc::SYS_setfsgid),
             groups: groups()?,
         };
-        set_groups(&[])?;
+        set_groups(&rights.groups)?;
         // From here on drop puts back what was changed.
         let lowered = Self {
-            user,
+            user: rights.user,
             before,
             _thread: PhantomData,
         };
-        set(libc::SYS_setfsgid, NOBODY)?;
-        set(libc::SYS_setfsuid, user)?;
+        set(libc::SYS_setfsgid, rights.group)?;
+        set(libc::SYS_setfsuid, rights.user)?;
         Ok(lowered)
     }
 
@@ -92,7 +107,7 @@ impl Drop for Lowered {
 /// The system calls and not the C library's functions: those would change all threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
     // SAFETY: plain numbers. The answer is the id before, also when it stays.
-    unsafe { libc::syscall(call, id) };
+    unsafe { libc::syscall(call, libc::c_long::from(id)) };
     if current(call) == id {
         Ok(())
     } else {
@@ -102,12 +117,13 @@ fn set(call: libc::c_long, id: u32) -> io::Result<()> {
 
 fn current(call: libc::c_long) -> u32 {
     // SAFETY: plain numbers. That of nobody changes nothing; the answer is the id before.
-    unsafe { libc::syscall(call, u32::MAX) as u32 }
+    unsafe { libc::syscall(call, libc::c_long::from(u32::MAX)) as u32 }
 }
 
 fn groups() -> io::Result<Vec<libc::gid_t>> {
     // SAFETY: of length 0 nothing is written.
-    let count = unsafe { libc::syscall(libc::SYS_getgroups, 0, std::ptr::null::<libc::gid_t>()) };
+    let count =
+        unsafe { libc::syscall(libc::SYS_getgroups, 0usize, std::ptr::null::<libc::gid_t>()) };
     let mut groups = vec![0; usize::try_from(count).map_err(|_| io::Error::last_os_error())?];
     // SAFETY: writes as many as there is room for.
     let count = unsafe { libc::syscall(libc::SYS_getgroups, groups.len(), groups.as_mut_ptr()) };
@@ -138,9 +154,9 @@ mod tests {
             (user, group, groups().expect("told"))
         };
         let before = now();
-        let outer = Lowered::to(40_001).expect("lowered");
+        let outer = Lowered::to(&Rights::of_user(40_001)).expect("lowered");
         assert_eq!(now(), (40_001, NOBODY, Vec::new()));
-        let inner = Lowered::to(40_002).expect("lowered");
+        let inner = Lowered::to(&Rights::of_user(40_002)).expect("lowered");
         assert_eq!(now(), (40_002, NOBODY, Vec::new()));
         drop(inner);
         assert_eq!(now(), (40_001, NOBODY, Vec::new()));

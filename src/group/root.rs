@@ -1,10 +1,13 @@
 //! The directory below which all groups of a user, or of a machine, are.
 
+use super::contents::{self, Contents};
+use super::descent::Descent;
+use super::directory::Directory;
 use super::hold::Hold;
-use super::power::Lowered;
-use super::{Access, Fault, Group, GroupError, Kind, Members, name, user};
-use crate::ledger::{Ledger, LedgerError, NoWitness};
-use crate::limits::{LimitSet, Limits};
+use super::power::{Lowered, Rights};
+use super::{Access, Fault, Group, GroupError, name, user};
+use crate::file_system;
+use crate::limits::LimitSet;
 use crate::order;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -15,6 +18,9 @@ use std::path::{Path, PathBuf};
 /// Where an administrator makes the root for everybody.
 pub const SYSTEM: &str = "/run/gpulimit";
 
+/// How often a group is made anew that is removed while it is made.
+const TRIES: u32 = 1_000;
+
 /// Where the groups are.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Root {
@@ -22,10 +28,10 @@ pub struct Root {
 }
 
 /// Permissions of what is made below a root and not for members.
-#[derive(Copy, Clone)]
-struct Modes {
-    directory: u32,
-    limits: u32,
+#[derive(Copy, Clone, Eq, PartialEq)]
+pub(super) struct Modes {
+    pub directory: u32,
+    pub limits: u32,
 }
 
 const PRIVATE: Modes = Modes {
@@ -41,8 +47,11 @@ const PUBLIC: Modes = Modes {
 impl Root {
     /// Where new groups are made: `GPULIMIT_ROOT`, else [`SYSTEM`] where we may make some there, else `/dev/shm/gpulimit-<uid>`.
     ///
-    /// Refuses a directory that others could tamper with. One that does not exist is fine: it is made with the
-    /// first group.
+    /// Root makes [`SYSTEM`] with the first group: anybody may take a name in `/dev/shm` first. In a user namespace, and in a container
+    /// whose `/run` cannot have groups, root has a directory in `/dev/shm` like everybody.
+    ///
+    /// Refuses a directory that others could tamper with, and a default one that somebody else has made. One that does not exist is fine:
+    /// it is made with the first group.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -59,8 +68,8 @@ impl Root {
                     error: io::Error::new(ErrorKind::InvalidInput, why),
                 });
             }
-            None if user::may_write(Path::new(SYSTEM)) => SYSTEM.into(),
-            None => format!("/dev/shm/gpulimit-{}", user::effective()).into(),
+            None if user::may_write(Path::new(SYSTEM)) || is_made_by_us() => SYSTEM.into(),
+            None => own_default(),
         };
         Self::at(path)
     }
@@ -92,7 +101,7 @@ impl Root {
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
         let root = Self { path: path.into() };
         match root.modes() {
-            Err(GroupError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => Ok(root),
+            Err(error) if is_not_found(&error) => Ok(root),
             checked => checked.map(|_| root),
         }
     }
@@ -109,40 +118,26 @@ impl Root {
 
     /// All groups, each before those below it, by name. What we may not look into is left out.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories()?;
-        groups.retain(|group| group.limits_path().exists());
+        let mut groups = self.directories_below(None)?;
+        groups.retain(Group::has_limits);
         Ok(groups)
     }
 
     /// The groups directly below one, or at the top, by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let mut groups = self.directories_in(parent)?;
-        groups.retain(|group| group.limits_path().exists());
+        groups.retain(Group::has_limits);
         Ok(groups)
     }
 
     /// All groups below one, each before those below it, by name.
     pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
         let mut groups = self.directories_below(Some(group))?;
-        groups.retain(|group| group.limits_path().exists());
+        groups.retain(Group::has_limits);
         Ok(groups)
     }
 
-    /// Directories that are no complete group: left by somebody who was killed while making or removing one.
-    pub fn leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
-        let lacks = |path: PathBuf| {
-            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
-        let mut groups = self.directories()?;
-        groups.retain(|group| lacks(group.limits_path()) || lacks(group.ledger_path()));
-        Ok(groups.into_iter().map(|group| group.path).collect())
-    }
-
     /// Every directory that a group could be in, each before those below it.
-    fn directories(&self) -> Result<Vec<Group>, GroupError> {
-        self.directories_below(None)
-    }
-
     fn directories_below(&self, group: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let mut found = Vec::new();
         let mut ahead = self.directories_in(group)?;
@@ -158,7 +153,7 @@ impl Root {
         Ok(found)
     }
 
-    fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+    pub(super) fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let (path, prefix) = match parent {
             Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
             None => (self.path.clone(), String::new()),
@@ -251,36 +246,45 @@ impl Root {
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
+        // Whoever cleans up may remove what was just made. Some file systems, such as procfs, say for ever that a name cannot
+        // be made because it is not there.
+        let mut again = 0..TRIES;
         loop {
-            let mut power = Lowered::to_owner_of(&group)?;
+            let power = Lowered::to_owner_of(&group)?;
+            check_delegation(name, power.as_ref().map(Lowered::user), access)?;
             match make_directory(group.path(), modes.directory) {
                 // Removed as soon as made, by who cleans up: nobody held it yet.
                 Err(GroupError::Io { error, .. })
                     if error.kind() == ErrorKind::NotFound
-                        && group.path().parent().is_some_and(is_directory) =>
+                        && group.path().parent().is_some_and(is_directory)
+                        && again.next().is_some() =>
                 {
                     continue;
                 }
                 made => made?,
             }
-            if power.is_none() {
-                // Somebody may have made it meanwhile, where everybody may.
-                power = Lowered::to_owner_of(&group)?;
+            drop(power);
+            let place = match Descent::to(&group) {
+                // Removed meanwhile.
+                Err(error) if error.is_missing() && again.next().is_some() => continue,
+                place => place?,
+            };
+            // Somebody may have made it meanwhile, where everybody may.
+            check_delegation(name, place.user(), access)?;
+            match group.check_content() {
+                // Removed meanwhile.
+                Err(error) if error.is_missing() && again.next().is_some() => continue,
+                checked => checked?,
             }
-            if let Some(owner) = power.as_ref().map(Lowered::user)
-                && access.owner.is_some_and(|wanted| wanted != owner)
+            let hold = match group
+                .make_lock(&place.directory, access)
+                .and_then(|()| group.hold())
             {
-                return Err(GroupError::Delegated {
-                    name: name.into(),
-                    owner,
-                });
-            }
-            let hold = match group.make_lock(access).and_then(|()| group.hold()) {
                 // Removed meanwhile, with the directory.
-                Err(error) if error.is_missing() => continue,
+                Err(error) if error.is_missing() && again.next().is_some() => continue,
                 held => held,
             };
-            let made = hold.and_then(|hold| Ok((group.fill(&limits, access, modes)?, hold)));
+            let made = hold.and_then(|hold| Ok((group.fill(place, &limits, access, modes)?, hold)));
             return match made {
                 Ok((new, hold)) => Ok(Created { group, new, hold }),
                 Err(error) => {
@@ -309,135 +313,6 @@ impl Root {
         Ok(())
     }
 
-    /// Removes a group in which no program runs.
-    pub fn remove(&self, name: &str) -> Result<(), GroupError> {
-        self.remove_if(&self.group(name)?, |_| true)
-    }
-
-    /// Removes the job groups that nobody needs any longer, of all or of those directly below one, and says which.
-    ///
-    /// A group is needed while a program runs in it, while it is held, while there are groups below it, and while the driver may not
-    /// have let go of what its dead processes held.
-    pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
-        let mut groups = match within {
-            Garbage::Everywhere => self.directories()?,
-            Garbage::Below(parent) => {
-                self.directories_in(parent.map(|name| Group::at(&self.path, name)).as_ref())?
-            }
-        };
-        // Those below before the one that they are in.
-        groups.reverse();
-        let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
-        groups.retain(|group| {
-            // One that cannot be removed is in the way of nobody.
-            group.kind() == Kind::Job && self.remove_if(group, idle).is_ok()
-        });
-        Ok(groups.into_iter().map(|group| group.name).collect())
-    }
-
-    /// Removes the directories that never became a group, or are one no longer, and that nobody is making one of; says which.
-    ///
-    /// Those that have limits stay: these are somebody's word.
-    pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
-        let mut groups = self.directories()?;
-        // Those below before the one that they are in.
-        groups.reverse();
-        groups.retain(|group| matches!(self.remove_leftover(group), Ok(true)));
-        Ok(groups.into_iter().map(|group| group.path).collect())
-    }
-
-    fn remove_leftover(&self, group: &Group) -> Result<bool, GroupError> {
-        let lacks_limits = || {
-            fs::symlink_metadata(group.limits_path())
-                .is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
-        if !lacks_limits() {
-            return Ok(false);
-        }
-        let _power = Lowered::to_owner_of(group)?;
-        // Whoever is making it holds it; he may have come to an end before we did.
-        let alone = group.hold_alone()?;
-        if !lacks_limits() {
-            return Ok(false);
-        }
-        self.remove_held(group, alone, |_| true).map(|()| true)
-    }
-
-    fn remove_if(
-        &self,
-        group: &Group,
-        idle: impl FnOnce(&Ledger) -> bool,
-    ) -> Result<(), GroupError> {
-        let _power = Lowered::to_owner_of(group)?;
-        let alone = group.hold_alone()?;
-        self.remove_held(group, alone, idle)
-    }
-
-    fn remove_held(
-        &self,
-        group: &Group,
-        _alone: Hold,
-        idle: impl FnOnce(&Ledger) -> bool,
-    ) -> Result<(), GroupError> {
-        let busy = || GroupError::InUse {
-            name: group.name().into(),
-        };
-        let below = self.directories_in(Some(group))?;
-        if let Some(first) = below.first() {
-            return Err(GroupError::HasGroups {
-                name: group.name().into(),
-                below: first.name().into(),
-            });
-        }
-        let ledger = Ledger::open(&group.ledger_path()).ok();
-        let _removal = match &ledger {
-            // Those who could read it may be of another version, and would go on beside whoever makes the group again.
-            None if Ledger::is_used(&group.ledger_path()) => return Err(busy()),
-            Some(ledger) if !idle(ledger) => return Err(busy()),
-            Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
-                LedgerError::InUse { .. } => busy(),
-                error => error.into(),
-            })?),
-            None => None,
-        };
-        let failed = |error| group.failed("remove", error);
-        let protected = group
-            .limits()
-            .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
-        // Whatever its owner has left there is found before anything is gone.
-        match fs::remove_dir(group.below_path()) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(GroupError::Io {
-                    what: "remove",
-                    path: group.below_path(),
-                    error,
-                });
-            }
-            _ => {}
-        }
-        // The limits go first of the files: without them there is no group to come into.
-        remove_file(&group.limits_path()).map_err(failed)?;
-        let entries = fs::read_dir(group.path()).map_err(failed)?;
-        for entry in entries.flatten() {
-            if !is_directory(&entry.path()) && entry.path() != group.lock_path() {
-                remove_file(&entry.path()).map_err(failed)?;
-            }
-        }
-        // Last of the files: until then nobody comes in.
-        remove_file(&group.lock_path()).map_err(failed)?;
-        match fs::remove_dir(group.path()) {
-            // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory is his now.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error)
-                if error.kind() == ErrorKind::DirectoryNotEmpty && group.lock_path().exists() => {}
-            removed => removed.map_err(failed)?,
-        }
-        if protected {
-            group.tell_parent();
-        }
-        Ok(())
-    }
-
     /// Makes the root where it does not exist; root's own is for everybody to look into.
     pub fn make(&self) -> Result<(), GroupError> {
         if !self.exists() {
@@ -446,7 +321,7 @@ impl Root {
             } else {
                 PRIVATE
             };
-            make_directory(&self.path, modes.directory)?;
+            self.make_directory(modes.directory)?;
         }
         self.modes().map(|_| ())
     }
@@ -463,19 +338,97 @@ impl Root {
         Hold::alone(&path)
     }
 
+    /// Whether users other than the owner can find groups here: the root belongs to the machine's root and is open to all.
+    pub fn is_public(&self) -> bool {
+        match self.modes() {
+            Ok(modes) => modes == PUBLIC,
+            Err(error) => is_not_found(&error) && self.is_systems(),
+        }
+    }
+
+    /// Makes the root's directory. In a directory of a user root makes it with that user's rights, so that it is the user's, and by
+    /// descriptor, so that nothing else gets these permissions.
+    fn make_directory(&self, mode: u32) -> Result<(), GroupError> {
+        let failed = |error| GroupError::Io {
+            what: "create",
+            path: self.path.clone(),
+            error,
+        };
+        let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(failed(ErrorKind::InvalidInput.into()));
+        };
+        let above = fs::canonicalize(above).and_then(|above| Directory::open(&above));
+        let above = above.map_err(failed)?;
+        let owner = above.about().map_err(failed)?.uid();
+        let is_users = user::effective() == 0 && owner != 0;
+        let power = is_users.then(|| Lowered::to(&Rights::of_user(owner)));
+        let _power = power.transpose().map_err(failed)?;
+        match above.create_directory(name, mode) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made.map(drop).map_err(failed),
+        }
+    }
+
+    /// Whether this is the machine's root and ours to make.
+    fn is_systems(&self) -> bool {
+        user::effective() == 0 && self.path == Path::new(SYSTEM)
+    }
+
     /// Makes the root where it does not exist.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
-            make_directory(&self.path, PRIVATE.directory)?;
+            let modes = if self.is_systems() { PUBLIC } else { PRIVATE };
+            self.make_directory(modes.directory)?;
         }
+        file_system::check(&self.path)?;
         self.modes()
     }
 
     /// The permissions for what is made here, after the checks.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
+        // Root may use everybody's, but not in place of the one that it has by default.
+        if about.uid() != user::effective() && self.path == own_default() {
+            return Err(GroupError::Unsafe {
+                path: self.path.clone(),
+                why: Fault::Owner(about.uid()),
+            });
+        }
         let public = about.uid() == 0 && about.mode() & 0o005 == 0o005;
         Ok(if public { PUBLIC } else { PRIVATE })
+    }
+}
+
+/// Where a user's groups are by default.
+fn own_default() -> PathBuf {
+    format!("/dev/shm/gpulimit-{}", user::effective()).into()
+}
+
+/// Whether this process is root and makes [`SYSTEM`], which is not there, with its first group.
+fn is_made_by_us() -> bool {
+    let missing =
+        || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let above = Path::new(SYSTEM).parent().unwrap_or(Path::new("/"));
+    user::effective() == 0
+        && missing()
+        && user::may_write(above)
+        && file_system::check(above).is_ok()
+}
+
+fn is_not_found(error: &GroupError) -> bool {
+    matches!(error, GroupError::Io { error, .. } if error.kind() == ErrorKind::NotFound)
+}
+
+/// Refuses to make a group for somebody else among a user's.
+fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(), GroupError> {
+    match user {
+        Some(owner) if access.owner.is_some_and(|wanted| wanted != owner) => {
+            Err(GroupError::Delegated {
+                name: name.into(),
+                owner,
+            })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -490,116 +443,29 @@ pub struct Created {
     pub hold: Hold,
 }
 
-/// Which garbage to collect.
-#[derive(Copy, Clone, Debug)]
-pub enum Garbage<'a> {
-    /// All of the root.
-    Everywhere,
-    /// What is directly below this group, or at the top.
-    Below(Option<&'a str>),
-}
-
 impl Group {
-    /// Makes the file that is locked, where it is not there.
-    fn make_lock(&self, access: Access) -> Result<(), GroupError> {
-        let path = self.lock_path();
-        let made = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        let made = match made {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-            made => made.and_then(|_| access.give_file(&path)),
-        };
-        made.map_err(|error| match error.kind() {
-            // The directory, or the file at once, by who removes the group or cleans up.
-            ErrorKind::NotFound => GroupError::Missing {
+    /// Whether it has limits, as far as can be seen.
+    fn has_limits(&self) -> bool {
+        Directory::open(&self.path).is_ok_and(|there| contents::has_limits(&there))
+    }
+
+    /// Whether all that is in its directory is ours, so that a group can be made there.
+    fn check_content(&self) -> Result<(), GroupError> {
+        let contents = Directory::open(&self.path).and_then(|there| Contents::of(&there));
+        match contents {
+            Ok(contents) => match contents.foreign.first() {
+                Some(name) => Err(GroupError::Foreign {
+                    path: self.path.join(name),
+                }),
+                None => Ok(()),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
                 name: self.name.clone(),
                 root: self.root.clone(),
                 known: Vec::new(),
-            },
-            _ => self.failed("create", error),
-        })
-    }
-
-    /// Keeps everybody out; [`GroupError::InUse`] while somebody holds it.
-    fn hold_alone(&self) -> Result<Hold, GroupError> {
-        check(&self.path)?;
-        self.make_lock(Access::default())?;
-        match Hold::alone(&self.lock_path()) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(GroupError::InUse {
-                name: self.name.clone(),
             }),
-            held => held.map_err(|error| self.failed("remove", error)),
+            Err(error) => Err(self.failed("list", error)),
         }
-    }
-
-    /// Makes what is in its directory; whether the limits were made, or were there.
-    fn fill(&self, limits: &LimitSet, access: Access, modes: Modes) -> Result<bool, GroupError> {
-        let failed = |error| self.failed("create", error);
-        if !is_directory(&self.below_path()) {
-            make_directory(&self.below_path(), modes.directory)?;
-            access.give_directory(&self.below_path()).map_err(failed)?;
-        }
-        if !self.ledger_path().exists() {
-            Ledger::create(&self.ledger_path(), 0o600)?;
-            access.give_file(&self.ledger_path()).map_err(failed)?;
-        }
-        if !self.limits_path().exists() {
-            self.admit_above(access)?;
-        }
-        // Last: with them it is a group.
-        let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
-        if new && limits.protects() {
-            self.tell_parent();
-        }
-        Ok(new)
-    }
-
-    /// Who may be in it.
-    pub fn access(&self) -> Result<Access, GroupError> {
-        Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
-    }
-
-    /// Says who may be in it, besides those who are.
-    pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
-        let power = Lowered::to_owner_of(self)?;
-        let given = access
-            .give_file(&self.ledger_path())
-            .and_then(|()| access.give_file(&self.lock_path()))
-            .and_then(|()| access.give_directory(&self.below_path()));
-        given.map_err(|error| self.failed("change", error))?;
-        drop(power);
-        self.admit_above(access)
-    }
-
-    /// Who is in a group is charged in all above it, and so must be able to write their ledgers.
-    fn admit_above(&self, access: Access) -> Result<(), GroupError> {
-        let user = access.owner.filter(|uid| *uid != user::effective());
-        for above in self.upwards().skip(1) {
-            let there = above.access()?;
-            let user_is_in = user.is_none_or(|uid| there.admits(uid));
-            let members_are_in = access.members == Members::Owner
-                || there.members == Members::All
-                || there.members == access.members;
-            if user_is_in && members_are_in {
-                continue;
-            }
-            let members = match there.members {
-                Members::Owner if user_is_in => access.members,
-                _ => Members::All,
-            };
-            let wider = Access {
-                owner: None,
-                members,
-            };
-            wider
-                .give_file(&above.ledger_path())
-                .and_then(|()| wider.give_file(&above.lock_path()))
-                .map_err(|error| above.failed("change", error))?;
-        }
-        Ok(())
     }
 }
 
@@ -612,6 +478,21 @@ pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
         path: path.into(),
         error,
     })?;
+    is_safe(path, &about).map(|()| about)
+}
+
+/// As [`check`], of an open directory.
+pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
+    let path = directory.path();
+    let about = directory.about().map_err(|error| GroupError::Io {
+        what: "open",
+        path: path.into(),
+        error,
+    })?;
+    is_safe(path, &about).map(|()| about)
+}
+
+fn is_safe(path: &Path, about: &fs::Metadata) -> Result<(), GroupError> {
     let me = user::effective();
     let mode = about.mode() & 0o7777;
     let sticky = about.uid() == 0 && mode & 0o1000 != 0;
@@ -624,7 +505,7 @@ pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
     } else if mode & 0o022 != 0 && !sticky {
         Fault::Writable(mode)
     } else {
-        return Ok(about);
+        return Ok(());
     };
     Err(GroupError::Unsafe {
         path: path.into(),
@@ -647,12 +528,5 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => check(path).map(|_| ()),
         Err(error) => Err(failed(error)),
-    }
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }

@@ -2,10 +2,7 @@
 
 use super::*;
 use crate::device::DeviceId;
-use crate::ledger::{
-    Category, DeviceIndex, EventKind, Happening, Identity, NoWitness, Pressure, SeenProcess,
-    Witness,
-};
+use crate::ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
 use crate::limits::{Key, OnLimit, Oom, Selector};
 use crate::units::Size;
 use std::cell::Cell;
@@ -286,7 +283,8 @@ fn who_is_low_gives_nothing_back() {
     place.group("lab/alice", &[]);
     let (lab, alice) = (place.join("lab"), place.join("lab/alice"));
     let reclaimable = || {
-        alice.0.publish_idle(&alice.1, 2 * UNIT, UNIT);
+        alice.0.publish_idle(&alice.1, 2 * UNIT);
+        alice.0.publish_reclaimable(&alice.1, UNIT);
         let stations = alice.0.levels.iter().zip(alice.1.index);
         let mut figures = stations.map(|(station, index)| {
             assert_eq!(station.ledger.usage(index).idle, 2 * UNIT);
@@ -661,35 +659,41 @@ fn above_high_unused_memory_is_asked_for_before_growth() {
     assert_eq!(kinds(&group), []);
 }
 
-/// A process of another program, until drop, that is in the group of `member` and has charged so many units there.
-fn bystander(
-    member: &(Member, MemberDevice),
-    units: u64,
-) -> (std::process::Child, crate::ledger::Slot) {
-    let child = std::process::Command::new("sleep")
-        .arg("600")
+/// Another process that is in the group `lab` and has charged so many units there.
+fn bystander(place: &Place, units: u64) -> std::process::Child {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
+        .args([
+            "--exact",
+            "group::tests::role_of_a_bystander",
+            "--nocapture",
+        ])
+        .env("BYSTANDER_ROOT", place.0.path())
+        .env("BYSTANDER_UNITS", units.to_string())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
-    let (_, fields) = stat.rsplit_once(')').expect("behind its name");
-    let start = fields.split_whitespace().nth(19).expect("field 22");
-    let identity = Identity {
-        pid: child.id(),
-        start_time: start.parse().expect("a number"),
-        ..Identity::of_self()
+    let out = child.stdout.take().expect("piped");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
+    let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
+    assert!(lines.any(is_in), "it has come in");
+    child
+}
+
+/// Not a test: what a bystander does, until it is killed or its input ends.
+#[test]
+fn role_of_a_bystander() {
+    let [Some(root), Some(units)] = ["BYSTANDER_ROOT", "BYSTANDER_UNITS"].map(std::env::var_os)
+    else {
+        return;
     };
-    assert!(SeenProcess::by_pid(child.id()).is(&identity));
-    let station = &member.0.levels[0];
-    let slot = station.ledger.claim(&identity, "").expect("room");
-    let level = crate::ledger::Level {
-        slot: &slot,
-        device: member.1.index[0],
-        max: u64::MAX,
-        protection: None,
-        keeps_low: false,
-    };
-    crate::ledger::charge_unchecked(&[level], units * UNIT);
-    (child, slot)
+    let root = Root::at(root).expect("a root");
+    let member = Member::join(&root, "lab").expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("room");
+    let units: u64 = units.to_string_lossy().parse().expect("a number");
+    member.charge_unchecked(&device, units * UNIT);
+    println!("#in the group");
+    let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new());
 }
 
 fn is_running(child: &mut std::process::Child) -> bool {
@@ -701,8 +705,9 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
     let place = Place::new();
     let group = place.group("lab", &[(Key::Max, 10)]);
     let member = place.join("lab");
-    let (mut small, _small) = bystander(&member, 1);
-    let (mut large, slot) = bystander(&member, 4);
+    let mut small = bystander(&place, 1);
+    let mut large = bystander(&place, 4);
+    let large_pid = large.id();
     charge(&member, 3).expect("room");
     charge(&member, 5).expect_err("nobody is killed");
     group
@@ -718,7 +723,6 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             large.wait().expect("killed");
-            drop(slot);
         });
         charge(&member, 5).expect("room was made");
     });
@@ -726,7 +730,7 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
         .into_iter()
         .filter(|what| what.kind == EventKind::Kill)
         .collect();
-    assert!(!killed.is_empty() && killed.iter().all(|what| what.process.pid == large.id()));
+    assert!(!killed.is_empty() && killed.iter().all(|what| what.process.pid == large_pid));
     assert_eq!((killed[0].bytes, killed[0].max), (4 * UNIT, 10 * UNIT));
     // Now it is the largest itself.
     charge(&member, 5).expect_err("refused");

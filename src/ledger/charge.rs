@@ -63,7 +63,7 @@ pub(super) trait Rung {
     fn is_lost(&self) -> bool {
         false
     }
-    /// A request was granted: `total` units were seen in sum, `own` are this process's.
+    /// A request was granted: `total` units were granted in sum, `own` of them to this process.
     fn note(&self, total: u64, own: u64);
     /// Before the own word is changed; one of the next three comes after it. False: somebody else has changed what only this process may.
     /// That is put right, and nothing is to be granted.
@@ -106,10 +106,37 @@ pub(super) struct Refusal {
     pub charged: u64,
 }
 
+/// The count of what a process has charged and does not use.
+///
+/// Both calls come while the units of the request are undecided in the process's words: who reads a word and the count by `settled` sees the
+/// change of both, or of neither.
+pub trait Idle {
+    /// The request is granted: its bytes are charged, and not used yet.
+    fn add(&self);
+    /// The bytes are given back unused.
+    fn remove(&self);
+}
+
+/// The bytes are used as soon as they are charged.
+impl Idle for () {
+    #[inline]
+    fn add(&self) {}
+
+    #[inline]
+    fn remove(&self) {}
+}
+
 /// One try. `Err` is the level that was over its limit.
 #[inline]
-pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), usize> {
+pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
+    rungs: &[R],
+    level: usize,
+    n: u64,
+    idle: &I,
+) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
+        // After the fence of the last level: who sees the count sees the request, too.
+        idle.add();
         return Ok(());
     };
     let own = rung.own();
@@ -123,19 +150,24 @@ pub(super) fn attempt<R: Rung>(rungs: &[R], level: usize, n: u64) -> Result<(), 
     // Of two requests the one whose fence comes second sees what the other published. `high_water` is read behind it
     // too: a slot that is not below it now will see this request when it publishes its own first.
     R::Word::fence(Ordering::SeqCst);
-    let total = total(rung);
-    if total > max || rung.is_lost() {
+    let seen = total(rung);
+    if seen.charged > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
         rung.withdrawn();
         return Err(level);
     }
-    match attempt(above, level + 1, n) {
+    match attempt(above, level + 1, n, idle) {
         Ok(()) => {
             // Only now that all levels passed: cleared earlier, a request that is withdrawn later would have looked
             // granted to somebody, who was refused for it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
-            rung.note(total, charged(before));
+            // What is not decided yet, of others or of another thread, is nobody's usage.
+            let others = seen.undecided.saturating_sub(n);
+            rung.note(
+                seen.charged.saturating_sub(others),
+                granted(before.wrapping_sub(n << 32)),
+            );
             Ok(())
         }
         Err(refusing) => {
@@ -169,6 +201,46 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
+/// As [`uncharge`], of units that were charged ahead and not used.
+pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
+    let Some((rung, above)) = rungs.split_first() else {
+        R::Word::fence(Ordering::SeqCst);
+        idle.remove();
+        return;
+    };
+    let own = rung.own();
+    rung.begin();
+    let there = n.min(granted(own.load(Ordering::Relaxed)));
+    own.fetch_add(there << 32, Ordering::Release);
+    uncharge_idle(above, n, idle);
+    // As in `take_out`.
+    own.fetch_sub(published(there), Ordering::SeqCst);
+    rung.taken(there);
+}
+
+/// A word and a figure that its process changes with it ([`Idle`]), as they were at one moment. `again` lets time go by until the next look; false:
+/// there is none left, as where the process was stopped in the middle of a request.
+pub(super) fn settled<W: Word>(
+    word: &W,
+    figure: impl Fn() -> u64,
+    mut again: impl FnMut() -> bool,
+) -> (u64, u64) {
+    let look = || {
+        let units = word.load(Ordering::Acquire);
+        let figure = figure();
+        W::fence(Ordering::Acquire);
+        (units, figure)
+    };
+    let mut seen = look();
+    loop {
+        let next = look();
+        if (next == seen && undecided(next.0) == 0) || !again() {
+            return next;
+        }
+        seen = next;
+    }
+}
+
 /// Takes `n` units out of a word, or what is charged there, and says how many that were.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
@@ -184,14 +256,25 @@ fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
     charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
 }
 
-/// Units charged at a level, undecided ones included.
+/// Units at a level.
+struct Total {
+    /// Undecided ones included.
+    charged: u64,
+    undecided: u64,
+}
+
 #[inline]
-fn total<R: Rung>(rung: &R) -> u64 {
+fn total<R: Rung>(rung: &R) -> Total {
     let high_water = rung.high_water().load(Ordering::Relaxed);
-    let sum = rung
-        .words(high_water)
-        .map(|word| charged(word.load(Ordering::Relaxed)))
-        .sum();
+    let mut sum = Total {
+        charged: 0,
+        undecided: 0,
+    };
+    for word in rung.words(high_water) {
+        let word = word.load(Ordering::Relaxed);
+        sum.charged += charged(word);
+        sum.undecided += undecided(word);
+    }
     R::Word::fence(Ordering::Acquire);
     sum
 }
@@ -258,6 +341,7 @@ pub(super) fn contend<R: Rung>(
     n: u64,
     mut level: usize,
     surroundings: &mut impl Surroundings<R>,
+    idle: &dyn Idle,
 ) -> Result<(), Refusal> {
     let (mut reclaims, mut contended) = (0, 0_u32);
     loop {
@@ -281,7 +365,7 @@ pub(super) fn contend<R: Rung>(
             return Ok(());
         };
         match worst {
-            Verdict::Fits => match attempt(rungs, 0, n) {
+            Verdict::Fits => match attempt(rungs, 0, n, idle) {
                 Ok(()) => return Ok(()),
                 Err(refusing) => level = refusing,
             },

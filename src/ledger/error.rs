@@ -1,6 +1,8 @@
 //! What can go wrong with a ledger.
 
 use super::{MAX_DEVICES, MAX_SLOTS};
+use crate::file_system::Unsuitable;
+use crate::held_signals;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -64,6 +66,8 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
+    /// The file system that the ledger lies on cannot have groups.
+    FileSystem(Unsuitable),
 }
 
 impl LedgerError {
@@ -104,15 +108,23 @@ impl LedgerError {
             | Self::NoDevice { path }
             | Self::ReadOnly { path }
             | Self::InUse { path } => path,
+            Self::FileSystem(Unsuitable { path, .. }) => path,
         }
     }
 }
 
 impl fmt::Display for LedgerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::FileSystem(unsuitable) = self {
+            return unsuitable.fmt(f);
+        }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            Self::Io { action, error, .. } => write!(f, "cannot {action}: {error}"),
+            // Said above.
+            Self::FileSystem(_) => Ok(()),
+            Self::Io { action, error, .. } => {
+                write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
+            }
             Self::Damaged { what, .. } => {
                 write!(
                     f,

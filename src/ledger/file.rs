@@ -1,9 +1,11 @@
 //! The ledger as a file: made whole or not at all, checked before it is mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE, VERSION};
-use super::lock::Description;
+use super::lock::{self, Description};
 use super::map::Mapping;
 use super::{LedgerError, os};
+use crate::file_system::Unsuitable;
+use crate::held_signals;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::mem::size_of;
@@ -42,7 +44,8 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is: opening checks it.
+/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is: opening checks it. Refuses a file system that does
+/// not keep the locks of members.
 ///
 /// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of another name
 /// behind, `.NAME.<pid>.<n>.new`.
@@ -52,17 +55,27 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
     let error = |error| LedgerError::io_with_room(path, "create", error);
     let (temporary, file) = draft(path, serial).map_err(error)?;
-    let made = fill(&file, mode).and_then(|()| name(&temporary, path));
+    let filled = held_signals::during(|| fill(&file, mode)).and_then(|()| {
+        let other = options(true).open(&temporary)?;
+        lock::are_kept(file, &other)
+    });
+    let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
     // A name that stays behind costs a directory entry; the ledger is no worse for it.
     let _ = fs::remove_file(&temporary);
-    made.map_err(error)
+    match made.map_err(error)? {
+        Some(()) => Ok(()),
+        None => Err(LedgerError::FileSystem(Unsuitable::loses_locks(path))),
+    }
 }
+
+/// Names that are tried for a draft. Each has the number of a call, so that one that is taken is rare.
+const DRAFTS: u32 = 1_000;
 
 /// A file beside the one that it is to be. Processes of other pid namespaces may have our pid.
 fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let pid = std::process::id();
-    loop {
+    for _ in 0..DRAFTS {
         let temporary = path.with_file_name(format!(".{name}.{pid}.{}.new", serial()));
         match options(true).create_new(true).mode(0o600).open(&temporary) {
             Ok(file) => return Ok((temporary, file)),
@@ -70,6 +83,8 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
             Err(error) => return Err(error),
         }
     }
+    // All of these names are somebody's, or the file system says so of any name.
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 /// Gives a finished draft its name, if nothing has come to have it meanwhile.

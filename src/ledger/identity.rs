@@ -19,21 +19,22 @@ pub struct Identity {
     pub start_time: u64,
     /// Real user id.
     pub uid: u32,
-    /// Begin of the command line, without the program's directory, filled up with zeros.
+    /// The program's name, filled up with zeros. Never its arguments, which may hold secrets: all members read the ledger.
     pub command: [u8; 64],
 }
 
 impl Identity {
     /// The calling process. What `/proc` does not tell is 0.
     pub fn of_self() -> Self {
-        let mut line = [0; 512];
+        let (mut line, mut name) = ([0; 512], [0; 64]);
         let line = head("/proc/self/cmdline", &mut line);
+        let name = head("/proc/self/comm", &mut name);
         Self {
             pid: std::process::id(),
             pid_ns: Self::own_pid_ns(),
             start_time: Self::own_start_time(),
             uid: os::uid(),
-            command: command(line),
+            command: program(line, name),
         }
     }
 
@@ -61,7 +62,7 @@ impl Identity {
             // Reaped by its parent and the lock about to go, or hidden from us.
             return !os::exists(self.pid);
         }
-        if start_time(stat) != Some(self.start_time) {
+        if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
             return true;
         }
         let mut status = [0; 4096];
@@ -85,10 +86,20 @@ impl Identity {
         Command(&self.command)
     }
 
-    /// As [`Identity::command`], the first word only.
-    pub fn program(&self) -> impl fmt::Display + '_ {
-        let end = self.command.iter().position(|&b| b == b' ');
-        Command(&self.command[..end.unwrap_or(self.command.len())])
+    /// The same with the begin of the command line of this process, which has number `pid` here, where the caller may read
+    /// it: `/proc` decides, as for `ps`.
+    pub fn with_arguments(self, pid: u32) -> Self {
+        let mut line = [0; 512];
+        match head(&format!("/proc/{pid}/cmdline"), &mut line) {
+            // A zombie has none.
+            [] => self,
+            // The number is another process's by now.
+            _ if !SeenProcess::by_pid(pid).is(&self) => self,
+            line => Self {
+                command: command(line),
+                ..self
+            },
+        }
     }
 
     pub(super) fn write(&self, owner: &Owner) {
@@ -144,8 +155,10 @@ pub struct SeenProcess {
     pid: u32,
     /// 0 unknown.
     pid_ns: u64,
-    /// 0 unknown.
+    /// As the clock of the caller's time namespace says; 0 unknown.
     start_time: u64,
+    /// Whether the process has the same clock, so that it says the same of itself.
+    same_clock: bool,
 }
 
 impl SeenProcess {
@@ -183,6 +196,8 @@ impl SeenProcess {
                 Err(_) => Self::unseen_pid_ns(pid, inner),
             },
             start_time: start_time(stat).unwrap_or(0),
+            // Of another user's process that is not shown. Theirs is mostly the same.
+            same_clock: has_own_clock(pid).unwrap_or(true),
         }
     }
 
@@ -200,12 +215,24 @@ impl SeenProcess {
         (self.start_time != 0).then_some(self.start_time)
     }
 
-    /// Whether it is this one. What is not known decides nothing.
+    /// Whether it is this one. What is not known decides nothing, and the start of a process with another clock is not known: whoever makes a
+    /// time namespace shifts what they write into a slot.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
             && fits(self.pid_ns, identity.pid_ns)
-            && fits(self.start_time, identity.start_time)
+            && (!self.same_clock || fits(self.start_time, identity.start_time))
+    }
+}
+
+/// Whether a process is in the time namespace of the caller; `None` where that is not shown. Before Linux 5.6 there is one for all.
+fn has_own_clock(pid: u32) -> Option<bool> {
+    let clock = |process: &dyn fmt::Display| {
+        fs::metadata(format!("/proc/{process}/ns/time")).map(|namespace| namespace.ino())
+    };
+    match clock(&"self") {
+        Err(_) => Some(true),
+        Ok(own) => clock(&pid).ok().map(|other| own == other),
     }
 }
 
@@ -293,8 +320,29 @@ fn has_kill_pending(status: &[u8]) -> bool {
         .any(|mask| mask & KILL != 0)
 }
 
+/// The name of the program of this command line, without its directory. `name` is the kernel's name of the process.
+fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
+    let first = first(line);
+    // Some programs write their whole command line into the first argument, with blanks. The kernel's name has none of it.
+    if first.is_empty() || first.contains(&b' ') {
+        let mut program = [0; 64];
+        for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {
+            *to = from;
+        }
+        program
+    } else {
+        command(first)
+    }
+}
+
+/// The first argument.
+fn first(line: &[u8]) -> &[u8] {
+    line.split(|&b| b == 0).next().unwrap_or(&[])
+}
+
+/// The begin of a command line, without the program's directory.
 fn command(line: &[u8]) -> [u8; 64] {
-    let program = line.split(|&b| b == 0).next().unwrap_or(&[]);
+    let program = first(line);
     let skip = program
         .iter()
         .rposition(|&b| b == b'/')
@@ -377,6 +425,42 @@ mod tests {
             pid_ns: gone.pid_ns + 1,
             ..gone
         }));
+    }
+
+    #[test]
+    fn the_start_of_a_process_with_another_clock_decides_nothing() {
+        let own = Identity::of_self();
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
+        let shifted = command
+            .args(["cat", "/proc/self/stat", "-"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn();
+        let mut shifted = shifted.expect("unshare is of util-linux");
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(shifted.stdout.take().expect("piped"));
+        let _ = std::io::BufRead::read_line(&mut out, &mut line);
+        if line.is_empty() {
+            let _ = shifted.wait();
+            eprintln!("SKIPPED: time namespaces take root");
+            return;
+        }
+        let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
+        let identity = Identity {
+            pid: pid.unwrap_or(0),
+            // As the process itself would write it.
+            start_time: start_time(line.as_bytes()).unwrap_or(0),
+            ..own
+        };
+        let seen = SeenProcess::by_pid(identity.pid);
+        let is_ending = identity.is_ending(own.pid_ns);
+        drop(shifted.stdin.take());
+        assert!(shifted.wait().is_ok_and(|status| status.success()));
+        assert_ne!(seen.start_time(), Some(identity.start_time), "shifted");
+        assert!(seen.is(&identity));
+        assert!(!is_ending, "it lived");
     }
 
     #[test]
@@ -484,6 +568,7 @@ mod tests {
             pid,
             pid_ns,
             start_time: 5,
+            same_clock: true,
         };
         let inner = Identity {
             pid: 7,
@@ -594,15 +679,39 @@ mod tests {
             shown(b"/usr/bin/python3\0train.py\0--dir\0/a/b\0"),
             "python3 train.py --dir /a/b"
         );
-        let command = super::command(b"/usr/bin/python3\0train.py\0");
-        let id = Identity {
-            command,
-            ..Identity::of_self()
-        };
-        assert_eq!(id.program().to_string(), "python3");
-        assert_eq!(id.command().to_string(), "python3 train.py");
         assert_eq!(shown(b""), "");
         assert_eq!(shown(b"a\x1b[2J\xff\0"), "a?[2J?");
         assert_eq!(shown(&[b'x'; 500]).len(), 64);
+    }
+
+    #[test]
+    fn a_process_says_its_name_and_not_its_arguments() {
+        let shown = |line: &[u8], name: &[u8]| Command(&program(line, name)).to_string();
+        let line = b"/usr/bin/python3\0train.py\0--token=secret\0";
+        assert_eq!(shown(line, b"python3\n"), "python3");
+        assert_eq!(shown(b"/a b/c --token=x /y\0\0\0", b"c\n"), "c");
+        assert_eq!(shown(b"", b"kworker/0\n"), "kworker/0");
+        assert_eq!(shown(b"", b""), "");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("spawned");
+        let own = Identity::of_self();
+        let of_child = Identity {
+            pid: child.id(),
+            start_time: 0,
+            ..own
+        };
+        let started = std::time::Instant::now();
+        // `exec` lets the parent go on before the arguments are in place.
+        while of_child.with_arguments(child.id()) == of_child {
+            assert!(started.elapsed().as_secs() < 60, "it has arguments");
+        }
+        let seen = of_child.with_arguments(child.id());
+        assert_eq!(own.with_arguments(child.id()), own, "another process");
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+        assert_eq!(seen.command().to_string(), "sleep 60");
+        assert_eq!(of_child.with_arguments(child.id()), of_child, "gone");
     }
 }

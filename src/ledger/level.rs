@@ -1,7 +1,7 @@
 //! Charging a path of groups, as processes see it.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::charge::{self, Reaped, Rung, Surroundings, UNIT};
+use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
 use super::layout::{LINE_DEVICES, WordLine};
 use super::protection::Protection;
 use super::random::Random;
@@ -36,6 +36,10 @@ pub trait Pressure {
     fn is_outdated(&self) -> bool {
         false
     }
+    /// Whether the request has become needless, as another thread has made the same one: it waits no longer, and nobody is killed for it.
+    fn is_needless(&self) -> bool {
+        false
+    }
 }
 
 /// A level has no room for a request.
@@ -60,6 +64,16 @@ pub struct Refused {
 /// `levels` may not name one slot and device twice.
 #[inline]
 pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Result<(), Refused> {
+    charge_ahead(levels, bytes, pressure, &())
+}
+
+/// As [`charge()`], of bytes that are not used yet: they are added to `idle` in the moment in which they are granted.
+pub fn charge_ahead(
+    levels: &[Level<'_>],
+    bytes: u64,
+    pressure: &dyn Pressure,
+    idle: &dyn Idle,
+) -> Result<(), Refused> {
     let n = bytes.div_ceil(UNIT);
     if n == 0 {
         return Ok(());
@@ -67,16 +81,23 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
     if n > charge::REQUEST_MAX {
         return Err(refused(levels, never(levels, n).unwrap_or(0)));
     }
-    match charge::attempt(levels, 0, n) {
+    match charge::attempt(levels, 0, n, idle) {
         Ok(()) => Ok(()),
-        Err(level) => slow(levels, n, level, pressure),
+        Err(level) => slow(levels, n, level, pressure, idle),
     }
 }
 
 /// As [`charge()`], but one attempt only: no reclaim, no waiting. May fail because of another request that is withdrawn.
+#[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
+    try_charge_ahead(levels, bytes, &())
+}
+
+/// As [`try_charge`], of bytes that are added to `idle` in the moment in which they are granted.
+#[inline]
+pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?Sized)) -> bool {
     let n = bytes.div_ceil(UNIT);
-    n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n).is_ok()
+    n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
 /// Charges `bytes` that the driver has taken without asking, whatever the limit: growth is refused until usage is below it again.
@@ -103,12 +124,21 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
+/// As [`uncharge`], of bytes that were charged ahead and not used: they are removed from `idle` in the same moment.
+pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
+    charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
+    for level in levels {
+        wait::returned(level.slot.ledger());
+    }
+}
+
 #[cold]
 fn slow(
     levels: &[Level<'_>],
     n: u64,
     level: usize,
     pressure: &dyn Pressure,
+    idle: &dyn Idle,
 ) -> Result<(), Refused> {
     if let Some(level) = levels.iter().position(|level| level.slot.distrusts()) {
         return Err(refused(levels, level));
@@ -117,7 +147,7 @@ fn slow(
         return Err(refused(levels, level));
     }
     let mut contention = Contention::new(levels, pressure);
-    charge::contend(levels, n, level, &mut contention).map_err(|refusal| Refused {
+    charge::contend(levels, n, level, &mut contention, idle).map_err(|refusal| Refused {
         level: refusal.level,
         charged: refusal.charged * UNIT,
         max: levels.get(refusal.level).map_or(0, |level| level.max),

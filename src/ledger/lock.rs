@@ -61,6 +61,7 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = bytes.start as libc::off_t;
     lock.l_len = bytes.len as libc::off_t;
+    // Ends: none of these commands waits for a lock, so only a signal that comes in this moment repeats one.
     loop {
         // SAFETY: these commands read and write one `flock`, which `lock` is.
         match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
@@ -98,6 +99,17 @@ pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
 pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Whether the file system keeps a lock whose descriptor is closed as long as the description is mapped. `other` is another description of the
+/// same file, of which nobody else locks anything.
+pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
+    if !try_lock(&file, Bytes::owner(0))? {
+        return Ok(true);
+    }
+    let _anchor = Anchor::new(&file)?;
+    drop(file);
+    is_locked(other, Bytes::owner(0))
 }
 
 /// Keeps an open file description, and the locks on it, alive without a descriptor.

@@ -51,6 +51,7 @@ pub(super) fn uid() -> u32 {
 /// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the members. There the
 /// room is not reserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    // Ends: what is reserved is a few pages, so only a signal that comes in this moment repeats the call.
     loop {
         // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file stays.
         let result = unsafe {
@@ -79,7 +80,7 @@ pub(super) fn pid_ns() -> u64 {
 }
 
 /// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides other users' processes would be no.
-pub(super) fn exists(pid: u32) -> bool {
+pub(crate) fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else {
         return false;
     };
@@ -109,8 +110,8 @@ pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
         libc::syscall(
             libc::SYS_futex,
             low_half(word),
-            libc::FUTEX_WAIT,
-            expected,
+            libc::c_long::from(libc::FUTEX_WAIT),
+            libc::c_long::from(expected),
             &raw const time,
         )
     };
@@ -119,8 +120,14 @@ pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
 /// Wakes all who sleep on the word, and says how many there were.
 pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
     // SAFETY: the kernel looks at the address only, which is that of a living word.
-    let woken =
-        unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAKE, i32::MAX) };
+    let woken = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            low_half(word),
+            libc::c_long::from(libc::FUTEX_WAKE),
+            libc::c_long::from(i32::MAX),
+        )
+    };
     usize::try_from(woken).unwrap_or(0)
 }
 
@@ -189,7 +196,9 @@ mod tests {
         assert_eq!(uid(), owner);
         let other = std::thread::spawn(|| {
             // SAFETY: changes the user of this thread alone, and takes plain integers.
-            let changed = unsafe { libc::syscall(libc::SYS_setreuid, 65_534, -1) } == 0;
+            let changed =
+                unsafe { libc::syscall(libc::SYS_setreuid, 65_534usize, libc::c_long::from(-1)) }
+                    == 0;
             (changed, uid())
         });
         let (changed, other) = other.join().expect("thread");

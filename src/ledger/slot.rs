@@ -10,6 +10,8 @@ use super::random::Random;
 use super::reap::{self, Fate, NoWitness};
 use super::record::Record;
 use super::{Category, DeviceIndex, Identity, Ledger, LedgerError, MAX_DEVICES, MAX_SLOTS, os};
+use crate::file_system::Unsuitable;
+use crate::name::is_part;
 use std::io;
 use std::mem::size_of;
 use std::sync::Arc;
@@ -51,11 +53,21 @@ impl Slot {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that are charged in advance but not used, and how many can be given back when somebody asks, at most.
-    pub fn publish_idle(&self, device: DeviceIndex, bytes: u64, reclaimable: u64) {
-        let stats = self.stats(device);
-        stats.idle.store(bytes, Ordering::Relaxed);
-        stats.reclaimable.store(reclaimable, Ordering::Relaxed);
+    /// Sets the bytes that are charged in advance but not used.
+    pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
+        self.stats(device).idle.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the bytes that can be given back when somebody asks, at most.
+    pub fn publish_reclaimable(&self, device: DeviceIndex, bytes: u64) {
+        self.stats(device)
+            .reclaimable
+            .store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether no request of this process is being decided at this moment.
+    pub fn is_decided(&self, device: DeviceIndex) -> bool {
+        charge::undecided(self.word(device).load(Ordering::Acquire)) == 0
     }
 
     pub(super) fn waiting(&self) -> &Waiting {
@@ -203,6 +215,15 @@ pub(super) fn claim(
     };
     let (slot, anchor) = candidate.find()?;
     let slot = candidate.slot(slot, anchor);
+    // From here on only the mapping keeps the lock. Where the file system has dropped it, others would take this process for dead and give its
+    // memory away.
+    drop(owner);
+    let held = lock::is_locked(&claim, Bytes::owner(slot.index));
+    if !held.map_err(|error| LedgerError::io(&place.path, "lock", error))? {
+        return Err(LedgerError::FileSystem(Unsuitable::loses_locks(
+            &place.path,
+        )));
+    }
     // A group that is being removed lets nobody claim until its files are gone. Who claims then is in no group.
     if place.is_current() {
         Ok(slot)
@@ -263,14 +284,22 @@ fn write_below(page: &SlotPage, below: &str) {
     }
 }
 
-/// The owner's group, relative to that of the ledger.
+/// Returns the owner's group, relative to that of the ledger; empty where the bytes are no name.
 pub(super) fn read_below(page: &SlotPage) -> String {
     let bytes = page
         .below
         .iter()
         .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
     let name = bytes.take_while(|byte| *byte != 0).collect();
-    String::from_utf8(name).unwrap_or_default()
+    let mut name = String::from_utf8(name).unwrap_or_default();
+    // A long name is cut off, perhaps behind a `/`.
+    name.truncate(name.trim_end_matches('/').len());
+    // Members write these bytes, so they may be anything.
+    if name.split('/').all(is_part) {
+        name
+    } else {
+        String::new()
+    }
 }
 
 enum Take {

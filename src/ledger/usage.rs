@@ -7,6 +7,7 @@ use super::level::Level;
 use super::lock::{self, Bytes};
 use super::reap::{self, Witness};
 use super::{Category, DeviceIndex, Identity, Ledger, orphans, os, slot};
+use std::time::Duration;
 
 /// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
 /// granted at some moment plus what moved between members while reading.
@@ -16,8 +17,8 @@ pub struct Usage {
     pub charged: u64,
     /// Asked for and not decided at this moment; not part of `charged`.
     pub undecided: u64,
-    /// The largest sum that a granted request has seen since the group began, requests then undecided included, what its own process had
-    /// charged ahead not. Never above the limit of that time.
+    /// The largest sum that a granted request has seen since the group began, what its own process had charged ahead not included. Never above
+    /// the limit of that time.
     pub peak: u64,
     /// Refused requests since the group began; a count.
     pub refusals: u64,
@@ -34,6 +35,8 @@ pub struct Usage {
 /// One process's part of a group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ProcessUsage {
+    /// Its place in the ledger.
+    pub slot: usize,
     /// Who it is.
     pub identity: Identity,
     /// The group that it is in, relative to that of the ledger: `alice/job7`; empty: that group itself.
@@ -120,22 +123,51 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
         waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
         ..Usage::default()
     };
+    let mut patience = Patience::default();
     for slot in 0..ledger.high_water() {
-        let word = ledger.word(slot, device).load(Ordering::Relaxed);
-        if word == 0 {
+        if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
             continue;
         }
+        let (word, idle) = patience.settled(ledger, slot, device);
         usage.charged += charge::granted(word) * UNIT;
         usage.undecided += charge::undecided(word) * UNIT;
         let stats = &ledger.content().slots[slot].stats[device.get()];
         for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
             *sum = sum.saturating_add(figure);
         }
-        usage.idle = usage
-            .idle
-            .saturating_add(stats.idle.load(Ordering::Relaxed));
+        usage.idle = usage.idle.saturating_add(idle);
     }
     usage
+}
+
+/// How long one reading of a ledger waits, in all, for requests under way to be decided. That takes a microsecond, unless a process has lost the
+/// processor or was stopped in the middle of it.
+#[derive(Default)]
+struct Patience {
+    looks: u32,
+}
+
+impl Patience {
+    const SPINS: u32 = 64;
+    const NAPS: u32 = 256;
+    const NAP: Duration = Duration::from_micros(200);
+
+    fn again(&mut self) -> bool {
+        self.looks += 1;
+        match self.looks {
+            ..=Self::SPINS => os::spin(),
+            _ if self.looks <= Self::SPINS + Self::NAPS => os::sleep(Self::NAP),
+            _ => return false,
+        }
+        true
+    }
+
+    /// What a slot is charged, and what of it is idle: both before a request that is under way, or both after it.
+    fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
+        let idle = &ledger.content().slots[slot].stats[device.get()].idle;
+        let figure = || idle.load(Ordering::Relaxed);
+        charge::settled(ledger.word(slot, device), figure, || self.again())
+    }
 }
 
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
@@ -153,6 +185,7 @@ pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUs
             .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false)))
     };
     let now = os::boot_ms();
+    let mut patience = Patience::default();
     let mut processes = Vec::new();
     for slot in 0..ledger.high_water() {
         let page = &ledger.content().slots[slot];
@@ -172,26 +205,33 @@ pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUs
             }
         }
         processes.push(ProcessUsage {
+            slot,
             identity,
             below: slot::read_below(page),
             alive: !dead,
             devices: DeviceIndex::all()
-                .filter_map(|device| device_usage(ledger, slot, device))
+                .filter_map(|device| device_usage(ledger, slot, device, &mut patience))
                 .collect(),
         });
     }
     processes
 }
 
-fn device_usage(ledger: &Ledger, slot: usize, device: DeviceIndex) -> Option<DeviceUsage> {
+fn device_usage(
+    ledger: &Ledger,
+    slot: usize,
+    device: DeviceIndex,
+    patience: &mut Patience,
+) -> Option<DeviceUsage> {
+    let (word, idle) = patience.settled(ledger, slot, device);
     let stats = &ledger.content().slots[slot].stats[device.get()];
     let usage = DeviceUsage {
         device,
-        charged: charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)) * UNIT,
+        charged: charge::granted(word) * UNIT,
         peak: stats.peak.load(Ordering::Relaxed),
         refusals: stats.refusals.load(Ordering::Relaxed),
         by: by(stats),
-        idle: stats.idle.load(Ordering::Relaxed),
+        idle,
         orphaned: orphans::orphaned(&stats.left),
     };
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)

@@ -1,6 +1,7 @@
 //! What goes wrong with a limits file.
 
 use super::layout::{FORMAT, MAX_RULES};
+use crate::held_signals;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -55,7 +56,12 @@ impl fmt::Display for LimitsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io { what, path, error } => {
-                write!(f, "cannot {what} the limits {}: {error}", path.display())
+                let remedy = held_signals::remedy(error);
+                write!(
+                    f,
+                    "cannot {what} the limits {}: {error}{remedy}",
+                    path.display()
+                )
             }
             Self::Damaged { path, why } => write!(
                 f,

@@ -1,6 +1,6 @@
 //! What can be said of a group: its keys, their defaults, and how they are written.
 
-use crate::units::{Size, SizeError};
+use crate::units::{Extent, Size, SizeError};
 use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
@@ -299,7 +299,7 @@ fn duration_text(time: Duration) -> String {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Setting {
     /// Of each GPU, or of some.
-    Size(Key, Size),
+    Size(Key, Extent),
     /// Of the group as a whole, checked.
     Option(OptionKey, String),
 }
@@ -416,7 +416,7 @@ impl FromStr for Setting {
 
 /// Whether one is likely a slip of the other: up to two letters wrong, missing or too many, or the cgroup's longer name.
 pub fn is_near(text: &str, known: &str) -> bool {
-    let text: Vec<char> = text.to_lowercase().chars().take(32).collect();
+    let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {
         return true;
     }
@@ -444,11 +444,11 @@ mod tests {
         let read = |text: &str| text.parse::<Setting>().expect(text);
         assert_eq!(
             read("max=4G"),
-            Setting::Size(Key::Max, Size::Bytes(4 << 30))
+            Setting::Size(Key::Max, Size::Bytes(4 << 30).into())
         );
         assert_eq!(
             read("high=50%"),
-            Setting::Size(Key::High, Size::Percent(5000))
+            Setting::Size(Key::High, Size::Percent(5000).into())
         );
         assert_eq!(
             read("on_limit=wait"),

@@ -10,6 +10,7 @@ use crate::group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 /// The group that the rules in this root put this process into.
 pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError> {
     let Some(rules) = Rules::load(source)? else {
+        Rules::check_hidden(source)?;
         return Ok(None);
     };
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
@@ -52,9 +53,9 @@ fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, Policy
     if is_within(&name, &rule.group) {
         return Ok(name);
     }
-    let not_below = |named| PolicyError::NotBelow {
-        rule: rule.clone(),
-        named,
+    let not_below = |named: String| {
+        let elsewhere = root.group(&named).is_ok();
+        PolicyError::not_below(rule.clone(), named, elsewhere)
     };
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {
@@ -237,7 +238,10 @@ mod tests {
         for name in ["lab/alice/train", "lab/alice"] {
             assignment.root.remove(name).expect("removed");
         }
-        let error = assignment.join(&Vec::new).err().expect("refused");
+        let error = assignment
+            .join(&Vec::new, &|_| None)
+            .err()
+            .expect("refused");
         let said = error.to_string();
         assert!(
             said.contains("no group lab/alice") && said.contains("gpulimit apply"),

@@ -2,11 +2,13 @@
 //! contradicts itself found.
 
 mod access;
+mod coverage;
 mod group;
 mod names;
 mod rule;
 mod template;
 
+pub use coverage::uncovered;
 pub use names::{Accounts, UnixGroup, User};
 
 use super::file::{At, Mistake, Policy, RuleStanza, Settings};
@@ -44,12 +46,12 @@ pub struct Plan {
     pub rules: Rules,
 }
 
-/// Makes a policy definite, as far as it can be: what cannot is among the mistakes.
+/// Makes a policy definite, as far as it can be: what cannot is among the mistakes, as is what could not be read.
 pub fn compile(policy: &Policy, accounts: &dyn Accounts) -> (Plan, Vec<Mistake>) {
     let mut compiler = Compiler {
         policy,
         names: Names::new(accounts),
-        mistakes: Vec::new(),
+        mistakes: policy.mistakes.clone(),
         bindings: BTreeMap::new(),
     };
     let plan = compiler.plan();
@@ -85,7 +87,8 @@ impl Compiler<'_> {
         let policy = self.policy;
         let mut rules = Vec::new();
         let mut all = None;
-        for (number, stanza) in (1..).zip(&policy.rules) {
+        // What is not known of a rule that could not be read is not guessed.
+        for (number, stanza) in (1..).zip(&policy.rules).filter(|(_, rule)| rule.whole) {
             if let Some(earlier) = all {
                 self.wrong(
                     stanza.line,
@@ -94,7 +97,16 @@ impl Compiler<'_> {
                     ),
                 );
             }
-            if is_without_conditions(stanza) {
+            if has_no_condition(stanza) {
+                self.wrong(
+                    stanza.line,
+                    format!(
+                        "rule {number} has no condition and would hold for every process: add user, \
+                         unix_group, cgroup, executable or container, or write user = \"*\" where every \
+                         process is meant"
+                    ),
+                );
+            } else if holds_always(stanza) {
                 all = Some(number);
             }
             rules.extend(self.rule(number, stanza));
@@ -103,7 +115,7 @@ impl Compiler<'_> {
             self.bind_explicitly(group);
         }
         let mut groups = self.groups();
-        self.check_targets(&rules, &groups);
+        self.check_targets(&groups);
         access::settle(self, &rules, &mut groups);
         Plan {
             groups: groups.into_values().map(|planned| planned.group).collect(),
@@ -151,7 +163,21 @@ impl Compiler<'_> {
     }
 }
 
-fn is_without_conditions(stanza: &RuleStanza) -> bool {
+/// Whether a rule says of no process that it is meant.
+fn has_no_condition(stanza: &RuleStanza) -> bool {
+    [
+        &stanza.user,
+        &stanza.unix_group,
+        &stanza.cgroup,
+        &stanza.executable,
+        &stanza.container,
+    ]
+    .into_iter()
+    .all(Option::is_none)
+}
+
+/// Whether a rule holds for every process, so that the rules after it are never reached.
+fn holds_always(stanza: &RuleStanza) -> bool {
     let some = |list: &Option<At<Vec<String>>>| {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))

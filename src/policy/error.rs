@@ -3,6 +3,7 @@
 use super::rules::{Assigned, RulesError};
 use crate::device::DeviceId;
 use crate::group::GroupError;
+use crate::limits::ExtentError;
 use crate::units::SizeError;
 use std::error::Error;
 use std::fmt;
@@ -37,6 +38,13 @@ pub enum PolicyError {
         /// What it may mean, or what it means again.
         matches: Vec<(u32, DeviceId)>,
     },
+    /// A limit that depends on the size of a GPU.
+    Extent {
+        /// The variable that has the limit.
+        variable: String,
+        /// Why it cannot be worked out.
+        error: ExtentError,
+    },
     /// The root or the group cannot be used.
     Group(GroupError),
     /// The administrator's rules cannot be followed.
@@ -45,8 +53,10 @@ pub enum PolicyError {
     NotBelow {
         /// The rule that holds.
         rule: Assigned,
-        /// The group that is named.
+        /// The name that was given.
         named: String,
+        /// Whether there is such a group elsewhere.
+        elsewhere: bool,
     },
     /// The group that a rule leads to cannot be used.
     Assigned {
@@ -79,6 +89,17 @@ impl fmt::Display for Why {
             Self::NotText => f.write_str("it is not UTF-8"),
             Self::Size(error) => error.fmt(f),
             Self::Form(expected) => write!(f, "expected {expected}"),
+        }
+    }
+}
+
+impl PolicyError {
+    /// A group is named that is not below the one that a rule assigns.
+    pub fn not_below(rule: Assigned, named: String, elsewhere: bool) -> Self {
+        Self::NotBelow {
+            rule,
+            named,
+            elsewhere,
         }
     }
 }
@@ -117,16 +138,31 @@ impl fmt::Display for PolicyError {
                 )?;
                 list(f, matches)
             }
+            Self::Extent { variable, error } => write!(f, "{variable}: {error}"),
             Self::Group(error) => error.fmt(f),
             Self::Rules(error) => error.fmt(f),
-            Self::NotBelow { rule, named } => write!(
-                f,
-                "you are assigned to group {} by rule {} of the administrator's policy; only groups below it can be named, and '{}' is none: unset GPULIMIT_GROUP, or make the group with `gpulimit create {}/NAME`",
-                rule.group,
-                rule.rule,
-                named.escape_debug(),
-                rule.group
-            ),
+            Self::NotBelow {
+                rule,
+                named,
+                elsewhere,
+            } => {
+                let (group, named) = (&rule.group, named.escape_debug());
+                write!(
+                    f,
+                    "you are assigned to group {group} by rule {} of the administrator's policy, and programs run only in it and in groups below it: ",
+                    rule.rule
+                )?;
+                match elsewhere {
+                    true => write!(
+                        f,
+                        "'{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, or name a group below {group}"
+                    ),
+                    false => write!(
+                        f,
+                        "there is no group {group}/{named}, which '{named}' means; make it with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                    ),
+                }
+            }
             Self::Assigned { rule, group, error } => {
                 write!(
                     f,

@@ -1,13 +1,18 @@
 //! What an administrator's rules can ask of a process.
 
-use super::credentials::{self, Map};
+use super::credentials;
+use super::namespace;
 use super::rules::{Rules, RulesError};
 use std::fs;
+#[cfg(feature = "cli")]
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
 /// A process, as rules see it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
+    /// It is in a user namespace other than the machine's initial one, where none of the rest can be believed.
+    pub in_user_namespace: bool,
     /// The real user.
     pub uid: u32,
     /// All its unix groups.
@@ -23,7 +28,12 @@ pub struct Facts {
 impl Facts {
     /// Of this process, as far as the rules ask for it.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
-        Self::gather("/proc/self", credentials::uid(), credentials::gids, rules)
+        let facts = Self {
+            in_user_namespace: !namespace::is_initial(),
+            uid: credentials::uid(),
+            ..Self::default()
+        };
+        facts.gather("/proc/self", credentials::gids, rules)
     }
 
     /// Of a process by its pid here, as far as the rules ask for it.
@@ -34,26 +44,30 @@ impl Facts {
             what: "/proc/PID/status",
             error,
         })?;
-        Self::gather(&folder, uid, || gids, rules)
+        let user_namespace = |folder: &str| fs::read_link(format!("{folder}/ns/user")).ok();
+        let facts = Self {
+            in_user_namespace: !namespace::is_initial()
+                || user_namespace(&folder) != user_namespace("/proc/self"),
+            uid,
+            ..Self::default()
+        };
+        facts.gather(&folder, || gids, rules)
     }
 
-    /// `process` is its folder in `/proc`; the numbers are those of our user namespace.
+    /// Adds what the rules ask for. `process` is its folder in `/proc`. In a user namespace nothing of it counts.
     fn gather(
+        self,
         process: &str,
-        uid: u32,
         gids: impl FnOnce() -> Vec<u32>,
         rules: &Rules,
     ) -> Result<Self, RulesError> {
         let unknown = |what| move |error| RulesError::Unknown { what, error };
-        let uids = Map::of_users();
-        let mut facts = Self {
-            uid: uids.outside(uid),
-            ..Self::default()
-        };
+        let mut facts = self;
+        if facts.in_user_namespace {
+            return Ok(facts);
+        }
         if rules.iter().any(|rule| rule.unix_group.is_some()) {
-            let map = Map::of_groups();
-            let outside = |gid: &u32| map.outside(*gid);
-            facts.gids = gids().iter().map(outside).collect();
+            facts.gids = gids();
         }
         let asks_container = rules.iter().any(|rule| !rule.container.is_empty());
         if asks_container || rules.iter().any(|rule| !rule.cgroup.is_empty()) {
@@ -84,7 +98,14 @@ impl Facts {
 /// The ids of the containers that a process is in, by its pid here.
 #[cfg(feature = "cli")]
 pub fn containers_of(pid: u32) -> Vec<String> {
-    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    // A process can have any number of mounts, with names of any kind; every process of the machine is asked.
+    const LONGEST: u64 = 4 << 20;
+    let read = |file: &str| {
+        let mut bytes = Vec::new();
+        let file = fs::File::open(format!("/proc/{pid}/{file}"));
+        let _ = file.and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        bytes
+    };
     let text = read("cgroup");
     let text = String::from_utf8_lossy(&text);
     let mut ids: Vec<String> = cgroups(&text)
@@ -179,8 +200,9 @@ mod tests {
     #[test]
     fn only_what_rules_ask_is_gathered() {
         let facts = Facts::of_self(&Rules::default()).expect("facts");
-        assert_eq!(facts.uid, Map::of_users().outside(credentials::uid()));
+        assert_eq!(facts.uid, credentials::uid());
         let rest = Facts {
+            in_user_namespace: facts.in_user_namespace,
             uid: facts.uid,
             ..Facts::default()
         };

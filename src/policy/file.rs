@@ -7,7 +7,7 @@ mod stanza;
 
 use super::rules::OnError;
 use crate::limits::{Key, OptionKey, Options, is_near};
-use crate::units::Size;
+use crate::units::Extent;
 use serde::Deserialize;
 use stanza::{Amount, Defaults, GroupText, Keys, RuleText, Stanza, Word};
 use std::fmt;
@@ -48,7 +48,7 @@ pub struct At<T> {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
     /// Of each GPU as it is named in the file; `all` for those that are not.
-    pub sizes: Vec<(Key, At<String>, Size)>,
+    pub sizes: Vec<(Key, At<String>, Extent)>,
     /// Of the group as a whole, checked.
     pub options: Vec<(OptionKey, String)>,
 }
@@ -68,6 +68,8 @@ pub struct GroupStanza {
     pub users: Option<At<Vec<String>>>,
     /// The same by unix group.
     pub unix_group: Option<At<Vec<String>>>,
+    /// Whether the stanza was read without a mistake.
+    pub whole: bool,
 }
 
 /// A `[[rule]]`.
@@ -85,10 +87,12 @@ pub struct RuleStanza {
     pub executable: Option<At<Vec<String>>>,
     /// A glob each.
     pub container: Option<At<Vec<String>>>,
-    /// Where to.
+    /// Where to; empty where that could not be read.
     pub group: At<String>,
     /// What happens when the group cannot be joined.
     pub on_error: OnError,
+    /// Whether the stanza was read without a mistake.
+    pub whole: bool,
 }
 
 /// All of it.
@@ -102,22 +106,21 @@ pub struct Policy {
     pub groups: Vec<GroupStanza>,
     /// The rules, in their order.
     pub rules: Vec<RuleStanza>,
+    /// The parts that could not be read, by line.
+    pub mistakes: Vec<Mistake>,
 }
 
-/// Reads a policy, or says all that is wrong with it.
-pub fn parse(path: &Path, text: &str) -> Result<Policy, Vec<Mistake>> {
+/// Reads a policy. What cannot be read is among its mistakes, and the rest of it is there.
+pub fn parse(path: &Path, text: &str) -> Policy {
     let mut reader = Reader {
         path,
         text,
         mistakes: Vec::new(),
     };
-    let policy = reader.policy();
-    if reader.mistakes.is_empty() {
-        Ok(policy)
-    } else {
-        reader.mistakes.sort_by_key(|mistake| mistake.line);
-        Err(reader.mistakes)
-    }
+    let mut policy = reader.policy();
+    reader.mistakes.sort_by_key(|mistake| mistake.line);
+    policy.mistakes = reader.mistakes;
+    policy
 }
 
 struct Reader<'a> {
@@ -230,16 +233,19 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let place = format!("group '{name}'");
+            let before = self.mistakes.len();
             let (table, keys) = self.split(table, &place, GroupText::NAMES);
             let settings = self.settings(keys, &span);
             let text: GroupText = self.read(table, &span);
+            let (users, unix_group) = (self.list(text.users), self.list(text.unix_group));
             policy.groups.push(GroupStanza {
                 name: self.at(Spanned::new(span, name)),
                 settings,
                 owner: text.owner.map(|text| self.at(text)),
                 members: text.members.map(|text| self.at(text)),
-                users: self.list(text.users),
-                unix_group: self.list(text.unix_group),
+                users,
+                unix_group,
+                whole: self.mistakes.len() == before,
             });
         }
         policy.groups.sort_by_key(|group| group.name.line);
@@ -253,6 +259,7 @@ impl<'a> Reader<'a> {
         policy: &mut Policy,
     ) {
         let place = format!("rule {}", policy.rules.len() + 1);
+        let at_first = self.mistakes.len();
         let (table, keys) = self.split(table, &place, RuleText::NAMES);
         for (key, _) in &keys {
             let why = format_args!(
@@ -263,7 +270,8 @@ impl<'a> Reader<'a> {
         }
         let before = self.mistakes.len();
         let text: RuleText = self.read(table, span);
-        if text.group.is_none() && self.mistakes.len() == before {
+        let nowhere = |group: &Spanned<String>| group.get_ref().is_empty();
+        if text.group.as_ref().is_none_or(nowhere) && self.mistakes.len() == before {
             self.wrong(
                 span,
                 format_args!(
@@ -276,7 +284,7 @@ impl<'a> Reader<'a> {
             value: String::new(),
             line,
         };
-        let rule = RuleStanza {
+        let mut rule = RuleStanza {
             line,
             user: self.list(text.user),
             unix_group: self.list(text.unix_group),
@@ -285,6 +293,7 @@ impl<'a> Reader<'a> {
             container: self.list(text.container),
             group: text.group.map_or(nowhere, |group| self.at(group)),
             on_error: text.on_error.map_or(on_error, OnError::from),
+            whole: false,
         };
         for globs in [&rule.cgroup, &rule.executable, &rule.container]
             .into_iter()
@@ -306,6 +315,7 @@ impl<'a> Reader<'a> {
                 });
             }
         }
+        rule.whole = self.mistakes.len() == at_first;
         policy.rules.push(rule);
     }
 

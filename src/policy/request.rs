@@ -2,8 +2,8 @@
 
 use super::error::{PolicyError, Why};
 use crate::device::DeviceId;
-use crate::limits::{Key, LimitSet, Selector};
-use crate::units::Size;
+use crate::limits::{Capacity, Key, LimitSet, Selector};
+use crate::units::{Extent, Size};
 
 /// Which GPU a rule is for, in the words of a person.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -57,7 +57,7 @@ impl RequestSelector {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LimitRequest {
     /// What is asked for, and of which GPU.
-    pub rules: Vec<(RequestSelector, Size)>,
+    pub rules: Vec<(RequestSelector, Extent)>,
     /// The variable that asks.
     pub variable: String,
     /// Whether rules for GPUs that this process does not see may be left out: another tool wrote them, for the
@@ -66,11 +66,25 @@ pub struct LimitRequest {
 }
 
 impl LimitRequest {
-    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals.
-    pub fn resolve(&self, gpus: &[(u32, DeviceId)]) -> Result<LimitSet, PolicyError> {
+    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals. `capacity` tells the memory of one of them.
+    pub fn resolve(
+        &self,
+        gpus: &[(u32, DeviceId)],
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<LimitSet, PolicyError> {
         let mut set = LimitSet::default();
+        let capacities: Vec<Capacity> = match self.depends_on_capacity() {
+            true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
+            false => Vec::new(),
+        };
+        // Rules for one GPU come after those that are spread over all.
+        let mut named: Vec<Selector> = Vec::new();
+        let rules = |spread: bool| {
+            let rules = self.rules.iter();
+            rules.filter(move |(selector, _)| (*selector == RequestSelector::All) == spread)
+        };
         let mut unknown = None;
-        for (selector, size) in &self.rules {
+        for (selector, extent) in rules(true).chain(rules(false)) {
             let target = match selector {
                 RequestSelector::All => Selector::All,
                 selector => {
@@ -88,13 +102,19 @@ impl LimitRequest {
                     }
                 }
             };
-            if set.get(target, Key::Max).is_some() {
+            if named.contains(&target) {
                 let again = gpus
                     .iter()
                     .filter(|(_, id)| target == Selector::Device(*id));
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
-            set.set(target, Key::Max, *size);
+            named.push(target);
+            // Another process of the job may see other GPUs.
+            set.set_extent(target, Key::Max, *extent, &capacities, true)
+                .map_err(|error| PolicyError::Extent {
+                    variable: self.variable.clone(),
+                    error,
+                })?;
         }
         match unknown {
             Some(selector) if !self.lenient || set.rules.is_empty() => {
@@ -110,9 +130,14 @@ impl LimitRequest {
 
     /// Whether the request can be put in rules only when the GPUs are known.
     pub fn needs_gpus(&self) -> bool {
-        self.rules
-            .iter()
-            .any(|(selector, _)| *selector != RequestSelector::All)
+        let mut selectors = self.rules.iter().map(|(selector, _)| selector);
+        selectors.any(|selector| *selector != RequestSelector::All) || self.depends_on_capacity()
+    }
+
+    /// Whether the request asks for all of a GPU but some bytes.
+    fn depends_on_capacity(&self) -> bool {
+        let mut extents = self.rules.iter().map(|(_, extent)| extent);
+        extents.any(|extent| matches!(extent, Extent::AllBut(_)))
     }
 
     fn ambiguous(&self, gpu: &RequestSelector, matches: Vec<(u32, DeviceId)>) -> PolicyError {
@@ -125,8 +150,8 @@ impl LimitRequest {
 }
 
 /// Reads `GPULIMIT_MAX`: a size for all GPUs, or `SELECTOR=SIZE` for some, separated by commas.
-pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Size)>, Why> {
-    let mut rules: Vec<(RequestSelector, Size)> = Vec::new();
+pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
+    let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
     for part in text.split(',') {
         let (selector, size) = match part.split_once('=') {
             None => (RequestSelector::All, part),
@@ -148,10 +173,10 @@ const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, with a C
 const ONCE: &str = "one size for each GPU";
 
 /// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
-pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Size)>, Why> {
+pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
     const FORM: &str =
         "ORDINAL=SIZE separated by commas, each size with its unit, such as 0=2G,1=512M";
-    let mut rules: Vec<(RequestSelector, Size)> = Vec::new();
+    let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
     for part in text.split(',') {
         let (ordinal, size) = part.split_once('=').ok_or(Why::Form(FORM))?;
         let selector = match RequestSelector::parse(ordinal.trim()) {
@@ -164,7 +189,8 @@ pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Size)>, Why> {
         if !size.trim_end().ends_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(Why::Form(FORM));
         }
-        rules.push((selector, size.parse().map_err(Why::Size)?));
+        let size: Size = size.parse().map_err(Why::Size)?;
+        rules.push((selector, size.into()));
     }
     Ok(rules)
 }

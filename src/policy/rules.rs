@@ -10,9 +10,8 @@ mod text;
 pub use error::{Fault, RulesError};
 pub use text::FORMAT;
 
-use super::credentials::Map;
 use super::facts::Facts;
-use super::glob;
+use super::{glob, namespace};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -20,6 +19,10 @@ use std::path::{Path, PathBuf};
 
 /// The file in a root that has them. No group can have this name.
 pub const FILE: &str = ".rules";
+
+/// The administrator's policy, which `gpulimit apply` makes rules of. That it is there is how programs know that rules are wanted where
+/// they cannot see the root that has them.
+pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
 /// A file of more bytes is not read.
 pub const LONGEST: u64 = 4 << 20;
@@ -162,14 +165,20 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        let users = Map::of_users();
+        // In a user namespace the machine's root has no number, and his files show that. So do those of a user who has this number there, by
+        // subordinate ids; who mounts such files here could leave out the library as well.
+        let owner = match namespace::is_initial() {
+            true => source.owner,
+            false if about.uid() == namespace::UNMAPPED && root.uid() == about.uid() => about.uid(),
+            false => return Err(RulesError::Namespace { path }),
+        };
         for (path, about, kind) in [
             (&source.root, &root, root.is_dir()),
             (&path, &about, about.is_file()),
         ] {
             let why = if !kind {
                 Fault::Kind
-            } else if !users.may_be(about.uid(), source.owner) {
+            } else if about.uid() != owner {
                 Fault::Owner(about.uid())
             } else if about.mode() & 0o022 != 0 {
                 Fault::Writable(about.mode() & 0o7777)
@@ -200,8 +209,35 @@ impl Rules {
         }
     }
 
+    /// Fails where something else than the machine's root of groups is at its place, in a user namespace on a machine with a policy.
+    pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
+        let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
+            Ok(about) => about.uid() == namespace::UNMAPPED,
+            Err(error) => error.kind() == ErrorKind::PermissionDenied,
+        };
+        let hidden = is_the_machines(Path::new(POLICY))
+            && !is_the_machines(&source.root)
+            && !namespace::is_initial();
+        match hidden {
+            true => Err(RulesError::Hidden {
+                root: source.root.clone(),
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// The group that the first matching rule names; `None` where none matches, and where it exempts.
+    ///
+    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a container has it.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
+        if facts.in_user_namespace
+            && let Some(first) = self.0.first()
+            && !first.is_unconditional()
+        {
+            return Err(RulesError::Namespace {
+                path: Path::new(crate::group::SYSTEM).join(FILE),
+            });
+        }
         let Some(rule) = self.0.iter().find(|rule| rule.matches(facts)) else {
             return Ok(None);
         };
@@ -227,6 +263,16 @@ impl Rules {
 }
 
 impl Rule {
+    /// Whether it says the same of every process.
+    fn is_unconditional(&self) -> bool {
+        self.user.is_empty()
+            && self.unix_group.is_none()
+            && self.cgroup.is_empty()
+            && self.executable.is_empty()
+            && self.container.is_empty()
+            && !matches!(self.target, Target::Each(_))
+    }
+
     fn matches(&self, facts: &Facts) -> bool {
         let one = |globs: &[String], text: &[u8]| {
             globs

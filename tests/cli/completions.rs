@@ -52,6 +52,67 @@ fn offered(place: &Place, words: &[&str]) -> String {
 }
 
 #[test]
+fn bash_offers_each_word_where_it_belongs() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let all = |words: &[&str]| {
+        offered(&place, words)
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let keys = "max= high= low= min= on_limit= wait_timeout= oom= count_context=";
+    let keys: Vec<&str> = keys.split(' ').collect();
+    assert_eq!(all(&["gpulimit", "set", ""]), ["lab"]);
+    assert_eq!(all(&["gpulimit", "set", "lab", ""]), keys);
+    assert_eq!(all(&["gpulimit", "set", "--device", "0", "lab", ""]), keys);
+    assert_eq!(
+        all(&["gpulimit", "create", "new", "o"]),
+        ["on_limit=", "oom="]
+    );
+    assert_eq!(all(&["gpulimit", "get", "lab", "o"]), ["on_limit", "oom"]);
+    // bash takes KEY=VALUE for three words.
+    let values = ["none", "kill-largest", "kill-group"];
+    assert_eq!(all(&["gpulimit", "set", "lab", "oom", "="]), values);
+    assert_eq!(all(&["gpulimit", "set", "lab", "oom", "=", "n"]), ["none"]);
+    assert_eq!(
+        all(&["gpulimit", "set", "lab", "on_limit", "=", ""]),
+        ["fail", "wait"]
+    );
+    assert!(all(&["gpulimit", "set", "lab", "max", "="]).is_empty());
+    assert_eq!(all(&["gpulimit", "rm", "--force", "l"]), ["lab"]);
+    assert!(all(&["gpulimit", "kill", "lab", ""]).is_empty());
+}
+
+#[test]
+fn bash_leaves_the_command_of_run_to_itself() {
+    let place = Place::new();
+    let all = |words: &[&str]| {
+        offered(&place, words)
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let command = |words: &[&str]| all(words).contains(&"unshare".to_owned());
+    assert!(command(&["gpulimit", "run", "unsh"]));
+    assert!(command(&["gpulimit", "run", "--max", "4G", "--", "unsh"]));
+    assert!(command(&[
+        "gpulimit", "run", "--stat", "--max", "=", "4G", "unsh"
+    ]));
+    // Nothing of gpulimit's own: bash then offers files.
+    for words in [
+        &["gpulimit", "run", "--max", "4G", "--", "python", ""][..],
+        &["gpulimit", "run", "--", "python", "--"],
+        &["gpulimit", "run", "python", "--max", ""],
+        &["gpulimit", "run", "--max", "4G", "--", "./a"],
+    ] {
+        assert!(all(words).is_empty(), "{words:?}: {:?}", all(words));
+    }
+    let options = all(&["gpulimit", "run", "--max", "4G", "--n"]);
+    assert_eq!(options, ["--name"]);
+}
+
+#[test]
 fn bash_offers_verbs_options_and_groups() {
     let place = Place::new();
     place.group("lab", Size::Max);

@@ -54,6 +54,8 @@ fn doctor_names_what_is_wrong() {
     let place = Place::new();
     fs::create_dir(place.root_path()).expect("created");
     fs::create_dir(place.root_path().join("half")).expect("created");
+    fs::write(place.root_path().join("half/lock"), "").expect("created");
+    fs::write(place.root_path().join("README"), "theirs").expect("created");
     let output = place
         .gpulimit(&["doctor"])
         .env("GPULIMIT_MAX", "4Q")
@@ -68,6 +70,7 @@ fn doctor_names_what_is_wrong() {
         "{out}"
     );
     assert!(out.contains("half is no complete group"), "{out}");
+    assert!(out.contains("README was not made by gpulimit"), "{out}");
 }
 
 /// A process that is looked at, and ended with the test.
@@ -148,7 +151,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         &[
             "error    library",
             "it is to be in lab",
-            "in the way of a limit",
+            "limit cannot be applied",
         ],
     );
     let whole = with(&[("GPULIMIT_GROUP", "lab"), ("LD_PRELOAD", &library)]);
@@ -331,14 +334,17 @@ fn of_a_container_whether_programs_start_in_it() {
         "{out}"
     );
     assert!(
-        out.contains("ok       preload      programs start there"),
+        out.contains("ok       preload      programs that start there find"),
         "{out}"
     );
     drop(whole);
     let broken = start("LD_PRELOAD=/nowhere/libgpulimit.so");
     let (code, out) = about("web");
     assert_eq!(code, 1, "{out}");
-    assert!(out.contains("cannot be preloaded"), "{out}");
+    assert!(
+        out.contains("programs that start there do not get /nowhere/libgpulimit.so"),
+        "{out}"
+    );
     drop(broken);
 }
 

@@ -20,7 +20,9 @@ fn what_nobody_needs_goes_and_is_said() {
     ] {
         place.group(name, Size::Max);
     }
-    fs::create_dir_all(place.root_path().join("half/sub/never")).expect("created");
+    let half = place.root_path().join("half");
+    fs::create_dir_all(half.join("sub/never")).expect("created");
+    fs::write(half.join("sub/never/lock"), "").expect("created");
     let _member = place.member("used/run-7-8");
     let out = place.said(&["gc"]);
     for line in [
@@ -35,6 +37,44 @@ fn what_nobody_needs_goes_and_is_said() {
     assert_eq!(place.said(&["ls"]), "lab\nused\nused/run-7-8\n");
     assert_eq!(place.root().leftovers().expect("listed").len(), 0);
     assert_eq!(place.said(&["gc"]), "");
+}
+
+#[test]
+fn drafts_of_killed_processes_go() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("used", Size::Max);
+    let at = |name: &str| place.root_path().join(name);
+    let hint = ".context-GPU-00000000-0000-0000-0000-000000000000";
+    let drafts = [
+        format!("{hint}.4711"),
+        "lab/.ledger.4711.99.new".into(),
+        "lab/.limits.4711.0".into(),
+    ];
+    let others = [
+        hint.to_owned(),
+        format!("{hint}.4712"),
+        "used/.ledger.4711.99.new".into(),
+    ];
+    for name in drafts.iter().chain(&others) {
+        fs::write(at(name), "").expect("written");
+    }
+    fs::write(at(&others[1]), "notes of a user").expect("written");
+    // A group that somebody is making, or in which somebody is, is left alone.
+    let lock = fs::File::open(at("used/lock")).expect("there");
+    lock.lock_shared().expect("locked");
+    let out = place.said(&["gc"]);
+    for name in &drafts {
+        assert!(!at(name).exists(), "{name}");
+        assert!(out.contains(&format!("{name}: removed")), "{name}: {out}");
+    }
+    for name in &others {
+        assert!(at(name).exists(), "{name}");
+    }
+    drop(lock);
+    place.said(&["gc"]);
+    assert!(!at(&others[2]).exists());
+    assert_eq!(place.said(&["ls"]), "lab\nused\n");
 }
 
 #[test]

@@ -45,6 +45,120 @@ fn help_of_every_verb_has_examples() {
 }
 
 #[test]
+fn help_fits_a_terminal_of_80_columns() {
+    let place = Place::new();
+    let help = place.said(&["help"]);
+    assert_eq!(help, place.said(&["--help"]));
+    assert_eq!(place.said(&["help", "run"]), place.said(&["run", "--help"]));
+    let start = help.find("Commands:\n").expect("verbs") + "Commands:\n".len();
+    let entries = help[start..].lines().take_while(|line| !line.is_empty());
+    let verbs = entries
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next());
+    let mut pages = vec![help.clone()];
+    pages.extend(
+        verbs
+            .filter(|verb| *verb != "help")
+            .map(|verb| place.said(&[verb, "--help"])),
+    );
+    assert!(pages.len() > 20, "{help}");
+    for page in pages {
+        for line in page.lines() {
+            assert!(line.chars().count() <= 80, "{line}\n{page}");
+        }
+    }
+}
+
+#[test]
+fn mistakes_are_said_in_words() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("lab/alice", Size::Max);
+    for (status, arguments, expected, never) in [
+        (
+            2,
+            &["run", "--max", "4G", "--stats", "--", "true"][..],
+            "'--stats'",
+            "not provided",
+        ),
+        (
+            2,
+            &["run", "max=4G", "--stat", "true"],
+            "option --stat stands after max=4G",
+            "cannot run",
+        ),
+        (
+            2,
+            &["kill", "lab", "abc"],
+            "expected the number of a process",
+            "invalid digit",
+        ),
+        (1, &["rm", "nolab"], "no group 'nolab'", "gpulimit create"),
+        (1, &["rm", "lba"], "did you mean lab?", "gpulimit create"),
+        (
+            1,
+            &["show", "lab/alcie"],
+            "did you mean lab/alice?",
+            "gpulimit create",
+        ),
+        (
+            1,
+            &["set", "lba", "--max", "4G"],
+            "did you mean lab?",
+            "'lab'",
+        ),
+        (
+            2,
+            &["set", "lab", "oom=kill-group", "--device", "0"],
+            "without --device",
+            "applied",
+        ),
+        (2, &["set", "lab"], "nothing to change", "applied"),
+        (
+            2,
+            &["set", "lab", "max=4G", "--max", "5G"],
+            "max is given twice",
+            "applied",
+        ),
+    ] {
+        // The GPU has its full name, as no driver tells which is the first.
+        let arguments: Vec<&str> = arguments
+            .iter()
+            .map(|word| match *word {
+                "0" => "GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10",
+                word => word,
+            })
+            .collect();
+        let error = place.refused(status, &arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+        assert!(!error.contains(never), "{arguments:?}: {error}");
+    }
+    assert_eq!(place.said(&["get", "lab", "oom"]), "none\n");
+}
+
+#[test]
+fn a_change_that_cannot_be_said_is_made_all_the_same() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    for arguments in [
+        &["set", "lab", "--max", "4G"][..],
+        &["create", "other", "--max", "4G"],
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let mut command = place.gpulimit(arguments);
+        let output = command.stdout(full.expect("opened")).output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{output:?}");
+        let error = text(&output.stderr);
+        assert!(
+            error.contains("done, but cannot write to stdout"),
+            "{error}"
+        );
+        assert_eq!(place.said(&["get", arguments[1], "max"]), "4GiB\n");
+    }
+}
+
+#[test]
 fn a_verb_of_another_program_is_that_program() {
     let place = Place::new();
     let folder = place.0.join("bin");
@@ -119,10 +233,10 @@ fn an_unknown_group_is_named_with_those_that_exist() {
     ] {
         let error = place.refused(status, arguments);
         assert!(error.starts_with("gpulimit: no group 'lob'"), "{error}");
-        assert!(
-            error.contains("there is lab") && error.contains("gpulimit create lob"),
-            "{error}"
-        );
+        // Only who would change it or run in it is told how to make it.
+        let advised = matches!(arguments[0], "set" | "run");
+        assert!(error.contains("did you mean lab? (known: lab)"), "{error}");
+        assert_eq!(error.contains("gpulimit create lob"), advised, "{error}");
     }
 }
 

@@ -1,8 +1,13 @@
 //! `kill`
 
-use crate::place::Place;
+use crate::place::{CAPACITY, GIB, GPU, Nothing, Place};
+use gpulimit::group::{Insistence, Root};
+use gpulimit::ledger::{Identity, Ledger, Level, charge_unchecked};
 use gpulimit::units::Size;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 #[test]
 fn all_processes_of_a_group_and_below_get_the_signal() {
@@ -38,4 +43,146 @@ fn all_processes_of_a_group_and_below_get_the_signal() {
     );
     let error = place.refused(1, &["kill", "x"]);
     assert!(error.contains("no group 'x'"), "{error}");
+}
+
+const VICTIM: &str = "GPULIMIT_TEST_VICTIM";
+
+/// A member of group `a` that holds 4 GiB, and whose slot names another process.
+struct Forger {
+    child: Child,
+    victim: Child,
+}
+
+impl Forger {
+    fn start(place: &Place) -> Self {
+        let victim = Command::new("sleep")
+            .arg("600")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("started");
+        let mut child = Command::new(std::env::current_exe().expect("known"))
+            .args(["--exact", "kill::forge", "--ignored", "--nocapture"])
+            .env(VICTIM, victim.id().to_string())
+            .env("GPULIMIT_ROOT", place.root_path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = child.stdout.as_mut().expect("piped");
+        let mut lines = BufReader::new(out).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
+        Self { child, victim }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("asked").is_none()
+    }
+}
+
+impl Drop for Forger {
+    fn drop(&mut self) {
+        let lives = self.victim.try_wait().expect("asked").is_none();
+        for child in [&mut self.child, &mut self.victim] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        assert!(lives || std::thread::panicking(), "the victim was killed");
+    }
+}
+
+/// What [`Forger::start`] starts; not a test.
+#[test]
+#[ignore = "a part of other tests"]
+fn forge() {
+    let victim = std::env::var(VICTIM).expect("a number");
+    let root = Root::at(std::env::var("GPULIMIT_ROOT").expect("a root")).expect("a root");
+    let path = root.group("a").expect("there").ledger_path();
+    let ledger = Arc::new(Ledger::open(&path).expect("opened"));
+    let identity = Identity {
+        pid: victim.parse().expect("a number"),
+        start_time: 0,
+        ..Identity::of_self()
+    };
+    let slot = ledger.claim(&identity, "").expect("a slot");
+    let level = Level {
+        slot: &slot,
+        device: ledger.device(GPU, CAPACITY).expect("room"),
+        max: u64::MAX,
+        protection: None,
+        keeps_low: false,
+    };
+    charge_unchecked(&[level], 4 * GIB);
+    println!("forged");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn a_forged_slot_aims_no_signal() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    let mut forger = Forger::start(&place);
+    let victim = forger.victim.id().to_string();
+    let error = place.refused(1, &["kill", "-s", "KILL", "a", &victim]);
+    assert!(
+        error.contains(&format!("cannot signal {victim} (")),
+        "{error}"
+    );
+    assert!(error.contains("no process of that number"), "{error}");
+    assert!(forger.is_running());
+    // Whoever holds the slot is found by what it has mapped.
+    let out = place.said(&["kill", "-s", "KILL", "a"]);
+    let line = format!("SIGKILL sent to {} (named by no slot)", forger.child.id());
+    assert!(out.contains(&line) && !out.contains(&victim), "{out}");
+    assert_eq!(forger.child.wait().expect("ended").signal(), Some(9));
+}
+
+#[test]
+fn removal_by_force_ends_who_holds_a_forged_slot() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    let mut forger = Forger::start(&place);
+    place.said(&["rm", "--force", "a"]);
+    assert_eq!(forger.child.wait().expect("ended").signal(), Some(9));
+}
+
+#[test]
+fn a_forged_slot_aims_no_kill_at_the_limit() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(5 * GIB));
+    place.said(&["set", "a", "oom=kill-largest"]);
+    let mut forger = Forger::start(&place);
+    let (member, device) = place.member("a");
+    let charged = member.charge(&device, 2 * GIB, &Nothing, Insistence::Full);
+    assert!(charged.is_err());
+    assert!(forger.is_running(), "nobody is killed for a slot that lies");
+}
+
+#[test]
+fn a_member_with_another_clock_gets_the_signal() {
+    let tried = Command::new("unshare")
+        .args(["--time", "--boottime", "864000", "--fork", "true"])
+        .output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: time namespaces take root and Linux 5.6");
+        return;
+    }
+    let place = Place::new();
+    place.group("a", Size::Bytes(5 * GIB));
+    let start = || {
+        let mut shifted = Command::new("unshare");
+        shifted.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
+        place.start_member("a", Some(shifted))
+    };
+    let mut member = start();
+    let out = place.said(&["kill", "-s", "KILL", "a"]);
+    assert!(out.contains("a: SIGKILL sent to "), "{out}");
+    assert!(!out.contains("named by no slot"), "{out}");
+    assert!(!member.wait().expect("ended").success());
+    place.said(&["set", "a", "oom=kill-largest"]);
+    let mut member = start();
+    let (own, device) = place.member("a");
+    let charged = own.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+    assert!(charged.is_ok(), "the largest was killed for it");
+    assert!(!member.wait().expect("ended").success());
 }

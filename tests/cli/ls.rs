@@ -11,6 +11,8 @@ fn names_one_a_line() {
     for name in ["lab", "lab/bob", "lab/alice", "lab/alice/run-1-2", "lab.2"] {
         place.group(name, Size::Max);
     }
+    let job = place.root().group("lab/alice/run-1-2").expect("there");
+    job.record_job().expect("ours");
     assert_eq!(
         place.said(&["ls"]),
         "lab\nlab/alice\nlab/alice/run-1-2\nlab/bob\nlab.2\n"

@@ -1,6 +1,6 @@
 //! `man`
 
-use crate::place::Place;
+use crate::place::{Place, text};
 use std::fs;
 use std::process::Command;
 
@@ -14,8 +14,14 @@ fn a_page_for_each_verb() {
     let verbs: Vec<&str> = help[start..]
         .lines()
         .take_while(|line| !line.is_empty())
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
+        .filter(|verb| *verb != "help")
         .collect();
+    assert!(
+        verbs.contains(&"completions") && verbs.contains(&"man"),
+        "{verbs:?}"
+    );
     assert!(verbs.len() >= 13, "{verbs:?}");
     let first = fs::read_to_string(folder.join("gpulimit.1")).expect("a page");
     for verb in &verbs {
@@ -24,10 +30,22 @@ fn a_page_for_each_verb() {
             "{verb}: {first}"
         );
         let page = fs::read_to_string(folder.join(format!("gpulimit-{verb}.1"))).expect("a page");
-        assert!(
-            page.contains(".SH EXAMPLES") && page.contains(".SH SYNOPSIS"),
-            "{page}"
-        );
+        // clap writes OPTIONS where there are some, and all have --help.
+        for head in [
+            "NAME",
+            "SYNOPSIS",
+            "DESCRIPTION",
+            "OPTIONS",
+            "\"EXIT STATUS\"",
+            "ENVIRONMENT",
+            "FILES",
+            "EXAMPLES",
+        ] {
+            let line = format!(".SH {head}");
+            let count = page.lines().filter(|there| *there == line).count();
+            assert_eq!(count, 1, "{verb}: {head}\n{page}");
+        }
+        assert!(!page.contains(".SH NOTES"), "{page}");
     }
     assert_eq!(
         fs::read_dir(&folder).expect("listed").count(),
@@ -36,7 +54,7 @@ fn a_page_for_each_verb() {
     for entry in fs::read_dir(&folder).expect("listed") {
         let path = entry.expect("listed").path();
         let Ok(output) = Command::new("groff")
-            .args(["-ww", "-man", "-Tutf8"])
+            .args(["-ww", "-man", "-Tutf8", "-rLL=80n", "-P-cbou"])
             .arg(&path)
             .output()
         else {
@@ -48,7 +66,12 @@ fn a_page_for_each_verb() {
             "{}: {output:?}",
             path.display()
         );
+        for line in text(&output.stdout).lines() {
+            let width = line.chars().count();
+            assert!(width <= 80, "{}: {line}", path.display());
+        }
     }
+    assert!(!first.contains("help(1)"), "there is no such page: {first}");
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub fn library() -> &'static Path {
             .spawn()
             .expect("a C compiler");
         let source = format!(
-            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\nconst char *gpulimit_version(void) {{ return \"{}\"; }}\n",
+            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\nconst char gpulimit_version_text[] = \"{}\";\n",
             gpulimit::version::text()
         );
         let input = compiler.stdin.take();

@@ -1,6 +1,6 @@
 //! `ps`
 
-use crate::place::{GIB, Nothing, Place};
+use crate::place::{GIB, Nothing, Place, text};
 use gpulimit::group::{Insistence, Member};
 use gpulimit::units::Size;
 use std::process::Command;
@@ -52,6 +52,42 @@ fn a_process_is_shown_once_with_the_group_that_it_is_in() {
 }
 
 #[test]
+fn processes_are_listed_by_group_and_pid() {
+    let place = Place::new();
+    for name in ["lab", "lab/a", "lab/b"] {
+        place.group(name, Size::Max);
+    }
+    // The first one takes the lowest slot of the ledger of `lab`.
+    let _first = Member::join(&place.root(), "lab/b").expect("joined");
+    let _second = Member::join(&place.root(), "lab/a").expect("joined");
+    let json = place.json(&["ps", "--json"]);
+    let processes = json["processes"].as_array().expect("processes");
+    let names: Vec<_> = processes.iter().map(|line| &line["group"]).collect();
+    assert_eq!(names, ["lab/a", "lab/b"], "{json}");
+}
+
+/// An owner can make directories that look like unfinished groups. A look at all groups waits once and not for each of them, and names
+/// only the first ones.
+#[test]
+fn many_unfinished_groups_cost_one_wait_and_a_few_lines() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let limits = std::fs::read(place.root_path().join("lab/limits")).expect("readable");
+    for number in 0..100 {
+        let directory = place.root_path().join(format!("lab/sub/g{number}"));
+        std::fs::create_dir_all(&directory).expect("made");
+        std::fs::write(directory.join("limits"), &limits).expect("written");
+    }
+    for verb in ["ps", "tree", "show", "events"] {
+        let errors = place.refused(1, &[verb]);
+        let lines: Vec<_> = errors.lines().collect();
+        assert_eq!(lines.len(), 9, "{verb}: {errors}");
+        let last = "gpulimit: and 92 other groups cannot be opened";
+        assert_eq!(lines.last(), Some(&last), "{verb}: {errors}");
+    }
+}
+
+#[test]
 fn a_process_in_a_container_has_its_number_here() {
     let tried = Command::new("unshare")
         .args(["--pid", "--fork", "true"])
@@ -74,4 +110,38 @@ fn a_process_in_a_container_has_its_number_here() {
     place.said(&["kill", "--signal", "KILL", "lab", &pid.to_string()]);
     inside.wait().expect("ended");
     assert_eq!(place.json(&["show", "--json"])["groups"][0]["processes"], 0);
+}
+
+#[test]
+fn the_table_fits_a_terminal_of_80_columns() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let (member, device) = place.member("lab");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    let piped = place.said(&["ps"]);
+    assert!(
+        piped.contains("STATE") && piped.contains("MANAGED"),
+        "{piped}"
+    );
+    let program = place.gpulimit(&[]).get_program().to_owned();
+    let line = format!("stty cols 80; {} ps", program.to_string_lossy());
+    let mut terminal = std::process::Command::new("script");
+    terminal
+        .args(["-qec", &line, "/dev/null"])
+        .env("GPULIMIT_ROOT", place.root_path())
+        .env("NO_COLOR", "1");
+    let output = terminal.output().expect("script, of util-linux");
+    let seen = text(&output.stdout);
+    assert!(seen.contains("PID") && seen.contains("TOTAL"), "{output:?}");
+    for line in seen.lines() {
+        assert!(line.trim_end().chars().count() <= 80, "{seen}");
+    }
+    // A header and one line for the process: nothing is broken.
+    assert_eq!(
+        seen.lines().filter(|line| line.contains("GiB")).count(),
+        1,
+        "{seen}"
+    );
 }

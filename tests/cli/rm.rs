@@ -22,6 +22,21 @@ fn groups_go_where_nothing_is_in_them() {
 }
 
 #[test]
+fn groups_of_ended_jobs_go_with_the_group_above_them() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    for arguments in [&["rm", "lab"][..], &["rm", "--force", "lab"]] {
+        if place.said(&["ls"]).is_empty() {
+            place.group("lab", Size::Max);
+        }
+        place.said(&["run", "--group", "lab", "--", "true"]);
+        assert_eq!(place.said(&["ls"]), "lab\n", "the job is not shown");
+        assert_eq!(place.said(arguments), "");
+        assert_eq!(place.said(&["ls"]), "");
+    }
+}
+
+#[test]
 fn a_group_in_use_stays_with_all_below_it() {
     let place = Place::new();
     for name in ["a", "a/b", "a/c"] {
@@ -61,4 +76,38 @@ fn force_kills_what_runs_in_it() {
     assert!(outside.try_wait().expect("asked").is_none());
     outside.kill().expect("killed");
     outside.wait().expect("ended");
+}
+
+#[test]
+fn a_group_that_another_program_removes_is_not_said_to_be_in_use() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let lock = place
+        .root()
+        .group("lab")
+        .expect("a group")
+        .path()
+        .join("lock");
+    let mut other = std::process::Command::new("flock")
+        .arg(&lock)
+        .args(["sh", "-c", "echo held; read line"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("flock, of util-linux");
+    let mut held = String::new();
+    let mut lines = std::io::BufReader::new(other.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut lines, &mut held).expect("read");
+    let error = place.refused(1, &["rm", "lab"]);
+    assert!(
+        error.contains("being made or removed by another program"),
+        "{error}"
+    );
+    assert!(!error.contains("programs run"), "{error}");
+    drop(other.stdin.take());
+    assert!(other.wait().is_ok());
+    place.said(&["rm", "lab"]);
+    // Gone, which was asked for.
+    let error = place.refused(1, &["rm", "lab"]);
+    assert!(error.contains("no group 'lab'"), "{error}");
 }

@@ -5,7 +5,7 @@ use crate::user::Machine;
 use std::process::Command;
 
 /// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in it is the controller as another user.
-fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)> {
+pub fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)> {
     let tried = Command::new("unshare").args(["--mount", "true"]).status();
     if !tried.is_ok_and(|status| status.success()) {
         eprintln!("SKIPPED: no mount namespaces here");
@@ -29,6 +29,82 @@ fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)>
         .expect("started");
     assert!(output.status.success(), "{output:?}");
     Some((text(&output.stdout), text(&output.stderr)))
+}
+
+#[test]
+fn a_group_is_given_only_to_users_who_can_find_it() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let script = "
+        mkdir -m 700 /run/gpulimit
+        admin create lab max=8G
+        admin create lab/alice --owner 65533 2>&1 && exit 9
+        admin ls
+        mkdir -m 700 /run/closed
+        GPULIMIT_ROOT=/run/closed admin create lab --owner 65533 2>&1 && exit 9
+        # Nothing is given away here.
+        admin create mine --owner 0
+        admin rm lab mine
+        install -d -m 0755 /run/gpulimit
+        admin create lab max=8G
+        admin create lab/alice --owner 65533
+        alice ls";
+    let Some((out, _)) = on_empty_machine(&machine, script) else {
+        return;
+    };
+    let lines: Vec<&str> = out.lines().collect();
+    let remedy = |root: &str| format!("run `install -d -m 0755 {root}` first");
+    assert!(
+        lines[1].contains("'lab/alice' would be in /run/gpulimit")
+            && lines[1].contains(&remedy("/run/gpulimit")),
+        "{out}"
+    );
+    assert_eq!(lines[2], "lab", "{out}");
+    assert!(lines[3].contains(&remedy("/run/closed")), "{out}");
+    assert_eq!(lines[lines.len() - 2..], ["lab", "lab/alice"], "{out}");
+}
+
+#[test]
+fn root_takes_no_default_root_that_somebody_else_has_made() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    // A user takes the names before those whose they are, with limits of the user's own.
+    let script = "
+        taken() { setpriv --reuid 65532 --regid 65532 --clear-groups sh -c \"$1\"; }
+        taken 'mkdir -m 755 /dev/shm/gpulimit-0 /dev/shm/gpulimit-65533'
+        taken \"GPULIMIT_ROOT=/dev/shm/gpulimit-0 $PROGRAM create lab max=1G\" >&2
+        admin run --max 4G -- sh -c 'echo $GPULIMIT_ROOT'
+        admin create lab --max 4G >&2
+        admin create lab/alice --owner 65533 >&2
+        stat -c '%a %u' /run/gpulimit
+        alice ls lab
+        alice run --max 4G -- echo without a limit 2>&1 || echo status $?
+        # Also where /run cannot be written, and where the name is said.
+        mount -o remount,ro /run
+        GPULIMIT_ROOT=/dev/shm/gpulimit-0 admin run --name lab -- echo without a limit 2>&1 || echo status $?
+        umount /run; mount -t tmpfs -o ro tmpfs /run
+        admin run --max 4G -- echo without a limit 2>&1 || echo status $?
+        rm -r /dev/shm/gpulimit-0
+        admin run --max 4G -- sh -c 'echo $GPULIMIT_ROOT'";
+    let script = format!("PROGRAM={}\n{script}", machine.program.display());
+    let Some((out, _)) = on_empty_machine(&machine, &script) else {
+        return;
+    };
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], "/run/gpulimit", "{out}");
+    assert_eq!(lines[1..3], ["755 0", "lab/alice"], "{out}");
+    let refused = [(3, "65533"), (5, "0"), (7, "0")];
+    for (line, user) in refused {
+        let path = format!("/dev/shm/gpulimit-{user} belongs to user 65532");
+        assert!(
+            lines[line].contains(&path) && lines[line].contains("GPULIMIT_ROOT"),
+            "{out}"
+        );
+        assert_eq!(lines[line + 1], "status 125", "{out}");
+    }
+    assert_eq!(lines[9..], ["/dev/shm/gpulimit-0"], "{out}");
 }
 
 #[test]
@@ -86,4 +162,38 @@ fn without_an_administrators_root_there_is_one() {
     assert_eq!(said, "mine: created, max 1GiB");
     let json: serde_json::Value = serde_json::from_str(json).expect("JSON");
     assert_eq!(json["groups"][0]["root"], "/dev/shm/gpulimit-65533");
+}
+
+#[test]
+fn a_root_in_which_nothing_can_be_made_is_refused_at_once() {
+    let place = crate::place::Place::new();
+    for root in ["/proc", "/proc/self", "/sys"] {
+        for arguments in [
+            &["run", "--max", "1G", "true"][..],
+            &["run", "--name", "lab", "--max", "1G", "true"],
+            &["create", "lab", "max=1G"],
+        ] {
+            let verb = place.gpulimit(arguments);
+            // Without the bound it goes on for ever, so the patience is generous.
+            let mut command = Command::new("timeout");
+            command.args(["-k", "5", "120"]).arg(verb.get_program());
+            for (name, value) in verb.get_envs() {
+                match value {
+                    Some(value) => command.env(name, value),
+                    None => command.env_remove(name),
+                };
+            }
+            let output = command
+                .args(arguments)
+                .env("GPULIMIT_ROOT", root)
+                .output()
+                .expect("started");
+            let said = text(&output.stderr);
+            assert!(
+                matches!(output.status.code(), Some(1 | 2 | 125)),
+                "{root}: {output:?}"
+            );
+            assert!(said.contains(root), "{said}");
+        }
+    }
 }

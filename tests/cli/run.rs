@@ -101,6 +101,8 @@ fn a_group_of_ones_own_is_there_while_the_command_runs_and_gone_after() {
         group["limits"][0],
         serde_json::json!({ "gpu": "all", "max": "4GiB" })
     );
+    assert_eq!(place.said(&["ls"]), "");
+    place.said(&["gc"]);
     assert_eq!(place.root().groups().expect("listed"), []);
     assert!(
         place
@@ -120,7 +122,7 @@ fn a_named_group_stays_and_keeps_its_limit() {
     place.said(&["run", "--name", "lab", "--", "true"]);
     let error = place.refused(125, &["run", "--name", "lab", "--max", "8G", "--", "true"]);
     assert!(error.contains("has max 4GiB, not max 8GiB"), "{error}");
-    assert!(error.contains("gpulimit set lab max=8GiB"), "{error}");
+    assert!(error.contains("gpulimit set lab --max 8GiB"), "{error}");
     let limits = place
         .root()
         .group("lab")
@@ -138,12 +140,14 @@ fn a_group_whose_command_was_killed_is_collected_by_the_next() {
     let place = Place::new();
     // Ends when its starter has.
     let script = "echo ready; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done";
-    let mut child = shell(&place, script);
+    let mut child = shell(&place, &[], script);
+    let group = place.root().groups().expect("listed").remove(0);
+    assert!(!group.has_ended());
     child.kill().expect("killed");
     child.wait().expect("ended");
-    assert_eq!(place.root().groups().expect("listed").len(), 1);
+    assert!(group.has_ended() && group.path().exists());
     place.said(&["run", "--max", "4G", "--", "true"]);
-    assert_eq!(place.root().groups().expect("listed"), []);
+    assert!(!group.path().exists());
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn figures_of_a_member() {
     member.publish(&device, Category::Linear, GIB);
     member.publish(&device, Category::Managed, GIB / 2);
     member.publish(&device, Category::Driver, GIB / 4);
-    member.publish_idle(&device, GIB / 4, 0);
+    member.publish_idle(&device, GIB / 4);
 
     let json = place.json(&["show", "lab", "--json"]);
     assert_eq!(json["schema"], 1);

@@ -1,15 +1,25 @@
 //! Signals that reach `run`.
 
-use crate::place::Place;
+use crate::place::{Place, text};
+use gpulimit::units::Size;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A shell script in a group of its own that has said its first line.
-pub fn shell(place: &Place, script: &str) -> Child {
-    let run = place.gpulimit(&["run", "--max", "4G", "--", "sh", "-c", script]);
+/// With a parent that stays.
+const STAT: &[&str] = &["--stat"];
+
+/// A shell script in a group of its own that has said its first line. `run` becomes the shell, or is its parent with `--stat`.
+pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
+    let run = [
+        &["run", "--max", "4G"],
+        options,
+        &["--", "sh", "-c", script],
+    ]
+    .concat();
+    let run = place.gpulimit(&run);
     // A shell cannot trap what its starter ignores, and those who start tests in the background, or by nohup, ignore some.
     let mut command = Command::new("env");
     command
@@ -47,20 +57,23 @@ fn kill(child: &Child, signal: &str) {
 #[test]
 fn signals_reach_the_command_once() {
     let place = Place::new();
-    for signal in ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"] {
+    // The last one is a real-time signal.
+    for signal in [
+        "INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "PIPE", "XCPU", "40",
+    ] {
         let script = format!(
-            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' ALRM; echo ready; while :; do sleep 0.01; done"
+            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' PROF; echo ready; while :; do sleep 0.01; done"
         );
-        let mut child = shell(&place, &script);
+        let mut child = shell(&place, STAT, &script);
         kill(&child, signal);
         says(&mut child, "got");
         // Time for a second one.
         std::thread::sleep(Duration::from_millis(100));
-        // Not passed on, so sent to the command itself.
+        // Sent to the command itself.
         let pid = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()))
             .expect("children");
         let status = Command::new("kill")
-            .args(["-s", "ALRM", pid.trim()])
+            .args(["-s", "PROF", pid.trim()])
             .status()
             .expect("started");
         assert!(status.success());
@@ -72,7 +85,7 @@ fn signals_reach_the_command_once() {
 fn a_signal_that_ends_the_command_ends_us() {
     let place = Place::new();
     for (name, number) in [("TERM", 15), ("USR1", 10), ("HUP", 1)] {
-        let mut child = shell(&place, "echo ready; exec sleep 60");
+        let mut child = shell(&place, STAT, "echo ready; exec sleep 60");
         kill(&child, name);
         assert_eq!(child.wait().expect("ended").signal(), Some(number));
     }
@@ -82,7 +95,7 @@ fn a_signal_that_ends_the_command_ends_us() {
 #[test]
 fn a_command_that_is_stopped_and_continued_goes_on() {
     let place = Place::new();
-    let mut child = shell(&place, "echo ready; kill -STOP $$; exit 5");
+    let mut child = shell(&place, STAT, "echo ready; kill -STOP $$; exit 5");
     let pid =
         fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).expect("children");
     let start = Instant::now();
@@ -96,4 +109,61 @@ fn a_command_that_is_stopped_and_continued_goes_on() {
     }
     kill(&child, "CONT");
     assert_eq!(child.wait().expect("ended").code(), Some(5));
+}
+
+/// Runs the controller in a shell that has this limit on the size of files, in blocks of 512 bytes or of 1 KiB.
+fn with_file_size(place: &Place, blocks: u32, arguments: &[&str]) -> Output {
+    let gpulimit = place.gpulimit(arguments);
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"])
+        .arg(gpulimit.get_program())
+        .args(gpulimit.get_args());
+    for (name, value) in gpulimit.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.output().expect("started")
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_that_is_said() {
+    let place = Place::new();
+    for (blocks, status, arguments) in [
+        (0, 1, &["create", "new", "--max", "1G"][..]),
+        (0, 125, &["run", "--max", "1G", "--", "true"]),
+        // Enough for the limits, and not for the ledger.
+        (16, 125, &["run", "--max", "1G", "--", "true"]),
+    ] {
+        let output = with_file_size(&place, blocks, arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+        assert!(said.contains("ulimit -f"), "{arguments:?}: {said}");
+        let drafts = place.root().leftovers().expect("listed");
+        assert_eq!(drafts.len(), 0, "{arguments:?}: {drafts:?}");
+    }
+}
+
+#[test]
+fn the_command_dies_of_what_would_end_it_without_us() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let file = place.root_path().join("file");
+    let script = format!(
+        "ulimit -f 0; exec dd if=/dev/zero of={} count=1",
+        file.display()
+    );
+    for stat in [&[][..], &["--stat"]] {
+        let head = ["run", "--group", "lab"];
+        let output = place.output(&[&head, stat, &["--", "sh", "-c", &script]].concat());
+        let ended = (output.status.signal(), output.status.code());
+        assert_eq!(
+            ended,
+            (Some(libc::SIGXFSZ), None),
+            "{}",
+            text(&output.stderr)
+        );
+    }
 }

@@ -26,7 +26,7 @@ fn library(place: &Place) -> std::path::PathBuf {
     if !path.exists() {
         let marks = format!(
             "const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
-             const char *gpulimit_version(void) {{ return \"{}\"; }}\n",
+             const char gpulimit_version_text[] = \"{}\";\n",
             gpulimit::version::text()
         );
         let source = place.write("mark.c", &marks);
@@ -214,6 +214,35 @@ fn what_containers_get_is_written_beside_it() {
     let preload = fs::read_to_string(place.at("files/ld.so.preload")).expect("written");
     assert_eq!(preload, "/usr/local/lib/gpulimit/libgpulimit.so\n");
     assert!(place.at("files/closed/.rules").exists());
+}
+
+#[test]
+fn output_that_is_no_regular_file_is_written_through() {
+    use std::os::unix::fs::FileTypeExt;
+    let place = Place::new();
+    let (pipe, link, target) = (place.at("pipe"), place.at("link"), place.at("target.json"));
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+    std::os::unix::fs::symlink(&target, &link).expect("linked");
+    // A pipe has room for the file. Open for reading and writing, it makes nobody wait.
+    let mut options = fs::OpenOptions::new();
+    let reader = options.read(true).write(true).open(&pipe).expect("opened");
+    for output in [&pipe, &link, &link] {
+        let arguments = ["--cap", "4g", "--output", output.to_str().expect("UTF-8")];
+        let output = generate(&place, &arguments);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let is_pipe = |about: fs::Metadata| about.file_type().is_fifo();
+    assert!(fs::symlink_metadata(&pipe).is_ok_and(is_pipe), "replaced");
+    assert!(
+        fs::symlink_metadata(&link).is_ok_and(|about| about.is_symlink()),
+        "replaced"
+    );
+    let linked = fs::read_to_string(&target).expect("written");
+    check(&serde_json::from_str(&linked).expect("JSON"));
+    let mut piped = vec![0; linked.len()];
+    std::io::Read::read_exact(&mut &reader, &mut piped).expect("read");
+    assert_eq!(String::from_utf8(piped).expect("UTF-8"), linked);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod commands;
 mod containers;
 mod login;
+mod own_file_system;
 mod place;
 mod slurm;
 mod systemd;

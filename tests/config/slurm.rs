@@ -264,6 +264,22 @@ fn a_jobs_mistake_fails_the_job_alone() {
             );
             assert!(node.log().contains("Slurm job 1: "), "{}", node.log());
             node.epilog();
+            // What the job's user wrote is printed as it is: a shell's echo would make an escape sequence and a line of its own of it.
+            let asked = [
+                ("SLURM_JOB_GPUS", "0"),
+                ("SLURM_JOB_COMMENT", r"gpulimit=\033[2Jlots\nok"),
+            ];
+            let said = text(&node.run("prolog", &asked).stderr);
+            let (may, line) = node.task(&[("SLURM_STEP_GPUS", "0")]);
+            assert!(!may, "{line}");
+            for text in [said, line] {
+                assert!(text.contains(r"gpulimit=\033[2Jlots\nok"), "{text}");
+                assert!(
+                    !text.contains('\x1b') && text.lines().count() == 1,
+                    "{text}"
+                );
+            }
+            node.epilog();
             node.clean();
         }
     });
@@ -477,6 +493,62 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
         assert_eq!(node.prolog(""), 0);
         assert!(node.place.gpulimit(&["rm", "slurm/1"]).status.success());
         node.epilog();
+        node.clean();
+    });
+}
+
+/// A job can keep its slots locked when it has ended, as by a process that nobody can kill.
+#[test]
+fn what_earlier_jobs_keep_locked_holds_nobody_up() {
+    in_each_shell(|shell| {
+        let node = Node::new(shell, "");
+        let works = node.place.at("bin/gpulimit");
+        let calls = node.place.at("calls");
+        // Whoever removes a group finds it in use, after `wait` seconds.
+        let stuck = |wait: u32| {
+            let script = format!(
+                "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo \"$*\" >>{}; sleep {wait}; echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n",
+                calls.display()
+            );
+            node.place.script("bin/gpulimit", &script);
+        };
+        let taken = || {
+            let said = fs::read_to_string(&calls).unwrap_or_default();
+            let _ = fs::remove_file(&calls);
+            said
+        };
+        let epilog = |job: &str| {
+            let output = node.run("epilog", &[("SLURM_JOB_ID", job)]);
+            assert!(output.status.success(), "{output:?}");
+        };
+        for job in ["1", "2", "3"] {
+            let gpu = [("SLURM_JOB_ID", job), ("SLURM_JOB_GPUS", "0")];
+            assert!(node.run("prolog", &gpu).status.success());
+        }
+        stuck(0);
+        epilog("1");
+        assert_eq!(taken(), "rm --recursive --force slurm/1\n");
+        // Only those of the job itself are killed and waited for.
+        epilog("2");
+        assert_eq!(
+            taken(),
+            "rm --recursive --force slurm/2\nrm --recursive slurm/1\n"
+        );
+        epilog("3");
+        let all =
+            "rm --recursive --force slurm/3\nrm --recursive slurm/1\nrm --recursive slurm/2\n";
+        assert_eq!(taken(), all);
+        // It is said once of each.
+        assert_eq!(node.log().matches("stays").count(), 3, "{}", node.log());
+        // However long each takes, all of them together have a bound.
+        node.settings("patience=1");
+        stuck(3);
+        epilog("4");
+        assert!(taken().lines().count() <= 1);
+        fs::remove_file(&works).expect("removed");
+        std::os::unix::fs::symlink(GPULIMIT, &works).expect("made");
+        node.settings("");
+        epilog("5");
         node.clean();
     });
 }

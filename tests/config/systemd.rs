@@ -27,7 +27,11 @@ fn system() -> Place {
     std::os::unix::fs::symlink("usr/lib", place.at("lib")).expect("made");
     place.script("usr/local/bin/gpulimit", "#!/bin/sh\n");
     place.script("usr/lib/systemd/systemd", "#!/bin/sh\n");
-    for unit in ["gpulimit-apply.service", "batch.slice"] {
+    for unit in [
+        "gpulimit-apply.service",
+        "run-gpulimit.mount",
+        "batch.slice",
+    ] {
         let text = read(&format!("config/systemd/{unit}"));
         place.write(&format!("etc/systemd/system/{unit}"), &text);
     }
@@ -53,7 +57,7 @@ fn verify(place: &Place) -> (bool, String) {
         .args(["verify", "--man=no", "--root"])
         .arg(place.at(""))
         .args(["gpulimit-apply.service", "limited.service", "train.service"])
-        .args(["user@1000.service", "batch.slice"])
+        .args(["user@1000.service", "batch.slice", "run-gpulimit.mount"])
         .output()
         .expect("started");
     (output.status.success(), text(&output.stderr))
@@ -255,7 +259,7 @@ fn the_pages_commands_set_a_machine_up() {
         echo 'lab:x:41000:daemon' >>/etc/group; rm -rf /etc/gpulimit; \
         export PATH=\"$place/bin:/usr/local/bin:$PATH\"; sh -eux \"$place/commands\" >&2; \
         stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' /etc/systemd/system/gpulimit-apply.service) >&2; \
-        gpulimit ls; ls /run/gpulimit/.rules";
+        gpulimit ls; ls /run/gpulimit/.rules; findmnt -n -o SOURCE /run/gpulimit";
     if !may_mount() || !have("systemd-tmpfiles") {
         return;
     }
@@ -267,7 +271,10 @@ fn the_pages_commands_set_a_machine_up() {
     let place = Place::new();
     place.write("commands", &commands);
     let note = format!(
-        "#!/bin/sh\necho \"$*\" >>{}\n",
+        "#!/bin/sh\necho \"$*\" >>{}\n\
+         unit=/etc/systemd/system/run-gpulimit.mount\n\
+         [ \"$*\" != 'enable --now run-gpulimit.mount' ] || {{ mkdir /run/gpulimit && \
+         mount -t tmpfs -o \"$(sed -n 's/^Options=//p' $unit)\" gpulimit /run/gpulimit; }}\n",
         place.at("systemctl.log").display()
     );
     place.script("bin/systemctl", &note);
@@ -281,7 +288,7 @@ fn the_pages_commands_set_a_machine_up() {
         .output()
         .expect("started");
     let said = text(&output.stdout);
-    let expected = "755 root\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\n";
+    let expected = "755 root\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\ngpulimit\n";
     assert_eq!(said, expected, "{}", text(&output.stderr));
     let asked = fs::read_to_string(place.at("systemctl.log")).expect("written");
     assert!(asked.contains("enable --now gpulimit-apply"), "{asked}");

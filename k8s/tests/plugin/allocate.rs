@@ -266,41 +266,81 @@ fn another_plugin_leaves_those_alone_who_run() {
             ("free b", "0"),
         ]);
     }
-    // Asked once more for the same, as by a kubelet that died before it wrote down the answer.
+    // Asked once more for the same, as by a kubelet that died before it wrote down the answer: what that gives is another's.
     let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
-    assert_eq!(again, edits);
+    assert_ne!(group_of(&again), name);
     assert_eq!(inode(&node.group(&name).ledger_path()), ledger);
     program.expect(&[("alloc b 500M", "0"), ("alloc c 500M", "2")]);
 }
 
+/// The file of a container that it can write, on the node.
+fn ledger_of(edits: &Edits) -> std::path::PathBuf {
+    let inside = format!("/run/gpulimit/{}/ledger", group_of(edits));
+    (&mount_at(edits, &inside).host_path).into()
+}
+
+/// As if it had been made that long ago.
+fn make_older(node: &Node, edits: &Edits) {
+    let record = node.record(&group_of(edits));
+    let file = fs::File::options().write(true).open(record).expect("there");
+    let before = SystemTime::now() - Duration::from_secs(100);
+    file.set_modified(before).expect("set");
+}
+
 #[test]
 fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
-    let node = Node::new();
+    let mut node = Node::new();
     let ids = node.ids(0, 0..4);
-    let edits = node.kubelet.allocate(&ids).expect("granted");
-    let name = group_of(&edits);
-    let ledger = node.group(&name).ledger_path();
-    let before = inode(&ledger);
-    // What a container may do to the one file that it can write.
-    fs::File::options()
-        .write(true)
-        .open(&ledger)
-        .unwrap()
-        .set_len(100)
-        .unwrap();
-    let again = node.kubelet.allocate(&ids).expect("granted");
-    assert_eq!(again, edits);
-    assert_ne!(inode(&ledger), before);
-    let files = Path::new(&mount_at(&again, "/run/gpulimit").host_path).join(&name);
-    assert_eq!(inode(&files.join("ledger")), inode(&ledger));
-    let mut program = member(&node, &again);
-    program.expect(&[("alloc a 3000M", "0")]);
-    // Killed a moment ago: what it held counts until the driver has let go, and then there is a new ledger.
-    let before = inode(&ledger);
-    program.kill();
-    assert_eq!(node.kubelet.allocate(&ids).expect("granted"), edits);
-    assert_ne!(inode(&ledger), before);
-    member(&node, &edits).expect(&[("alloc a 3000M", "0")]);
+    let owner = fs::metadata(node.state()).expect("there").uid();
+    // What a container's root may do to the one file that it can write.
+    type Deed = fn(&Path) -> Option<fs::File>;
+    let cut: Deed = |ledger| {
+        let file = fs::File::options().write(true).open(ledger).expect("there");
+        file.set_len(100).expect("cut");
+        None
+    };
+    let grow: Deed = |ledger| {
+        let file = fs::File::options().write(true).open(ledger).expect("there");
+        file.set_len(1 << 40).expect("grown");
+        None
+    };
+    let close: Deed = |ledger| {
+        fs::set_permissions(ledger, fs::Permissions::from_mode(0o000)).expect("closed");
+        None
+    };
+    let give_away: Deed = |ledger| {
+        std::os::unix::fs::chown(ledger, Some(41_009), Some(41_009)).expect("given");
+        fs::set_permissions(ledger, fs::Permissions::from_mode(0o000)).expect("closed");
+        None
+    };
+    // A descriptor that outlives the pod, with a lock that keeps everybody out.
+    let lock: Deed = |ledger| {
+        let file = fs::File::open(ledger.with_file_name("lock")).expect("there");
+        file.lock().expect("locked");
+        Some(file)
+    };
+    let deeds: &[Deed] = match owner {
+        0 => &[cut, grow, close, give_away, lock],
+        // Only root can give files away.
+        _ => &[cut, grow, close, lock],
+    };
+    for deed in deeds {
+        let edits = node.kubelet.allocate(&ids).expect("granted");
+        let before = inode(&ledger_of(&edits));
+        let _kept = deed(&ledger_of(&edits));
+        node.replace_plugin();
+        let again = node.kubelet.allocate(&ids).expect("granted");
+        assert_ne!(group_of(&again), group_of(&edits));
+        assert_ne!(inode(&ledger_of(&again)), before);
+        let mut program = member(&node, &again);
+        program.expect(&[("alloc a 3000M", "0"), ("alloc b 1000M", "2")]);
+        // What the first one has made of its files keeps nobody from removing them.
+        make_older(&node, &edits);
+        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+        assert!(!node.has_group(&group_of(&edits)) && !ledger_of(&edits).exists());
+        drop(program);
+        make_older(&node, &again);
+    }
 }
 
 #[test]
@@ -308,20 +348,14 @@ fn an_init_container_keeps_its_group_when_others_get_its_units() {
     let node = Node::with(&[], &["--keep", "0s"]);
     // Kubelet does not list init containers, but the units are in use.
     node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
-    let init = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
+    let first = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
-    let (init, main) = (group_of(&init), group_of(&main));
+    let (init, main) = (group_of(&first), group_of(&main));
     assert_ne!(init, main);
     node.plugin.says(&format!("{main}: has default/pod/main"));
     assert!(node.has_group(&init) && node.has_group(&main));
     // A minute later it is another pod that has them.
-    let record = fs::File::options()
-        .write(true)
-        .open(node.record(&init))
-        .unwrap();
-    record
-        .set_modified(SystemTime::now() - Duration::from_secs(100))
-        .unwrap();
+    make_older(&node, &first);
     node.plugin.says(&format!("{init}: removed"));
     assert!(!node.has_group(&init) && node.has_group(&main));
 }

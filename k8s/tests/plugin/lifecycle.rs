@@ -4,6 +4,7 @@ use crate::rig::{Node, UNITS};
 use gpulimit_k8s::api::{self, Device, Empty, LONGEST_ID, Options};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::net::UnixListener;
 
 fn of_card<'a>(devices: &'a [Device], card: &str) -> Vec<&'a Device> {
     let is = |device: &&Device| device.id.starts_with(&format!("{card}::"));
@@ -138,6 +139,29 @@ fn it_ends_when_told_and_takes_its_socket_along() {
     assert!(socket.exists());
     node.replace_plugin();
     assert!(node.kubelet.watch().next().is_some());
+}
+
+/// The DaemonSet's pod has ten seconds to end, and an answer may take twenty.
+#[test]
+fn it_ends_when_told_also_while_kubelet_hangs() {
+    for name in ["kubelet.sock", "pods.sock"] {
+        let mut node = Node::before_kubelet(&[], &[]);
+        if name == "pods.sock" {
+            node.kubelet.start();
+            node.registrations(1);
+            fs::remove_file(node.kubelet.folder().join(name)).expect("removed");
+            node.plugin.says("kubelet does not list its pods");
+        }
+        let socket = UnixListener::bind(node.kubelet.folder().join(name)).expect("a socket");
+        // Somebody asks, and gets no answer.
+        let _asked = socket.accept().expect("a call");
+        assert!(node.plugin.terminate().success());
+        let said = node.plugin.said();
+        assert!(
+            !said.iter().any(|line| line.contains("no answer came")),
+            "{said:?}"
+        );
+    }
 }
 
 #[test]

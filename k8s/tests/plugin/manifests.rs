@@ -52,6 +52,66 @@ fn the_schemas_of_the_api_take_them() {
     }
 }
 
+/// As kustomize merges the component's patch into the DaemonSet: lists are joined.
+const MERGE: &str = "
+import sys, yaml
+whole, patch = (yaml.safe_load(open(path)) for path in sys.argv[1:3])
+def merge(into, what):
+    for key, value in what.items():
+        if isinstance(value, dict):
+            merge(into.setdefault(key, {}), value)
+        elif isinstance(value, list):
+            into[key] = into.get(key, []) + value
+        else:
+            assert into.setdefault(key, value) == value, key
+merge(whole, patch)
+yaml.safe_dump(whole, open(sys.argv[3], 'w'))
+print(patch['spec']['template']['spec']['initContainers'][0]['command'][2], end='')
+";
+
+/// The init container's script, on a node of the test's own: once, again, and where groups are.
+#[test]
+fn the_groups_get_a_file_system_of_their_own() {
+    let place = std::env::temp_dir().join(format!("gpulimit-own-{}", std::process::id()));
+    fs::create_dir_all(&place).expect("a directory");
+    let merged = place.join("daemonset.yaml");
+    let output = Command::new("python3")
+        .args(["-c", MERGE])
+        .arg(folder().join("daemonset.yaml"))
+        .arg(folder().join("own-file-system/daemonset.yaml"))
+        .arg(&merged)
+        .env("PYTHONPATH", cached("kubernetes-validate"))
+        .output()
+        .expect("python3");
+    assert!(output.status.success(), "{output:?}");
+    let script = text(&output.stdout);
+    for version in VERSIONS {
+        let output = validate(version, std::slice::from_ref(&merged));
+        assert!(output.status.success(), "{output:?}");
+    }
+    let unit = fs::read_to_string(repository().join("config/systemd/run-gpulimit.mount"));
+    let unit = unit.expect("there");
+    let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
+    assert!(script.contains(options.expect("options")), "{script}");
+
+    let node = "mount -t tmpfs tmpfs \"$NODE_RUN\" && cd \"$NODE_RUN\" && sh -euc \"$1\" && stat -f -c %T gpulimit && touch gpulimit/x \
+        && sh -euc \"$1\" && ls gpulimit && umount gpulimit && mkdir gpulimit/lab && sh -euc \"$1\" && ls gpulimit && grep -c gpulimit /proc/mounts";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-euc", node, "sh", &script])
+        .env("NODE_RUN", &place)
+        .output()
+        .expect("unshare");
+    fs::remove_dir_all(&place).expect("removed");
+    let said = text(&output.stderr);
+    if said.contains("unshare failed") {
+        eprintln!("SKIPPED: mounts take root");
+        return;
+    }
+    // The last figure is that of the node's own /run.
+    assert_eq!(text(&output.stdout), "tmpfs\nx\nlab\n1\n", "{said}");
+    assert!(said.contains("restart the node"), "{said}");
+}
+
 #[test]
 fn mistakes_in_them_are_found() {
     let place = std::env::temp_dir().join(format!("gpulimit-manifests-{}", std::process::id()));

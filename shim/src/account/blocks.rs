@@ -146,6 +146,18 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
+    /// Where the allocation starts that an address of a held block lies in: a large one at the block, a small one at the address or in the same block;
+    /// `None` where nothing is known of the block.
+    pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
+        let block = address / BLOCK;
+        let held = *self.shard(block).lock().get(&block)?;
+        Some(if held.large > 0 {
+            block * BLOCK
+        } else {
+            address
+        })
+    }
+
     /// Other processes may open the allocation that starts at `address` from now on, a small one with its whole block. Device and bytes, the first
     /// time.
     pub fn share(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {

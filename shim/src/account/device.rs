@@ -7,9 +7,10 @@ use std::sync::atomic::{
 
 use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal, Undisturbed};
-use gpulimit_core::ledger::{Category, DeviceIndex, Pressure, Witness};
+use gpulimit_core::ledger::{Category, DeviceIndex, Idle, Pressure, Witness};
 use parking_lot::Mutex;
 
+use super::charged::Charged;
 use super::contexts::Contexts;
 use super::driver_share::{DriverShare, RESERVE};
 use super::graphs::GraphMemory;
@@ -17,9 +18,9 @@ use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
 use super::shared::{self, Heir};
 use super::spare::{Spare, Spares};
-use super::{Account, BLOCK};
+use super::{Account, BLOCK, locks};
 use crate::abi::{
-    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Out,
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Opaque, Out,
     SUCCESS, Status,
 };
 use crate::capture::relaxed;
@@ -30,6 +31,9 @@ use crate::{membership, message, nvml, refusal};
 
 /// How old a measurement may grow before a call that takes a block renews it: milliseconds.
 const MEASURE_AGE_MS: u64 = 100;
+
+/// Looks at two figures that another thread's request may change between them, at most.
+const SETTLING: u32 = 64;
 
 /// Looks at the driver's figure until nothing moves under it.
 const ATTEMPTS: u32 = 12;
@@ -54,6 +58,8 @@ pub struct Device {
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
     packed: AtomicU64,
     idle: AtomicI64,
+    /// How often `idle` was changed.
+    idle_changes: AtomicU64,
     /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches of graphs, and those that
     /// contexts have set aside.
     headroom: AtomicI64,
@@ -67,6 +73,8 @@ pub struct Device {
     pub contexts: Contexts,
     /// Handle of the primary context; 0 until it was retained.
     pub primary: AtomicUsize,
+    /// How often the primary context is retained, as far as this process has been seen to.
+    retained: AtomicUsize,
     /// Allocations of other processes here that this one has open.
     opened: AtomicUsize,
     /// The pool that `cuMemAllocAsync` takes from; null until asked for.
@@ -134,6 +142,7 @@ impl Device {
             inexact: AtomicBool::new(false),
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
+            idle_changes: AtomicU64::new(0),
             headroom: AtomicI64::new(0),
             spares: Spares::default(),
             driver: DriverShare::default(),
@@ -142,6 +151,7 @@ impl Device {
             making: Mutex::new(()),
             contexts: Contexts::default(),
             primary: AtomicUsize::new(0),
+            retained: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
             current_pool: AtomicPtr::new(null_mut()),
             nvml: nvml::Handle::default(),
@@ -169,9 +179,30 @@ impl Device {
     /// What this process could still get, bytes: the group's free memory and what we hold charged but unused, less what stays so: the
     /// driver's reserve, the pools' headroom and what contexts have set aside.
     pub fn free(&self) -> u64 {
-        self.member
-            .free(&self.share)
-            .saturating_add(self.idle().saturating_sub(self.stays_idle()))
+        for _ in 0..SETTLING {
+            if let Some(free) = self.settled_free() {
+                return free;
+            }
+            std::thread::yield_now();
+        }
+        self.seen_free()
+    }
+
+    /// As [`Device::free`]; `None` while a request of another thread changes what is charged and what is idle.
+    fn settled_free(&self) -> Option<u64> {
+        // Such a request is undecided meanwhile, and leaves another number of changes.
+        let changes = self.idle_changes.load(Ordering::Acquire);
+        let before = self.member.is_decided(&self.share);
+        let free = self.seen_free();
+        let settled = before
+            && self.member.is_decided(&self.share)
+            && self.idle_changes.load(Ordering::Acquire) == changes;
+        settled.then_some(free)
+    }
+
+    fn seen_free(&self) -> u64 {
+        let idle = self.idle().saturating_sub(self.stays_idle());
+        self.member.free(&self.share).saturating_add(idle)
     }
 
     /// Of the idle bytes, those that nothing else can have: the driver's reserve, the pools' headroom and what contexts have set aside.
@@ -180,7 +211,13 @@ impl Device {
     }
 
     /// Charges `bytes`; on refusal takes back what costs nothing, reaps the dead, then says so.
-    pub fn charge(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
+    #[inline]
+    pub fn charge(&self, symbol: &'static str, bytes: u64) -> Result<Charged<'_>, Refused> {
+        self.charge_loudly(symbol, bytes)?;
+        Ok(Charged::new(self, bytes))
+    }
+
+    fn charge_loudly(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         self.charge_with(bytes, true, Insistence::Full)
             .map_err(|refusal| self.refused(symbol, bytes, &refusal))
     }
@@ -190,8 +227,7 @@ impl Device {
         self.charge_with(bytes, true, Insistence::None).is_ok()
     }
 
-    /// As [`Device::charge`], for what is not in use yet. Idle first: what is charged ahead is no usage, and shall not look like a
-    /// peak.
+    /// As [`Device::charge`], for what is not in use yet.
     pub fn charge_ahead(&self, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
         self.charge_ahead_of(symbol, bytes, bytes)
     }
@@ -203,32 +239,54 @@ impl Device {
         bytes: u64,
         asked: u64,
     ) -> Result<(), Refused> {
-        self.add_idle(bytes);
-        self.charge_with(bytes, true, Insistence::Full)
-            .map_err(|refusal| {
-                // Before the line, which shows what is in use.
-                self.remove_idle(bytes);
-                self.refused(symbol, asked, &refusal)
-            })
+        self.charge_idle(bytes, &Reclaim::new(self, true), Insistence::Full)
+            .map_err(|refusal| self.refused(symbol, asked, &refusal))
+    }
+
+    /// As [`Device::charge_ahead`], for a call that another thread may make needless: no longer than it `is_needed`. False when it is not any more.
+    pub fn charge_ahead_while(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        is_needed: &dyn Fn() -> bool,
+    ) -> Result<bool, Refused> {
+        let reclaim = Reclaim {
+            is_needed: Some(is_needed),
+            ..Reclaim::new(self, true)
+        };
+        match self.charge_idle(bytes, &reclaim, Insistence::Full) {
+            Ok(()) => Ok(true),
+            Err(refusal) if is_needed() => Err(self.refused(symbol, bytes, &refusal)),
+            Err(_) => Ok(false),
+        }
     }
 
     /// As [`Device::charge_ahead`], but says nothing.
     pub fn charge_ahead_quietly(&self, bytes: u64) -> Result<(), Refused> {
-        self.charge_ahead_with(bytes, true)
+        self.charge_idle(bytes, &Reclaim::new(self, true), Insistence::None)
+            .map_err(|_| Refused)
     }
 
     /// As [`Device::charge_ahead_quietly`], but leaves what pools and graphs hold unused where it is.
     pub fn charge_ahead_without_trim(&self, bytes: u64) -> Result<(), Refused> {
-        self.charge_ahead_with(bytes, false)
+        self.charge_idle(bytes, &Reclaim::new(self, false), Insistence::None)
+            .map_err(|_| Refused)
     }
 
-    fn charge_ahead_with(&self, bytes: u64, trim: bool) -> Result<(), Refused> {
-        self.add_idle(bytes);
-        self.charge_with(bytes, trim, Insistence::None)
-            .map_err(|_| {
-                self.remove_idle(bytes);
-                Refused
-            })
+    fn charge_idle(
+        &self,
+        bytes: u64,
+        reclaim: &Reclaim<'_>,
+        insistence: Insistence,
+    ) -> Result<(), Refusal<'static>> {
+        if insistence == Insistence::Full {
+            locks::assert_none_held();
+        }
+        let idle = Ahead(self, bytes);
+        self.member
+            .charge_ahead(&self.share, bytes, reclaim, insistence, &idle)?;
+        self.show_reclaimable();
+        Ok(())
     }
 
     fn charge_with(
@@ -237,11 +295,10 @@ impl Device {
         trim: bool,
         insistence: Insistence,
     ) -> Result<(), Refusal<'static>> {
-        let reclaim = Reclaim {
-            device: self,
-            trim,
-            heir: Heir(self.member),
-        };
+        if insistence == Insistence::Full {
+            locks::assert_none_held();
+        }
+        let reclaim = Reclaim::new(self, trim);
         self.member.charge(&self.share, bytes, &reclaim, insistence)
     }
 
@@ -255,6 +312,17 @@ impl Device {
     /// One attempt, no reclaim, no waiting.
     pub fn try_charge(&self, bytes: u64) -> bool {
         self.member.try_charge(&self.share, bytes)
+    }
+
+    /// As [`Device::try_charge`], for what is not in use yet.
+    pub fn try_charge_ahead(&self, bytes: u64) -> bool {
+        let charged = self
+            .member
+            .try_charge_ahead(&self.share, bytes, &Ahead(self, bytes));
+        if charged {
+            self.show_reclaimable();
+        }
+        charged
     }
 
     /// Charges memory that the driver has taken already, limit or not: growth stops until usage is below it again.
@@ -348,22 +416,35 @@ impl Device {
 
     /// `bytes` of the idle ones are given back.
     pub fn uncharge_idle(&self, bytes: u64) {
-        self.remove_idle(bytes);
-        self.uncharge(bytes);
+        if bytes > 0 {
+            self.member
+                .uncharge_idle(&self.share, bytes, &Ahead(self, bytes));
+            self.show_reclaimable();
+        }
     }
 
     /// Changes the idle bytes by a signed amount.
     pub fn adjust_idle(&self, change: i64) {
-        if change == 0 {
-            return;
+        if change != 0 {
+            self.count_idle(change);
+            self.show_reclaimable();
         }
+    }
+
+    fn count_idle(&self, change: i64) {
+        self.idle_changes.fetch_add(1, Ordering::AcqRel);
         self.idle.fetch_add(change, Ordering::AcqRel);
         self.publish(
             || self.idle(),
-            |bytes| {
-                self.member
-                    .publish_idle(&self.share, bytes, self.reclaimable(bytes));
-            },
+            |bytes| self.member.publish_idle(&self.share, bytes),
+        );
+    }
+
+    /// Shows how much others may ask for. Not inside of a charge: it takes a look at the whole group.
+    fn show_reclaimable(&self) {
+        self.publish(
+            || self.reclaimable(self.idle()),
+            |bytes| self.member.publish_reclaimable(&self.share, bytes),
         );
     }
 
@@ -392,6 +473,32 @@ impl Device {
     /// One less.
     pub fn closed(&self) {
         self.opened.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// The primary context has been retained once more.
+    pub fn retained(&self) {
+        self.retained.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The primary context has been released once, and perhaps `has_ended` with that.
+    pub fn released(&self, has_ended: bool) {
+        let left = |count: usize| {
+            if has_ended {
+                0
+            } else {
+                count.saturating_sub(1)
+            }
+        };
+        let _ = self
+            .retained
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                Some(left(count))
+            });
+    }
+
+    /// Whether the primary context may end when it is released next.
+    pub fn is_last_release(&self) -> bool {
+        self.retained.load(Ordering::Acquire) <= 1
     }
 
     /// Whether memory of others may come to this process without a call of its own.
@@ -555,25 +662,29 @@ impl Device {
         released > 0
     }
 
-    /// The pool that `cuMemAllocAsync` takes from on this device.
+    /// The pool that `cuMemAllocAsync` takes from on this device; `None` for one that is destroyed.
     #[inline]
-    pub fn current_pool(&self) -> Result<&'static Pool, Status> {
+    pub fn current_pool(&self) -> Result<Option<&'static Pool>, Status> {
         match self.account.pools.at(&self.current_pool) {
-            Some(pool) => Ok(pool),
+            Some(pool) => Ok(Some(pool)),
             None => self.ask_current_pool(),
         }
     }
 
     #[cold]
-    fn ask_current_pool(&self) -> Result<&'static Pool, Status> {
+    fn ask_current_pool(&self) -> Result<Option<&'static Pool>, Status> {
         let mut handle: MemPool = 0;
         match relaxed(|| cuda::cuDeviceGetMemPool(Out::of(&mut handle), self.ordinal)) {
             SUCCESS => {}
             failed => return Err(failed),
         }
-        let pool = self.account.pools.known_or(handle, || (self.ordinal, true));
+        let pools = &self.account.pools;
+        if pools.is_destroyed(handle) {
+            return Ok(None);
+        }
+        let pool = pools.known_or(handle, || (self.ordinal, true));
         self.set_current_pool(pool);
-        Ok(pool)
+        Ok(Some(pool))
     }
 
     fn set_current_pool(&self, pool: &'static Pool) {
@@ -608,9 +719,9 @@ impl Device {
     /// see the memory gone and still named, and take the driver's part for smaller than it is.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         self.teardowns.fetch_add(1, Ordering::AcqRel);
+        let _teardown = Teardown(self);
         let status = call();
         after(status);
-        self.teardowns.fetch_sub(1, Ordering::AcqRel);
         status
     }
 
@@ -632,7 +743,44 @@ impl Device {
                 self.graphs.refresh(self);
             }
         };
-        self.total(look, || self.nvml.own_bytes(&self.id))
+        let total = self.total(look, || self.nvml.own_bytes(&self.id))?;
+        let least = total.named.saturating_add(self.least_of_driver());
+        Some(Total {
+            figure: total.figure.max(least),
+            ..total
+        })
+    }
+
+    /// Code has been loaded in a context here, with at least so many bytes of variables.
+    pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
+        let variables = &self.account.variables;
+        variables.insert(code, context, self.ordinal, bytes);
+        // What is smaller lies in the reserve.
+        if bytes >= BLOCK && self.driver.measure(self).is_none() {
+            variables.note_assumed(code, context);
+            self.driver.assume(self, bytes as i64);
+        }
+    }
+
+    /// Code has been unloaded.
+    pub fn forget_variables(&self, code: Opaque) {
+        let assumed = self.account.variables.remove(code, self.ordinal);
+        if assumed > 0 {
+            self.driver.assume(self, (assumed as i64).wrapping_neg());
+        }
+    }
+
+    /// Bytes of the driver's part that are there for certain, whatever a library that says it is NVML tells: the local memory that
+    /// contexts have from the start, and variables of code.
+    fn least_of_driver(&self) -> u64 {
+        let contexts = self.contexts.all();
+        let memory = contexts
+            .iter()
+            .map(|context| self.kernels.context(*context).backing())
+            // Growth is entered, and what has been lowered left out, only after it has been measured.
+            .map(|bytes| bytes.min(self.kernels.start()));
+        let variables = self.account.variables.on(self.ordinal);
+        memory.fold(variables, u64::saturating_add)
     }
 
     /// As [`Device::measure_total`]: `look` at what changes by itself, and the driver's figure by `own_bytes`.
@@ -680,20 +828,25 @@ impl Device {
     }
 }
 
-/// The device of a context.
-pub fn of_context(context: Context) -> Result<Ordinal, Status> {
-    match cuda::cuCtxPushCurrent_v2(context) {
-        SUCCESS => {}
-        failed => return Err(failed),
+/// Ends with the call that destroys a context, also where that panics: as long as it lives nothing is measured.
+struct Teardown<'a>(&'a Device);
+
+impl Drop for Teardown<'_> {
+    fn drop(&mut self) {
+        self.0.teardowns.fetch_sub(1, Ordering::AcqRel);
     }
-    let mut ordinal = 0;
-    let found = cuda::cuCtxGetDevice(Out::of(&mut ordinal));
-    let mut popped = 0;
-    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
-    if found == SUCCESS {
-        Ok(ordinal)
-    } else {
-        Err(found)
+}
+
+/// Bytes that are charged ahead: idle from the moment in which they are granted to that in which they are given back.
+struct Ahead<'a>(&'a Device, u64);
+
+impl Idle for Ahead<'_> {
+    fn add(&self) {
+        self.0.count_idle(self.1 as i64);
+    }
+
+    fn remove(&self) {
+        self.0.count_idle((self.1 as i64).wrapping_neg());
     }
 }
 
@@ -702,6 +855,18 @@ struct Reclaim<'a> {
     device: &'a Device,
     trim: bool,
     heir: Heir,
+    is_needed: Option<&'a dyn Fn() -> bool>,
+}
+
+impl<'a> Reclaim<'a> {
+    fn new(device: &'a Device, trim: bool) -> Self {
+        Reclaim {
+            device,
+            trim,
+            heir: Heir(device.member),
+            is_needed: None,
+        }
+    }
 }
 
 impl Pressure for Reclaim<'_> {
@@ -711,6 +876,10 @@ impl Pressure for Reclaim<'_> {
 
     fn witness(&self) -> &dyn Witness {
         &self.heir
+    }
+
+    fn is_needless(&self) -> bool {
+        self.is_needed.is_some_and(|is_needed| !is_needed())
     }
 }
 

@@ -6,16 +6,18 @@
 //!
 //! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
 
+mod prepaid;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::BLOCK;
 use super::device::{Device, Total};
 use super::packed::Packed;
 use crate::abi::Context;
 use crate::refusal::Refused;
+pub use prepaid::Prepaid;
 
 /// Kept charged beyond the measured part while the process has a context: bytes.
 pub const RESERVE: u64 = 4 << 20;
@@ -30,6 +32,8 @@ struct State {
     uncounted: u64,
     /// Of `held`, promised to calls under way.
     prepaid: u64,
+    /// Calls that are being charged for.
+    paying: u32,
     /// Of `held`, kept for what contexts will take later.
     reserved: u64,
     /// The driver knows this process: there is a context.
@@ -77,24 +81,11 @@ impl State {
         self.wanted().saturating_sub(self.idle())
     }
 
-    /// Promises `bytes` of what is idle to a call. `Err`: the bytes that are missing.
-    fn promise(&mut self, bytes: u64) -> Result<(), u64> {
-        match bytes.saturating_sub(self.idle()) {
-            0 => {
-                self.prepaid += bytes;
-                Ok(())
-            }
-            missing => Err(missing),
-        }
-    }
-
-    /// Promises what is idle of `bytes`, if that is a block. Returns the bytes that are promised.
-    fn promise_idle(&mut self, bytes: u64) -> Option<u64> {
-        let idle = self.idle().min(bytes);
-        (idle >= BLOCK).then(|| {
-            self.prepaid += idle;
-            idle
-        })
+    /// Promises to a call what is idle, up to `bytes`. Returns the bytes that are promised.
+    fn promise(&mut self, bytes: u64) -> u64 {
+        let promised = self.idle().min(bytes);
+        self.prepaid += promised;
+        promised
     }
 
     /// A call to which `bytes` were promised is over.
@@ -142,111 +133,25 @@ pub struct Measured {
 }
 
 impl DriverShare {
-    /// Charges ahead for a call that may take up to `bytes`. What the reserve covers costs nothing.
-    pub fn prepay(&self, device: &Device, symbol: &'static str, bytes: u64) -> Result<(), Refused> {
-        self.prepay_by(bytes, |missing| device.charge_ahead(symbol, missing))
-    }
-
-    /// As [`DriverShare::prepay`], with what `charge` charges ahead.
-    pub fn prepay_by(
-        &self,
-        bytes: u64,
-        charge: impl Fn(u64) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        loop {
-            let promised = self.state.lock().promise(bytes);
-            let Err(missing) = promised else {
-                return Ok(());
-            };
-            // Not under the lock: charging may wait.
-            charge(missing)?;
-            self.state.lock().held += missing;
-        }
-    }
-
-    /// As [`DriverShare::prepay_by`], but where the group is full what is left of the reserve will do, if that is a block. Returns the bytes that are
-    /// promised.
-    pub fn prepay_from_reserve(
-        &self,
-        device: &Device,
-        bytes: u64,
-        charge: impl Fn(u64) -> Result<(), Refused>,
-    ) -> Result<u64, Refused> {
-        let missing = {
-            let mut state = self.state.lock();
-            match state.promise(bytes) {
-                Ok(()) => return Ok(bytes),
-                Err(missing) => missing,
-            }
-        };
-        let charged = device.charge_ahead_without_trim(missing).is_ok();
-        let mut state = self.state.lock();
-        if charged {
-            state.held += missing;
-        }
-        if let Some(idle) = state.promise_idle(bytes) {
-            return Ok(idle);
-        }
-        drop(state);
-        self.prepay_by(bytes, charge).map(|()| bytes)
-    }
-
-    /// Waits, no longer than `until`, for another thread's call to give back what it did not need of its estimate. False when there is none to
-    /// wait for, or no time. The caller has nothing promised to itself: two would wait for each other.
+    /// Waits, no longer than `until`, for another thread's call that has paid ahead, or is about to: it may not need all of its estimate, or make
+    /// this one's needless. False when there is none to wait for, or no time. The caller has nothing promised to itself: two would wait for each
+    /// other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
-        state.prepaid > 0 && !self.settled.wait_until(&mut state, until).timed_out()
+        (state.prepaid > 0 || state.paying > 0)
+            && !self.settled.wait_until(&mut state, until).timed_out()
     }
 
-    /// As [`DriverShare::prepay`], of what the group has left, and refuses nothing: the bytes that are charged.
-    pub fn prepay_some(&self, device: &Device, bytes: u64) -> u64 {
-        let bytes = bytes.min(device.group_free());
-        if bytes == 0 || device.charge_ahead_without_trim(bytes).is_err() {
-            return 0;
-        }
-        let mut state = self.state.lock();
-        state.held += bytes;
-        state.prepaid += bytes;
-        bytes
-    }
-
-    /// Lends `bytes` of the reserve to a call that is expected not to need them. False when there is not so much.
-    pub fn borrow(&self, bytes: u64) -> bool {
-        self.state.lock().promise(bytes).is_ok()
-    }
-
-    /// Takes back what was lent.
-    pub fn give_back(&self, bytes: u64) {
-        self.state.lock().release(bytes);
+    /// Lends `bytes` of the reserve to a call that is expected not to need them. `None` when there is not so much.
+    pub fn borrow<'a>(&'a self, device: &'a Device, bytes: u64) -> Option<Prepaid<'a>> {
+        let mut paid = Prepaid::none(device);
+        paid.take_idle(&mut self.state.lock(), bytes)
+            .then_some(paid)
     }
 
     /// The driver's part as last measured, bytes.
     pub fn used(&self) -> u64 {
         self.state.lock().used
-    }
-
-    /// The call that paid `bytes` ahead is over (whatever came of it): measure, and settle the charge. `None` when there is nothing to
-    /// measure with.
-    pub fn settle(&self, device: &Device, bytes: u64) -> Option<Measured> {
-        let measured = self.settle_if_measured(device, bytes);
-        if measured.is_none() {
-            self.cancel(device, bytes);
-        }
-        measured
-    }
-
-    /// The call that paid `bytes` ahead has not been made, or has taken nothing.
-    pub fn cancel(&self, device: &Device, bytes: u64) {
-        self.give_back(bytes);
-        self.trim(device, &mut self.state.lock());
-    }
-
-    /// The `bytes` that a call paid ahead have become something that is counted apart: they stay charged for that.
-    pub fn hand_over(&self, device: &Device, bytes: u64) {
-        let mut state = self.state.lock();
-        state.release(bytes);
-        state.held = state.held.saturating_sub(bytes);
-        device.remove_idle(bytes);
     }
 
     /// Pays for `bytes` of growth, as far as they have come out of the reserve.
@@ -276,16 +181,6 @@ impl DriverShare {
         device.set_packed(state.packed.bytes());
     }
 
-    /// As [`DriverShare::settle`], without a measurement: the call has made a context of `bytes`.
-    pub fn settle_assumed(&self, device: &Device, paid: u64, bytes: u64) {
-        let mut state = self.state.lock();
-        state.release(paid);
-        state.assumed.push(bytes);
-        let used = state.used + bytes;
-        self.enter(device, &mut state, used);
-        self.trim(device, &mut state);
-    }
-
     /// Without a measurement: a context has gone.
     pub fn forget_assumed(&self, device: &Device) {
         let mut state = self.state.lock();
@@ -294,15 +189,6 @@ impl DriverShare {
             self.enter(device, &mut state, used);
             self.trim(device, &mut state);
         }
-    }
-
-    /// Keeps `bytes` of what a call paid ahead for what its context will take later.
-    pub fn reserve(&self, device: &Device, bytes: u64) {
-        let mut state = self.state.lock();
-        state.release(bytes);
-        state.reserved += bytes;
-        device.adjust_headroom(bytes as i64);
-        self.refill(device, &mut state);
     }
 
     /// Gives back `bytes` that were kept.
@@ -318,29 +204,6 @@ impl DriverShare {
         self.state.lock().offer(bytes);
     }
 
-    /// As [`DriverShare::settle`], for a call that was also offered `offered` bytes: `taken` tells from the growth of the driver's part how many of
-    /// them are taken. The others are kept on.
-    pub fn settle_offer(
-        &self,
-        device: &Device,
-        bytes: u64,
-        offered: u64,
-        taken: impl FnOnce(u64) -> u64,
-    ) -> Option<Measured> {
-        let (number, total) = self.look(device);
-        let mut state = self.state.lock();
-        state.release(bytes);
-        let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(state.used));
-        let taken = taken(grown).min(offered);
-        state.end_offer(offered, taken);
-        device.adjust_headroom((taken as i64).wrapping_neg());
-        let Some(total) = total else {
-            self.trim(device, &mut state);
-            return None;
-        };
-        Some(self.conclude(device, &mut state, number, total))
-    }
-
     /// Without a measurement: the driver's part has changed by so many bytes, for as long as its context lives.
     pub fn assume(&self, device: &Device, change: i64) {
         let mut state = self.state.lock();
@@ -354,16 +217,22 @@ impl DriverShare {
 
     /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
     pub fn measure(&self, device: &Device) -> Option<Measured> {
-        self.settle_if_measured(device, 0)
-    }
-
-    /// As [`DriverShare::settle`], but where there is nothing to measure with, `bytes` stay promised.
-    pub fn settle_if_measured(&self, device: &Device, bytes: u64) -> Option<Measured> {
         let (number, total) = self.look(device);
         let total = total?;
-        let mut state = self.state.lock();
-        state.release(bytes);
-        Some(self.conclude(device, &mut state, number, total))
+        Some(self.conclude(device, &mut self.state.lock(), number, total))
+    }
+
+    /// After a panic of the library's: what calls had paid ahead stayed charged, as they may have been made. Without a measurement nobody knows
+    /// what they took, and it is given back as after any call that is not measured.
+    pub fn recover(&self, device: &Device) {
+        if self.measure(device).is_none() {
+            self.trim(device, &mut self.state.lock());
+        }
+    }
+
+    /// Bytes that are charged, and idle, become part of the reserve: what of them is too much is given back after the next measurement.
+    pub fn keep(&self, bytes: u64) {
+        self.state.lock().held += bytes;
     }
 
     /// A measurement, with its number.
@@ -441,9 +310,8 @@ impl DriverShare {
 
     fn refill(&self, device: &Device, state: &mut State) {
         let short = state.short();
-        if short > 0 && device.try_charge(short) {
+        if short > 0 && device.try_charge_ahead(short) {
             state.held += short;
-            device.add_idle(short);
         }
     }
 }
@@ -454,6 +322,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::account::BLOCK;
 
     #[test]
     fn what_is_charged_and_neither_taken_nor_promised_is_idle() {
@@ -469,10 +338,10 @@ mod tests {
             (state.counted(), state.needed(), state.idle()),
             (40, 55, 45)
         );
-        assert_eq!(state.promise(46), Err(1));
-        assert_eq!(state.promise(45), Ok(()));
+        assert_eq!(state.promise(40), 40);
+        assert_eq!((state.prepaid, state.idle()), (50, 5));
+        assert_eq!(state.promise(46), 5);
         assert_eq!((state.prepaid, state.idle()), (55, 0));
-        assert_eq!(state.promise(0), Ok(()));
         assert_eq!(state.missing(), 0);
         state.used = 61;
         assert_eq!((state.missing(), state.idle()), (1, 0));
@@ -492,20 +361,6 @@ mod tests {
         assert_eq!((state.excess(), state.short()), (0, BLOCK));
         state.used = 2 * BLOCK;
         assert_eq!((state.excess(), state.short()), (0, RESERVE));
-    }
-
-    #[test]
-    fn what_is_left_of_the_reserve_is_promised_where_it_is_a_block() {
-        let mut state = State {
-            held: RESERVE + 1,
-            ..State::default()
-        };
-        assert_eq!(state.promise_idle(BLOCK), Some(BLOCK));
-        assert_eq!(state.promise_idle(RESERVE), Some(BLOCK + 1));
-        assert_eq!(state.prepaid, RESERVE + 1);
-        state.release(BLOCK - 1);
-        assert_eq!(state.promise_idle(RESERVE), None);
-        assert_eq!(state.prepaid, BLOCK + 2);
     }
 
     #[test]

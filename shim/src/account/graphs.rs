@@ -25,6 +25,7 @@ pub mod bodies;
 pub mod execs;
 pub mod nodes;
 mod state;
+mod under_way;
 
 use std::time::Instant;
 
@@ -38,6 +39,8 @@ use crate::table::cuda;
 use execs::Need;
 pub use state::{Hope, Identity, Launch};
 use state::{Payment, State};
+use under_way::Paying;
+pub use under_way::UnderWay;
 
 /// Graph memory grows in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
@@ -52,9 +55,16 @@ pub struct GraphMemory {
 
 impl GraphMemory {
     /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated. It is paid for by
-    /// [`GraphMemory::pay`] and ends with [`GraphMemory::settle`], whatever comes of it.
-    pub fn begin<'a>(&self, need: &'a Need, keeps: bool, stream: Option<Identity>) -> Launch<'a> {
-        self.state.lock().begin(need, keeps, stream)
+    /// [`GraphMemory::pay`] and ends with [`UnderWay::settle`].
+    pub fn begin<'a>(
+        &self,
+        device: &'a Device,
+        need: &'a Need,
+        keeps: bool,
+        stream: Option<Identity>,
+    ) -> UnderWay<'a> {
+        let launch = self.state.lock().begin(need, keeps, stream);
+        UnderWay { device, launch }
     }
 
     /// Pays for what `launch` may take out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no
@@ -106,25 +116,26 @@ impl GraphMemory {
         payment: &Payment,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
+        let mut paying = Paying {
+            memory: self,
+            device,
+            launch,
+            payment,
+            charged: false,
+        };
         // Not under the lock: charging may wait.
         let charged = payment.complete(charge);
-        let mut state = self.state.lock();
-        state.pay(launch, payment, charged.is_ok());
-        if charged.is_ok() {
-            device.adjust_headroom(launch.paid() as i64);
-        } else {
-            self.settled.notify_all();
-        }
+        paying.charged = charged.is_ok();
         charged
     }
 
     /// The launch is over: looks how much is reserved now. A call that failed may leave what it took: that is trimmed.
-    pub fn settle(&self, device: &Device, launch: Launch<'_>, succeeded: bool) {
+    fn settle(&self, device: &Device, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
-        state.end(&launch);
+        state.end(launch);
         device.adjust_headroom((launch.paid() as i64).wrapping_neg());
         self.look(device, &mut state);
-        let left = state.conclude(&launch, succeeded);
+        let left = state.conclude(launch, succeeded);
         self.give_back(device, &mut state);
         self.settled.notify_all();
         drop(state);

@@ -40,9 +40,17 @@ impl Greens {
         of.map_or(context, |green| green.primary)
     }
 
-    /// A primary context has gone, and its green ones with it.
-    pub fn forget(&self, primary: Context) {
-        self.0.write().retain(|_, green| green.primary != primary);
+    /// A primary context has gone, and its green ones with it: these are returned.
+    pub fn forget(&self, primary: Context) -> Vec<Context> {
+        let mut gone = Vec::new();
+        self.0.write().retain(|_, green| {
+            let stays = green.primary != primary;
+            if !stays {
+                gone.push(green.context);
+            }
+            stays
+        });
+        gone
     }
 }
 
@@ -67,7 +75,7 @@ mod tests {
         assert_eq!(greens.take(21), Some(green));
         assert_eq!(greens.holder(20), 20);
         greens.insert(21, green);
-        greens.forget(10);
+        assert_eq!(greens.forget(10), [20]);
         assert_eq!(greens.get(21), None);
     }
 }

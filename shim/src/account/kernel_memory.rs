@@ -17,6 +17,7 @@ use crate::abi::{
     ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
     SUCCESS,
 };
+use crate::account::locks::{Place, hold};
 use crate::account::maps::Map;
 use crate::image::Needs;
 use crate::table::cuda;
@@ -131,7 +132,7 @@ impl KernelMemory {
             return 0;
         };
         // A call that was under way in it has settled by then.
-        let _alone = gone.alone.write();
+        let _alone = hold(Place::Alone, || gone.alone.write());
         gone.heap.swap(0, Ordering::AcqRel)
     }
 

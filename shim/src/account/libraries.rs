@@ -9,8 +9,9 @@ use crate::abi::{Context, Opaque};
 use crate::account::maps::Map;
 use crate::image::Needs;
 
+/// A library that is open.
 #[derive(Default)]
-struct Library {
+pub struct Library {
     needs: Needs,
     /// The contexts that it has been loaded in.
     loaded: Vec<Context>,
@@ -51,18 +52,25 @@ impl Libraries {
         }
     }
 
-    /// The library is there in this context.
-    pub fn loaded(&self, library: Opaque, context: Context) {
-        if let Some(entry) = self.0.write().get_mut(&library)
-            && !entry.loaded.contains(&context)
-        {
-            entry.loaded.push(context);
+    /// The library is there in this context. Returns the bytes of its variables that came with it for certain.
+    pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
+        match self.0.write().get_mut(&library) {
+            Some(entry) if !entry.loaded.contains(&context) => {
+                entry.loaded.push(context);
+                entry.needs.least
+            }
+            _ => 0,
         }
     }
 
-    /// It has been closed.
-    pub fn remove(&self, library: Opaque) {
-        self.0.write().remove(&library);
+    /// The library is about to be closed: its handle may come back.
+    pub fn take(&self, library: Opaque) -> Option<Library> {
+        self.0.write().remove(&library)
+    }
+
+    /// The library has not been closed.
+    pub fn put_back(&self, handle: Opaque, library: Library) {
+        self.0.write().insert(handle, library);
     }
 
     /// A context is no more; its handle may come back.
@@ -98,7 +106,7 @@ mod tests {
         assert_eq!(pending(None, 1), 500);
         libraries.forget_context(1);
         assert_eq!(pending(None, 1), 1000);
-        libraries.remove(64);
+        libraries.take(64);
         assert_eq!(pending(Some(64), 1), 0);
     }
 }

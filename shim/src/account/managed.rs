@@ -29,9 +29,15 @@ impl Managed {
         self.live.store(map.len(), Ordering::Release);
     }
 
+    /// Whether there are none, as in most programs.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.live.load(Ordering::Acquire) == 0
+    }
+
     /// Takes the allocation at `address` out, before the driver is asked to free it: its address may be handed out again at once.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
-        if self.live.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return None;
         }
         let mut map = self.by_address.lock();

@@ -29,6 +29,17 @@ impl Hasher for Mix {
         self.write_u64(number.into());
     }
 
+    // Without these two the standard library hashes handles, and the kinds of enumerations, byte by byte.
+    #[inline]
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    #[inline]
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
     fn finish(&self) -> u64 {
         self.0
     }
@@ -63,6 +74,9 @@ mod tests {
         let wide = hash(&|hasher| hasher.write_u64(5));
         assert_eq!(hash(&|hasher| hasher.write_u32(5)), wide);
         assert_eq!(hash(&|hasher| hasher.write(&[5])), wide);
+        // In one step, as handles are looked up at most calls.
+        assert_eq!(hash(&|hasher| hasher.write_usize(5)), wide);
+        assert_eq!(hash(&|hasher| hasher.write_isize(5)), wide);
         let pairs = (0..4096).map(|at| {
             hash(&|hasher| {
                 hasher.write_u64(at / 64);

@@ -7,7 +7,14 @@
 //!
 //! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the next allocation, also when the group is
 //! full, so that what the pool holds can be reused there. Growth that consumes it must charge it anew, or is undone and refused.
+//!
+//! A pool of managed memory shows the same figures, but the GPU keeps what the pool has ever handed out until the pool is destroyed and its
+//! last allocation freed, whatever is freed or trimmed before: all steps of address space that allocations were ever in (measured, H200,
+//! 580.159.04, to the byte). So its charge never shrinks before that. Where the group is full, what the pool has given back pays for its next
+//! growth: most often that lies at the same addresses, and is undone where it does not.
 
+pub mod lent;
+pub mod promise;
 mod steps;
 
 use std::ops::Range;
@@ -23,9 +30,11 @@ use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
     MemPool, Out, SUCCESS,
 };
-use crate::account::maps::Map;
+use crate::account::maps::{Map, Set};
 use crate::capture::relaxed;
 use crate::table::cuda;
+use lent::Lent;
+use promise::Promise;
 use steps::Steps;
 
 /// A pool's reserved bytes grow in multiples of this (measured).
@@ -45,24 +54,40 @@ struct State {
     prepaid: u64,
     /// Calls that have made the pool grow and do not know yet whether it may stay so.
     growing: u32,
-    /// Reserved by the pool as last seen.
+    /// Reserved by the pool as last seen; of a managed pool, the most that the GPU may have of it.
     reserved: u64,
+    /// Of `reserved`, what a managed pool has given back and the GPU has kept.
+    kept: u64,
+    /// It has grown by more than was paid.
+    overrun: bool,
     /// Allocations since then.
     unseen: u32,
     /// Calls under way that have paid for more than a step.
     large: u32,
     /// Where its memory lies.
     steps: Steps,
+    /// It is destroyed, or about to be: the driver must not be asked about it.
+    retired: bool,
 }
 
 impl State {
+    /// What the pool itself calls reserved.
+    fn current(&self) -> u64 {
+        self.reserved - self.kept
+    }
+
     fn idle(&self) -> u64 {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Bytes beyond `reserved` that are to be charged, whether promised to a call under way or not.
+    /// Bytes that pay for growth where the pool grows into what it has had before.
+    fn credit(&self) -> u64 {
+        self.held.saturating_sub(self.current() + self.prepaid)
+    }
+
+    /// Bytes beyond what is reserved that are to be charged, whether promised to a call under way or not.
     fn headroom(&self) -> u64 {
-        if self.reserved > 0 { STEP } else { 0 }
+        if self.current() > 0 { STEP } else { 0 }
     }
 
     /// Bytes that are missing from the headroom.
@@ -147,8 +172,10 @@ impl State {
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
-    /// Whether it takes device memory of ours: not for host, managed and imported pools.
+    /// Whether it takes device memory of ours: not for host and imported pools.
     pub counted: bool,
+    /// Whether its memory is managed.
+    pub managed: bool,
     state: Mutex<State>,
     /// A call under way has ended.
     settled: Condvar,
@@ -160,6 +187,7 @@ impl Pool {
             handle,
             device,
             counted,
+            managed: false,
             state: Mutex::default(),
             settled: Condvar::new(),
         };
@@ -167,6 +195,13 @@ impl Pool {
             pool.state.lock().steps = Steps::incomplete();
         }
         pool
+    }
+
+    fn category(&self) -> Category {
+        match self.managed {
+            true => Category::Managed,
+            false => Category::Pools,
+        }
     }
 
     #[inline]
@@ -183,6 +218,21 @@ impl Pool {
         let mut state = self.state.lock();
         self.look_for(device, &mut state, bytes);
         state.prepay(bytes)
+    }
+
+    /// Pays for the growth of `bytes` out of what a managed pool has given back: it may grow into that. False when it is too little.
+    pub fn borrow(&self, bytes: u64) -> bool {
+        let mut state = self.state.lock();
+        let enough = self.managed && state.credit() >= bytes;
+        if enough {
+            state.begin(bytes, bytes);
+        }
+        enough
+    }
+
+    /// Whether the pool has grown by more than was paid since this was last asked.
+    pub fn has_overrun(&self) -> bool {
+        std::mem::take(&mut self.state.lock().overrun)
     }
 
     #[inline]
@@ -215,32 +265,42 @@ impl Pool {
             state.begin(lent, bytes);
             lent
         };
+        let promise = Promise::partly(self, lent, bytes);
         let rest = bytes - lent;
-        let charged = if rest > 0 { charge(rest) } else { Ok(()) };
-        let mut state = self.state.lock();
-        if charged.is_ok() {
-            state.charge(rest);
-        } else {
-            state.end(lent, bytes);
-            self.settled.notify_all();
+        if rest > 0 {
+            charge(rest)?;
+            self.state.lock().charge(rest);
         }
-        charged
+        promise.stays();
+        Ok(())
+    }
+
+    /// A call is under way for which `bytes` were charged ahead before its pool was known.
+    pub fn adopt(&self, bytes: u64) -> Promise<'_> {
+        let mut state = self.state.lock();
+        state.begin(0, bytes);
+        state.charge(bytes);
+        Promise::new(self, bytes)
     }
 
     /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks how the pool stands now, unless the range
-    /// tells. True when it has its headroom. Without it, it has grown: the caller sees to that and ends with [`Pool::grown`].
+    /// tells. True when it has its headroom. Without it, it has grown: the caller sees to that under a [`promise::Growth`].
     #[inline]
-    pub fn settle(&self, device: &Device, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
+    fn settle(&self, device: &Device, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
         if let Some(range) = &range
+            && !self.managed
             && state.spare_look(bytes, range)
         {
             self.settled.notify_all();
             return true;
         }
+        if let Some(range) = range.as_ref().filter(|_| self.managed) {
+            state.steps.learn(range);
+        }
         self.look(device, &mut state);
-        if let Some(range) = &range {
+        if let Some(range) = range.as_ref().filter(|_| !self.managed) {
             state.steps.learn(range);
         }
         let whole = state.conclude();
@@ -248,13 +308,6 @@ impl Pool {
             self.settled.notify_all();
         }
         whole
-    }
-
-    /// What a call's growth made necessary has been done.
-    pub fn grown(&self) {
-        let mut state = self.state.lock();
-        state.growing = state.growing.saturating_sub(1);
-        self.settled.notify_all();
     }
 
     /// Charges the headroom that growth has consumed, or gives back what the pool does not use in its place. False when neither can be done.
@@ -282,28 +335,37 @@ impl Pool {
     }
 
     fn look(&self, device: &Device, state: &mut State) {
+        if state.retired {
+            return;
+        }
         // The attribute is read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
         // A pool that no longer answers has nothing.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
+            _ if self.managed => {}
             Some(0) => state.steps = Steps::default(),
             None => state.steps = Steps::incomplete(),
             _ => {}
         }
-        let reserved = seen.unwrap_or(0);
+        let current = seen.unwrap_or(0);
         let before = state.reserved;
-        if reserved != before {
+        let reserved = match self.managed {
+            true => before.max(current).max(state.steps.bytes()),
+            false => current,
+        };
+        if reserved != before || current != state.current() {
             let headroom = state.headroom();
-            state.reserved = reserved;
-            device.add(Category::Pools, reserved.saturating_sub(before));
-            device.remove(Category::Pools, before.saturating_sub(reserved));
+            (state.reserved, state.kept) = (reserved, reserved - current);
+            device.add(self.category(), reserved.saturating_sub(before));
+            device.remove(self.category(), before.saturating_sub(reserved));
             device.adjust_idle(before.wrapping_sub(reserved) as i64);
             device.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
             // Not with what is promised: the growth may be that of a call under way, which pays for it with that.
             let beyond = state.beyond();
             if beyond > 0 {
-                // Grown by more than was paid, which no driver has been seen to do.
+                // Grown by more than was paid: only managed pools have been seen to.
+                state.overrun = true;
                 device.charge_over(beyond);
                 device.add_idle(beyond);
                 state.held += beyond;
@@ -320,15 +382,29 @@ impl Pool {
     /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay charged for it, as idle ones, until the caller
     /// has measured what the driver has not let go of yet.
     pub fn close(&self, device: &Device) -> u64 {
-        let state = std::mem::take(&mut *self.state.lock());
+        let retired = State {
+            retired: true,
+            ..State::default()
+        };
+        let state = std::mem::replace(&mut *self.state.lock(), retired);
         device.adjust_headroom((state.headroom() as i64).wrapping_neg());
-        device.remove(Category::Pools, state.reserved);
+        device.remove(self.category(), state.reserved);
         device.add_idle(state.reserved);
         state.held
     }
 
+    /// The program is about to destroy the pool: no thread asks the driver about it from here on.
+    pub fn retire(&self) {
+        self.state.lock().retired = true;
+    }
+
     /// Bytes that the pool has reserved and not handed out.
     pub fn unused(&self) -> u64 {
+        // Under the lock, so that it is not destroyed meanwhile.
+        let state = self.state.lock();
+        if state.retired {
+            return 0;
+        }
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
@@ -338,12 +414,19 @@ impl Pool {
 
     /// Lets the driver give back up to `bytes` of the pool's unused reserve.
     pub fn trim(&self, device: &Device, bytes: u64) {
+        // Under the lock, so that it is not destroyed meanwhile.
+        let mut state = self.state.lock();
+        if state.retired {
+            return;
+        }
         let reserved = self
             .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0);
         let keep = usize::try_from(reserved.saturating_sub(bytes)).unwrap_or(usize::MAX);
         relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
-        self.refresh(device);
+        if self.counted {
+            self.look(device, &mut state);
+        }
     }
 }
 
@@ -351,8 +434,12 @@ impl Pool {
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
+    /// Handles of destroyed pools. A driver may hand them out once more: it makes a destroyed pool the current one when it is asked to (measured).
+    destroyed: RwLock<Set<MemPool>>,
     /// An allocation or a free has happened since the last synchronise call.
     dirty: AtomicBool,
+    /// The allocations of managed pools.
+    pub lent: Lent,
     /// Bytes that destroyed pools had left in use: measured with the driver's part until they are gone.
     orphaned: AtomicU64,
 }
@@ -364,7 +451,7 @@ impl Pools {
         handle: MemPool,
         describe: impl FnOnce() -> (Ordinal, bool),
     ) -> &'static Pool {
-        if let Some(pool) = self.by_handle.read().get(&handle) {
+        if let Some(pool) = self.get(handle) {
             return pool;
         }
         let (device, counted) = describe();
@@ -375,10 +462,48 @@ impl Pools {
             .or_insert_with(|| Box::leak(Box::new(pool)))
     }
 
+    /// The pool with this handle, whose memory is managed and counts on `device`.
+    pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
+        let known = self.get(handle);
+        known.unwrap_or_else(|| {
+            let pool = Pool {
+                managed: true,
+                ..Pool::new(handle, device, true)
+            };
+            self.by_handle
+                .write()
+                .entry(handle)
+                .or_insert_with(|| Box::leak(Box::new(pool)))
+        })
+    }
+
+    /// The pool with this handle, if it is known.
+    #[inline]
+    pub fn get(&self, handle: MemPool) -> Option<&'static Pool> {
+        self.by_handle.read().get(&handle).copied()
+    }
+
     /// The pool that a cached pointer stands for.
     #[inline]
     pub fn at(&self, cached: &AtomicPtr<Pool>) -> Option<&'static Pool> {
         cache::read(cached)
+    }
+
+    /// The driver has made a pool with this handle.
+    pub fn made(&self, handle: MemPool) {
+        if self.is_destroyed(handle) {
+            self.destroyed.write().remove(&handle);
+        }
+    }
+
+    /// The driver has destroyed the pool with this handle.
+    pub fn unmade(&self, handle: MemPool) {
+        self.destroyed.write().insert(handle);
+    }
+
+    /// Whether the pool with this handle is destroyed: the driver must not be asked about it.
+    pub fn is_destroyed(&self, handle: MemPool) -> bool {
+        self.destroyed.read().contains(&handle)
     }
 
     /// The pool is destroyed: its handle may come back as another one.
@@ -388,6 +513,8 @@ impl Pools {
 
     /// The pool lives on: its destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
+        pool.state.lock().retired = false;
+        self.made(pool.handle);
         self.by_handle.write().insert(pool.handle, pool);
     }
 
@@ -408,6 +535,7 @@ impl Pools {
                 self.dirty.store(false, Ordering::Release);
             }
             self.refresh(account);
+            self.release_lent(account);
             if self.orphaned.load(Ordering::Relaxed) > 0 {
                 self.measure_orphans(account);
             }
@@ -417,6 +545,15 @@ impl Pools {
     /// A destroyed pool left `bytes` in use.
     pub fn orphan(&self, bytes: u64) {
         self.orphaned.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives back what destroyed managed pools had, whose last allocation has been freed.
+    pub fn release_lent(&self, account: &'static Account) {
+        for pool in self.lent.left() {
+            if let Ok(device) = account.device(pool.device) {
+                device.uncharge_idle(pool.close(device));
+            }
+        }
     }
 
     #[cold]
@@ -627,7 +764,7 @@ mod tests {
         pool.state.lock().reserved = 2 * STEP;
         assert!(!pool.state.lock().conclude());
         assert_eq!(pool.state.lock().growing, 1);
-        pool.grown();
+        drop(promise::Growth(&pool));
         assert_eq!(pool.state.lock().growing, 0);
     }
 }

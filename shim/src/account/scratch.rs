@@ -20,7 +20,9 @@ impl Scratch {
         let mut limits = LimitSet::default();
         for setting in settings {
             match setting.parse().expect("a setting") {
-                Setting::Size(key, size) => limits.set(Selector::All, key, size),
+                Setting::Size(key, extent) => limits
+                    .set_extent(Selector::All, key, extent, &[], false)
+                    .expect("a size"),
                 Setting::Option(key, value) => limits.options.set(key, &value).expect("an option"),
             }
         }

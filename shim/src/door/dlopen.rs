@@ -23,6 +23,11 @@ extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
+/// Remembers the C library's `dlopen` where [`next_versioned`] does not find it.
+pub fn know(real: *const c_void) {
+    REAL.store(real.cast_mut(), Ordering::Relaxed);
+}
+
 /// Runs before every `dlopen` of the process.
 unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {

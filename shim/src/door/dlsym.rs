@@ -39,6 +39,11 @@ fn real() -> *mut c_void {
     known
 }
 
+/// Remembers the C library's `dlsym` where [`next_versioned`] does not find it.
+pub fn know(real: *const c_void) {
+    REAL.store(real.cast_mut(), Ordering::Relaxed);
+}
+
 /// `name` in this version, in the libraries after this one: the C library's, or another preload's that wraps the versioned name. Null when it
 /// is not there.
 pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {

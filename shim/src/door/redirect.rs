@@ -1,10 +1,10 @@
-//! The driver's own symbol table, made to name our functions.
+//! Symbol tables of other libraries, and pointers that the dynamic linker has bound, made to name our functions.
 //!
-//! For libraries that the dynamic linker binds past every preload: whoever asks libcuda itself for a hooked name gets ours, whatever way
+//! The driver's own table is for libraries that the dynamic linker binds past every preload: whoever asks libcuda itself for a hooked name gets ours, whatever way
 //! he asks. Only the copy of this process changes: the table is a private mapping.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 /// `ElfW(Dyn)`.
 #[repr(C)]
@@ -24,7 +24,12 @@ struct LinkMap {
 
 const DT_NULL: isize = 0;
 const DT_HASH: isize = 4;
+const DT_STRTAB: isize = 5;
 const DT_SYMTAB: isize = 6;
+const DT_RELA: isize = 7;
+const DT_RELASZ: isize = 8;
+const DT_PLTRELSZ: isize = 2;
+const DT_JMPREL: isize = 23;
 const DT_GNU_HASH: isize = 0x6fff_fef5;
 /// `struct link_map **`.
 const RTLD_DI_LINKMAP: libc::c_int = 2;
@@ -34,87 +39,238 @@ unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: libc::c_int, info: *mut c_void) -> libc::c_int;
 }
 
-/// Where a library's dynamic symbols lie.
-struct Symbols {
-    base: usize,
-    first: *mut libc::Elf64_Sym,
-    count: usize,
+/// Tells for the address of a function where it is to lead to, if anywhere else.
+pub type Target<'a> = &'a dyn Fn(*const c_void) -> Option<*const c_void>;
+
+/// Makes the symbols of the library behind `handle` lead elsewhere. False when the table cannot be
+/// found or written; then nothing has changed.
+pub fn redirect(handle: *mut c_void, target: Target<'_>) -> bool {
+    find(handle).is_some_and(|object| object.redirect(target))
 }
 
-/// Makes the symbols of the library behind `handle` lead elsewhere: `target` tells for each function's address where to, if anywhere. False when the
-/// table cannot be found or written; then nothing has changed.
-pub fn redirect(
-    handle: *mut c_void,
-    target: impl Fn(*const c_void) -> Option<*const c_void>,
-) -> bool {
-    let Some(symbols) = find(handle) else {
-        return false;
-    };
-    // SAFETY: only asks for a figure.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let start = symbols.first as usize / page * page;
-    let end = symbols.first as usize + symbols.count * size_of::<libc::Elf64_Sym>();
-    let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
-    let writable = |on| {
-        let write = if on { libc::PROT_WRITE } else { 0 };
-        // SAFETY: pages of the library's own mapping, which stays loaded. They keep what they allow, and may be written meanwhile.
-        unsafe {
-            libc::mprotect(
-                start as *mut c_void,
-                end.next_multiple_of(page) - start,
-                libc::PROT_READ | write | executable,
-            ) == 0
-        }
-    };
-    if !writable(true) {
-        return false;
-    }
-    for at in 0..symbols.count {
-        // SAFETY: within the table; the pages may be written now, and the linker only ever reads whole words of it.
-        unsafe {
-            let symbol = symbols.first.add(at);
-            let address = symbols.base.wrapping_add((*symbol).st_value as usize);
-            if (*symbol).st_shndx != 0
-                && let Some(target) = target(address as *const c_void)
-            {
-                (*symbol).st_value = (target as usize).wrapping_sub(symbols.base) as u64;
-            }
-        }
-    }
-    writable(false)
-}
-
-fn find(handle: *mut c_void) -> Option<Symbols> {
+fn find(handle: *mut c_void) -> Option<Object> {
     let mut map: *const LinkMap = std::ptr::null();
     // SAFETY: `handle` is a loaded library's, and the request fills one pointer.
     if unsafe { dlinfo(handle, RTLD_DI_LINKMAP, (&raw mut map).cast()) } != 0 || map.is_null() {
         return None;
     }
-    // SAFETY: the dynamic linker's record of a loaded library; its dynamic section ends with DT_NULL. The linker has added the base to the
-    // addresses in it where it can write to it.
-    unsafe {
-        let base = (*map).base;
-        let address = |value: usize| if value < base { base + value } else { value };
-        let (mut first, mut count) = (0, 0);
-        let mut entry = (*map).dynamic;
-        while (*entry).tag != DT_NULL {
-            match (*entry).tag {
-                DT_SYMTAB => first = address((*entry).value),
-                // The second word of the older table is the number of symbols. A library has one table or both.
-                DT_HASH => count = *(address((*entry).value) as *const u32).add(1) as usize,
-                DT_GNU_HASH if count == 0 => {
-                    count = gnu_count(address((*entry).value) as *const u32)
-                }
-                _ => {}
-            }
-            entry = entry.add(1);
+    // SAFETY: the dynamic linker's record of a loaded library.
+    unsafe { Object::read((*map).base, (*map).dynamic) }
+}
+
+/// The dynamic section of a loaded program or library: its symbols and relocations.
+pub struct Object {
+    base: usize,
+    symbols: *mut libc::Elf64_Sym,
+    count: usize,
+    names: *const libc::c_char,
+    /// Tables of relocations with their sizes in bytes: data, and the procedure linkage table.
+    relocations: [(usize, usize); 2],
+}
+
+impl Object {
+    /// Returns the object that `dl_iterate_phdr` describes; `None` if it has no symbols, or is the
+    /// kernel's vDSO: the addresses in that are of several kinds, by the kernel's age.
+    pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
+        // SAFETY: only asks for a figure.
+        let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
+        // Its headers lie in its first page.
+        if (info.dlpi_phdr as usize).wrapping_sub(kernels) < 4096 {
+            return None;
         }
-        (first != 0 && count != 0).then_some(Symbols {
-            base,
-            first: first as *mut libc::Elf64_Sym,
-            count,
-        })
+        let dynamic = headers(info)
+            .iter()
+            .find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let base = info.dlpi_addr as usize;
+        // SAFETY: the linker's word for where the dynamic section of a loaded object lies.
+        unsafe {
+            Object::read(
+                base,
+                base.wrapping_add(dynamic.p_vaddr as usize) as *const Dyn,
+            )
+        }
     }
+
+    /// # Safety
+    /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with DT_NULL.
+    unsafe fn read(base: usize, mut dynamic: *const Dyn) -> Option<Object> {
+        // The linker has added the base to the addresses where it can write to the section.
+        let address = |value: usize| {
+            if value < base {
+                base.wrapping_add(value)
+            } else {
+                value
+            }
+        };
+        let mut object = Object {
+            base,
+            symbols: std::ptr::null_mut(),
+            count: 0,
+            names: std::ptr::null(),
+            relocations: [(0, 0); 2],
+        };
+        // SAFETY: the caller's promise; the tables that the section names are mapped with the object.
+        unsafe {
+            while (*dynamic).tag != DT_NULL {
+                let value = (*dynamic).value;
+                match (*dynamic).tag {
+                    DT_SYMTAB => object.symbols = address(value) as *mut libc::Elf64_Sym,
+                    DT_STRTAB => object.names = address(value) as *const libc::c_char,
+                    // The second word of the older table is the number of symbols. A library has
+                    // one table or both.
+                    DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
+                    DT_GNU_HASH if object.count == 0 => {
+                        object.count = gnu_count(address(value) as *const u32)
+                    }
+                    DT_RELA => object.relocations[0].0 = address(value),
+                    DT_RELASZ => object.relocations[0].1 = value,
+                    DT_JMPREL => object.relocations[1].0 = address(value),
+                    DT_PLTRELSZ => object.relocations[1].1 = value,
+                    _ => {}
+                }
+                dynamic = dynamic.add(1);
+            }
+        }
+        (!object.symbols.is_null() && !object.names.is_null()).then_some(object)
+    }
+
+    /// Returns the defined symbols with their addresses.
+    fn defined(&self) -> impl Iterator<Item = (*mut libc::Elf64_Sym, *const c_void)> {
+        // SAFETY: within the table, which stays mapped.
+        let symbol = |at| unsafe {
+            let symbol = self.symbols.add(at);
+            let address = self.base.wrapping_add((*symbol).st_value as usize);
+            ((*symbol).st_shndx != 0).then_some((symbol, address as *const c_void))
+        };
+        (0..self.count).filter_map(symbol)
+    }
+
+    /// Returns the address of the symbol `name` if this object defines it.
+    pub fn address_of(&self, name: &CStr) -> Option<*const c_void> {
+        // SAFETY: the name of a symbol is an offset into the table of names, which are C strings.
+        let is_it = |symbol: *mut libc::Elf64_Sym| unsafe {
+            CStr::from_ptr(self.names.add((*symbol).st_name as usize)) == name
+        };
+        let mut defined = self.defined();
+        defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
+    }
+
+    /// Makes the symbols lead elsewhere. False when the table cannot be written; then nothing has changed.
+    pub fn redirect(&self, target: Target<'_>) -> bool {
+        if !self.defined().any(|(_, address)| target(address).is_some()) {
+            return true;
+        }
+        let start = self.symbols as usize / page() * page();
+        let end = self.symbols as usize + self.count * size_of::<libc::Elf64_Sym>();
+        let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
+        let protect = |write| {
+            // SAFETY: pages of the library's own mapping, which stays loaded. They keep what they
+            // allow, and may be written meanwhile.
+            unsafe {
+                libc::mprotect(
+                    start as *mut c_void,
+                    end.next_multiple_of(page()) - start,
+                    libc::PROT_READ | write | executable,
+                ) == 0
+            }
+        };
+        if !protect(libc::PROT_WRITE) {
+            return false;
+        }
+        for (symbol, address) in self.defined() {
+            if let Some(target) = target(address) {
+                // SAFETY: within the table; the pages may be written now, and the linker only ever
+                // reads whole words of it.
+                unsafe { (*symbol).st_value = (target as usize).wrapping_sub(self.base) as u64 }
+            }
+        }
+        protect(0)
+    }
+
+    /// Makes the pointers lead elsewhere that the dynamic linker has already bound for this object,
+    /// which `info` describes. Pages that the linker made read-only after that are written as well.
+    pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
+        for (table, bytes) in self.relocations {
+            for at in 0..bytes / size_of::<Relocation>() {
+                // SAFETY: within the table, which stays mapped.
+                let entry = unsafe { &*(table as *const Relocation).add(at) };
+                let slot = self.base.wrapping_add(entry.offset);
+                let writable = || segment(info, slot).is_some_and(|flags| flags & libc::PF_W != 0);
+                if !POINTERS.contains(&(entry.info as u32)) || !writable() {
+                    continue;
+                }
+                let place = slot as *mut *const c_void;
+                // SAFETY: a relocated word of the object.
+                let Some(target) = target(unsafe { place.read_unaligned() }) else {
+                    continue;
+                };
+                let sealed = sealed(info, slot);
+                let protect = |write| {
+                    // SAFETY: the page of the word keeps what it allows, and may be written meanwhile.
+                    unsafe {
+                        libc::mprotect(
+                            (slot / page() * page()) as *mut c_void,
+                            page(),
+                            libc::PROT_READ | write,
+                        ) == 0
+                    }
+                };
+                if !sealed || protect(libc::PROT_WRITE) {
+                    // SAFETY: a word of the object in a page that can be written now.
+                    unsafe { place.write_unaligned(target) };
+                }
+                if sealed {
+                    protect(0);
+                }
+            }
+        }
+    }
+}
+
+/// `Elf64_Rela`.
+#[repr(C)]
+struct Relocation {
+    offset: usize,
+    info: u64,
+    addend: i64,
+}
+
+/// The relocations that make a word the address of a symbol: in data, in the global offset table,
+/// and in the table that functions are called through.
+#[cfg(target_arch = "x86_64")]
+const POINTERS: [u32; 3] = [1, 6, 7];
+#[cfg(target_arch = "aarch64")]
+const POINTERS: [u32; 3] = [257, 1025, 1026];
+
+/// Calls `look` for the program and its libraries, in the order in which the dynamic linker has
+/// loaded them, until it returns true. Returns whether it did. `look` must not panic or load libraries.
+pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
+    unsafe extern "C" fn step(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> libc::c_int {
+        // SAFETY: called by `dl_iterate_phdr` with an object's headers and `look`.
+        let (info, look) = unsafe {
+            (
+                &*info,
+                &mut *data.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>(),
+            )
+        };
+        libc::c_int::from(look(info))
+    }
+    // SAFETY: `step` gets `look`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(step), (&raw mut look).cast()) != 0 }
+}
+
+fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    // SAFETY: as many headers as the linker says.
+    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+fn page() -> usize {
+    // SAFETY: only asks for a figure.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Number of symbols, by the GNU hash table: the highest that a bucket's chain ends with.
@@ -140,49 +296,39 @@ unsafe fn gnu_count(hash: *const u32) -> usize {
     }
 }
 
+/// Returns the flags of the segment of `info` that holds `address`; `None` if it lies elsewhere.
+pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
+    let holds = |header: &&libc::Elf64_Phdr| {
+        let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
+        header.p_type == libc::PT_LOAD && address.wrapping_sub(start) < header.p_memsz as usize
+    };
+    Some(headers(info).iter().find(holds)?.p_flags)
+}
+
+/// Whether the linker made the page of `address` read-only after relocation: it takes whole pages.
+fn sealed(info: &libc::dl_phdr_info, address: usize) -> bool {
+    headers(info).iter().any(|header| {
+        let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
+        let end = start.wrapping_add(header.p_memsz as usize);
+        header.p_type == libc::PT_GNU_RELRO
+            && (start / page()..end / page()).contains(&(address / page()))
+    })
+}
+
 /// What the segment that holds `address` allows, in `PROT_` flags.
 fn protection_of(address: usize) -> Option<libc::c_int> {
-    struct Search {
-        address: usize,
-        found: Option<libc::c_int>,
-    }
-    unsafe extern "C" fn look(
-        info: *mut libc::dl_phdr_info,
-        _size: usize,
-        data: *mut c_void,
-    ) -> libc::c_int {
-        // SAFETY: called by `dl_iterate_phdr` with a library's headers and our `Search`.
-        let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
-        // SAFETY: as many headers as the linker says.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let inside = |header: &&libc::Elf64_Phdr| {
-            let start = (info.dlpi_addr + header.p_vaddr) as usize;
-            header.p_type == libc::PT_LOAD
-                && (start..start + header.p_memsz as usize).contains(&search.address)
-        };
-        let Some(header) = headers.iter().find(inside) else {
-            return 0;
-        };
-        let flag = |bit, protection| {
-            if header.p_flags & bit != 0 {
-                protection
-            } else {
-                0
-            }
-        };
-        search.found = Some(
-            flag(libc::PF_R, libc::PROT_READ)
-                | flag(libc::PF_W, libc::PROT_WRITE)
-                | flag(libc::PF_X, libc::PROT_EXEC),
-        );
-        1
-    }
-    let mut search = Search {
-        address,
-        found: None,
+    let mut found = None;
+    any_object(&mut |info| {
+        found = segment(info, address);
+        found.is_some()
+    });
+    let flags = found?;
+    let flag = |bit, protection| {
+        if flags & bit != 0 { protection } else { 0 }
     };
-    // SAFETY: `look` gets `search`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
-    search.found
+    Some(
+        flag(libc::PF_R, libc::PROT_READ)
+            | flag(libc::PF_W, libc::PROT_WRITE)
+            | flag(libc::PF_X, libc::PROT_EXEC),
+    )
 }

@@ -14,8 +14,10 @@ use crate::abi::{
 };
 use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
 use crate::account::device::Device;
+use crate::account::driver_share::Prepaid;
 use crate::account::{BLOCK, round_up, tiling};
 use crate::capture::relaxed;
+use crate::fault;
 use crate::hook::{Call, Real};
 use crate::table::cuda::{self, has};
 
@@ -181,16 +183,18 @@ impl Making {
     fn large(&self, bytes: u64, real: &dyn Real) -> Status {
         let device = self.device;
         let mark = self.call.process.mark();
-        if device.charge(self.call.symbol, bytes).is_err() {
+        let Ok(charged) = device.charge(self.call.symbol, bytes) else {
             return CUDA_ERROR_OUT_OF_MEMORY;
-        }
+        };
+        fault::point("array");
         let status = real.call();
         match self.handle(status) {
             Some(handle) => {
+                charged.spend();
                 device.add(Category::Arrays, bytes);
                 self.enter(handle, current_context(), Memory::Own(bytes));
             }
-            None => device.uncharge(bytes),
+            None => drop(charged),
         }
         device.renew(mark);
         status
@@ -200,9 +204,9 @@ impl Making {
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Status {
         let (device, symbol) = (self.device, self.call.symbol);
         let share = &device.driver;
-        if share.prepay(device, symbol, most).is_err() {
+        let Ok(paid) = Prepaid::pay(device, symbol, most) else {
             return CUDA_ERROR_OUT_OF_MEMORY;
-        }
+        };
         let context = current_context();
         let before = share.packed(|packed| packed.begin(context, most));
         let status = real.call();
@@ -211,20 +215,22 @@ impl Making {
                 packed.gone(context, 0, most);
                 packed.end(context)
             });
-            share.cancel(device, most);
             return status;
         };
         share.packed(|packed| packed.made(context, least));
-        let Some(measured) = share.settle_if_measured(device, most) else {
-            // Nothing to measure with: it may have taken all of it.
-            share.packed(|packed| {
-                packed.gone(context, least, most);
-                packed.end(context)
-            });
-            share.hand_over(device, most);
-            device.add(Category::Arrays, most);
-            self.enter(handle, context, Memory::Own(most));
-            return status;
+        let measured = match paid.settle() {
+            Ok(measured) => measured,
+            Err(paid) => {
+                // Nothing to measure with: it may have taken all of it.
+                share.packed(|packed| {
+                    packed.gone(context, least, most);
+                    packed.end(context)
+                });
+                paid.hand_over();
+                device.add(Category::Arrays, most);
+                self.enter(handle, context, Memory::Own(most));
+                return status;
+            }
         };
         let after = share.packed(|packed| packed.end(context));
         let grown = after.saturating_sub(before);

@@ -1,11 +1,15 @@
-//! Modules and libraries: code and `__device__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is measured, and
-//! unloaded again when the group has no room for it.
+//! Modules and libraries: code, `__device__` and `__managed__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is
+//! measured, and unloaded again when the group has no room for it.
 
-use crate::abi::{DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
+use std::cell::Cell;
+
+use crate::abi::{Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
 use crate::account::BLOCK;
-use crate::handler::lazy;
+use crate::account::handles::{Kind, Origin};
+use crate::capture::relaxed;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
+use crate::handler::{handles, lazy, managed};
 use crate::hook::{Call, Real};
 use crate::image::{self, Needs};
 use crate::table::cuda;
@@ -44,7 +48,31 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
             cuda::cuModuleUnload(module);
         }
     };
-    load(call, needs, real, Some(&unload))
+    let context = current_context();
+    let load = || load(call, needs, real, Some(&unload));
+    let status = managed::variables(call, needs.managed, module, context, &load);
+    note(call, Kind::Module, module, status, handles::here);
+    if let (SUCCESS, Some(module)) = (status, module.read()) {
+        note_variables(call, module, context, needs.least);
+    }
+    status
+}
+
+/// The driver may have handed out a handle.
+fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: impl Fn() -> Origin) {
+    let known = &call.process.handles;
+    if let (SUCCESS, Some(handle)) = (status, handle.read())
+        && !known.knows(kind, handle)
+    {
+        known.insert(kind, handle, origin());
+    }
+}
+
+/// Code has been loaded in the current context, with at least so many bytes of variables.
+fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
+    if let Ok(device) = call.process.current_device() {
+        device.note_variables(code, context, bytes);
+    }
 }
 
 /// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
@@ -141,7 +169,8 @@ pub fn library_file(
     })
 }
 
-/// Opens a library: works without a current context, and takes nothing yet, unless the program wants everything loaded at once.
+/// Opens a library: works without a current context, and takes only its managed variables yet, unless the program wants everything loaded
+/// at once. So is a library that cannot be read: what it takes shows when it is loaded, and only while it is opened can that be undone.
 fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -151,12 +180,52 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
             cuda::cuLibraryUnload(library);
         }
     };
-    let now = if eager { needs } else { Needs::default() };
-    let status = load(call, now, real, Some(&unload));
+    let context = current_context();
+    let trial = needs.unknown && context != 0;
+    let tried = Cell::new(false);
+    let real = || {
+        let status = real.call();
+        if let (SUCCESS, true, Some(library)) = (status, trial, library.read()) {
+            let mut module = 0;
+            let load = || cuda::cuLibraryGetModule(Out::of(&mut module), library);
+            tried.set(relaxed(load) == SUCCESS);
+        }
+        status
+    };
+    let now = if eager || trial {
+        needs
+    } else {
+        Needs::default()
+    };
+    let used = || match call.process.current_device() {
+        Ok(device) => device.driver.used(),
+        Err(_) => 0,
+    };
+    let before = used();
+    let status = managed::variables(call, needs.managed, library, 0, &|| {
+        load(call, now, &real, Some(&unload))
+    });
+    let mut needs = Needs {
+        managed: 0,
+        ..needs
+    };
+    if tried.get() {
+        // What it took here it takes in other contexts.
+        needs.variables = needs.variables.max(used().saturating_sub(before));
+        needs.unknown = false;
+    }
+    if let (SUCCESS, Some(library)) = (status, library.read()) {
+        let handles = &call.process.handles;
+        handles.insert(Kind::Library, library, Origin::default());
+    }
     // Less is a matter of the driver's reserve, as code is.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
+        if tried.get() {
+            let bytes = call.process.libraries.loaded(library, context);
+            note_variables(call, library, context, bytes);
+        }
     }
     status
 }
@@ -169,9 +238,14 @@ pub fn library_module(
     module: Out<Opaque>,
     library: Opaque,
 ) -> Status {
-    lazy::load(call, library, Some(library), None, &|| {
+    let status = lazy::load(call, library, Some(library), None, &|| {
         real(module, library)
-    })
+    });
+    note(call, Kind::Module, module, status, || Origin {
+        owner: library,
+        ..handles::here()
+    });
+    status
 }
 
 /// `cuKernelGetFunction`: as `cuLibraryGetModule`.
@@ -182,8 +256,17 @@ pub fn kernel_function(
     kernel: Opaque,
 ) -> Status {
     let status = lazy::load(call, kernel, None, None, &|| real(function, kernel));
-    if let (SUCCESS, Some(function)) = (status, function.read()) {
-        lazy::note_loaded(call, function);
+    if let (SUCCESS, Some(made)) = (status, function.read())
+        && !lazy::is_loaded(call, made)
+    {
+        note(call, Kind::Code, function, status, || {
+            let kernel = call.process.handles.origin(Kind::Code, kernel);
+            Origin {
+                owner: kernel.map_or(0, |kernel| kernel.owner),
+                ..handles::here()
+            }
+        });
+        lazy::note_loaded(call, made);
     }
     status
 }
@@ -211,12 +294,20 @@ pub fn module_function(
     name: Opaque,
 ) -> Status {
     let status = real(function, module, name);
-    if let (SUCCESS, Some(function)) = (status, function.read())
-        && !lazy::is_loaded(call, function)
-        && let Ok(device) = call.process.current_device()
+    if let (SUCCESS, Some(made)) = (status, function.read())
+        && !lazy::is_loaded(call, made)
     {
-        device.driver.measure(device);
-        lazy::note_loaded(call, function);
+        note(call, Kind::Code, function, status, || {
+            let module_of = call.process.handles.origin(Kind::Module, module);
+            Origin {
+                owner: module,
+                ..module_of.unwrap_or_else(handles::here)
+            }
+        });
+        if let Ok(device) = call.process.current_device() {
+            device.driver.measure(device);
+            lazy::note_loaded(call, made);
+        }
     }
     status
 }
@@ -233,31 +324,45 @@ pub fn kernel(
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
+    // A kernel belongs to no context.
+    note(call, Kind::Code, kernel, status, || Origin {
+        context: 0,
+        owner: library,
+    });
     status
 }
 
-/// `cuModuleUnload`: given back after the call is what a measurement finds gone.
+/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are forgotten before it: once the driver has freed them
+/// another thread may get them for other code, which has to be paid for.
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
-    let status = real(module);
-    if status == SUCCESS {
-        unloaded(call, module);
-    }
-    status
+    unload_by(call, module, &|| real(module))
 }
 
 /// `cuLibraryUnload`: as `cuModuleUnload`.
 pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
-    let status = real(library);
-    if status == SUCCESS {
-        call.process.libraries.remove(library);
-        unloaded(call, library);
+    let known = call.process.libraries.take(library);
+    let status = unload_by(call, library, &|| real(library));
+    if let (true, Some(known)) = (status != SUCCESS, known) {
+        call.process.libraries.put_back(library, known);
     }
     status
 }
 
-fn unloaded(call: Call, code: Opaque) {
+/// Unloads code.
+fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
     call.process.launched.forget_library(code);
-    for device in call.process.devices() {
-        device.driver.measure(device);
+    let taken = call.process.handles.take_code(code);
+    // With what is charged for its managed variables.
+    let status = managed::free(call, code as DevicePtr, real).unwrap_or_else(|| real.call());
+    if status != SUCCESS {
+        call.process.handles.restore(taken);
+    } else {
+        // What other threads' launches have remembered meanwhile may be of this code.
+        call.process.launched.forget_library(code);
+        for device in call.process.devices() {
+            device.forget_variables(code);
+            device.driver.measure(device);
+        }
     }
+    status
 }

@@ -3,6 +3,7 @@
 //! The first process of a group measures what a context takes on this GPU and leaves the figure in the ledger; from then on every context is
 //! charged by it before it is made.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,10 +12,14 @@ use gpulimit_core::ledger::Category;
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
 };
-use crate::account::device::{self, Device};
+use crate::account::contexts::note_flags;
+use crate::account::device::Device;
+use crate::account::driver_share::Prepaid;
+use crate::account::locks::{Place, hold};
 use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
 use crate::handler::array;
+use crate::handler::payment::Payment;
 use crate::hook::{Call, Real};
 use crate::table::cuda;
 
@@ -46,20 +51,33 @@ fn make(
         Ok(device) => device,
         Err(failed) => return call.process.unavailable(failed, real),
     };
-    // One at a time: two threads that retain the same primary context make one.
-    let _alone = device.making.lock();
-    if matches!(kind, Kind::Primary) && is_there(device, ordinal) {
+    let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
+    if is_made() {
         return real.call();
     }
-    let hint = hint(device);
-    let estimate = if device.counts_contexts() {
-        estimate(device, hint)
-    } else {
-        0
+    await_hint(device);
+    let hint = Cell::new(0);
+    let payment = Payment {
+        // One at a time: two threads that retain the same primary context make one.
+        lock: &|| hold(Place::Making, || device.making.lock()),
+        pay: &|_, paid| {
+            hint.set(device.context_hint());
+            if is_made() || !device.counts_contexts() {
+                return Ok(());
+            }
+            let due = estimate(device, hint.get());
+            let quietly = |missing| device.charge_ahead_quietly(missing);
+            paid.raise(due, &quietly).map_err(|_| due)
+        },
+        is_due: &|_| !is_made(),
     };
-    if device.driver.prepay(device, call.symbol, estimate).is_err() {
+    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    if is_made() {
+        return real.call();
     }
+    let hint = hint.get();
     let before = device.driver.used();
     let status = real.call();
     let context = made.read().filter(|_| status == SUCCESS);
@@ -69,15 +87,18 @@ fn make(
     }
     if context.is_some() && hint > 0 {
         // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
-        device.driver.settle_assumed(device, estimate, hint);
+        paid.settle_assumed(hint);
         return status;
     }
-    let Some(measured) = device.driver.settle(device, estimate) else {
-        // Nothing to measure with.
-        if context.is_some() {
-            device.driver.settle_assumed(device, 0, UNMEASURED);
+    let measured = match paid.settle() {
+        Ok(measured) => measured,
+        Err(paid) => {
+            // Nothing to measure with.
+            if context.is_some() {
+                paid.settle_assumed(UNMEASURED);
+            }
+            return status;
         }
-        return status;
     };
     let Some(context) = context else {
         return status;
@@ -88,6 +109,9 @@ fn make(
     }
     if measured.overrun > 0 {
         undo(context);
+        if matches!(kind, Kind::Primary) {
+            device.released(true);
+        }
         device.contexts.remove(context);
         device.driver.measure(device);
         device.refuse(call.symbol, grown);
@@ -101,19 +125,15 @@ fn is_there(device: &Device, ordinal: Ordinal) -> bool {
     device.primary.load(Ordering::Acquire) != 0 && active(ordinal)
 }
 
-/// Bytes that a context takes here; 0 when nobody has measured it yet and nobody is about to.
-fn hint(device: &Device) -> u64 {
+/// Waits until somebody has measured what a context takes here, where another process is about to find out.
+fn await_hint(device: &Device) {
     let started = Instant::now();
-    loop {
-        let hint = device.context_hint();
-        // With room for anything, or alone in the group, there is no need to know. Else somebody is about to find out.
-        if hint > 0
-            || device.group_free() >= UNKNOWN
-            || !device.shared()
-            || started.elapsed() > PATIENCE
-        {
-            return hint;
-        }
+    // With room for anything, or alone in the group, there is no need to know.
+    while device.context_hint() == 0
+        && device.group_free() < UNKNOWN
+        && device.shared()
+        && started.elapsed() <= PATIENCE
+    {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -130,12 +150,25 @@ fn estimate(device: &Device, hint: u64) -> u64 {
 
 fn active(ordinal: Ordinal) -> bool {
     let (mut flags, mut active) = (0, 0);
-    cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active)) == SUCCESS
-        && active != 0
+    let asked =
+        cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active));
+    note_flags(flags);
+    asked == SUCCESS && active != 0
 }
 
 /// Nothing is left of what was in `context`, one of the device's, but what other processes may have, too: that is returned.
 fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
+    let shared = drain(call, context);
+    if device.contexts.count() <= 1 {
+        device.graphs.clear(device);
+    } else {
+        device.graphs.refresh(device);
+    }
+    shared
+}
+
+/// As [`empty`], of all but graph memory.
+fn drain(call: Call, context: Context) -> Vec<Gone> {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
             device.remove(category, bytes);
@@ -173,21 +206,17 @@ fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
         freed(ordinal, Category::Managed, bytes)
     });
     call.process.libraries.forget_context(context);
+    call.process.variables.forget_context(context);
     array::drain(call, context, freed);
     call.process.pools.refresh(call.process);
     call.process.execs.drain(context);
-    if device.contexts.count() <= 1 {
-        device.graphs.clear(device);
-    } else {
-        device.graphs.refresh(device);
-    }
     shared
 }
 
 /// A context of the device is no more; what was in it other processes may have.
 fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
     call.process.launched.forget();
-    call.process.greens.forget(context);
+    forget_handles(call, context);
     device
         .driver
         .unreserve(device, device.kernels.forget(context));
@@ -197,10 +226,23 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     }
     device.driver.forget_assumed(device);
     device.driver.measure(device);
+    part_with(call, shared);
+}
+
+/// Nothing is left here of what other processes may have.
+fn part_with(call: Call, shared: Vec<Gone>) {
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
             device.part_with(left.bytes, left.size, None);
         }
+    }
+}
+
+/// Handles that belonged to a context, or to the green ones in it, are known no longer.
+fn forget_handles(call: Call, context: Context) {
+    let greens = call.process.greens.forget(context);
+    for gone in greens.into_iter().chain([context]) {
+        call.process.handles.forget_context(gone);
     }
 }
 
@@ -218,6 +260,9 @@ pub fn retain_primary(
             (status, context.read(), call.process.device(ordinal))
         {
             device.primary.store(handle, Ordering::Release);
+            device.retained();
+            // Notes its flags.
+            active(ordinal);
         }
         status
     };
@@ -233,11 +278,19 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     let Ok(device) = call.process.device(ordinal) else {
         return real(ordinal);
     };
+    if device.is_last_release() || call.symbol.contains("Reset") {
+        // As in `cuModuleUnload`.
+        call.process.launched.forget();
+    }
     let mut ended = None;
     let status = device.tear_down(
         || real(ordinal),
-        |_| {
-            if was && !active(ordinal) {
+        |status| {
+            let has_ended = was && !active(ordinal);
+            if status == SUCCESS {
+                device.released(has_ended);
+            }
+            if has_ended {
                 let context = device.primary.load(Ordering::Acquire);
                 ended = Some((context, empty(call, device, context)));
             }
@@ -249,6 +302,23 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     status
 }
 
+/// `cuCtxSetFlags`: charges nothing; remembers whether a context may sleep while it waits, as cancelled threads end there.
+pub fn set_flags(_: Call, real: impl Fn(u32) -> Status, flags: u32) -> Status {
+    // Before the call: other threads may wait in the context as soon as it is made.
+    note_flags(flags);
+    real(flags)
+}
+
+/// `cuDevicePrimaryCtxSetFlags_v2`: as `cuCtxSetFlags`.
+pub fn set_primary_flags(
+    call: Call,
+    real: impl Fn(Ordinal, u32) -> Status,
+    device: Ordinal,
+    flags: u32,
+) -> Status {
+    set_flags(call, |flags| real(device, flags), flags)
+}
+
 /// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has measured a context to take, measured after it,
 /// and destroyed again where it does not fit.
 pub fn create(
@@ -258,6 +328,7 @@ pub fn create(
     flags: u32,
     ordinal: Ordinal,
 ) -> Status {
+    note_flags(flags);
     make(
         call,
         Kind::Further,
@@ -278,6 +349,7 @@ pub fn create_v3(
     flags: u32,
     ordinal: Ordinal,
 ) -> Status {
+    note_flags(flags);
     make(
         call,
         Kind::Further,
@@ -297,6 +369,7 @@ pub fn create_v4(
     flags: u32,
     ordinal: Ordinal,
 ) -> Status {
+    note_flags(flags);
     make(
         call,
         Kind::Further,
@@ -318,6 +391,7 @@ pub fn create_vdpau(
     vdp_device: u32,
     get_proc_address: Opaque,
 ) -> Status {
+    note_flags(flags);
     make(
         call,
         Kind::Further,
@@ -334,10 +408,11 @@ fn discard(context: Context) {
 
 /// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the call, and the context itself.
 pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
-    let Ok(device) = device::of_context(context).and_then(|ordinal| call.process.device(ordinal))
-    else {
-        return real(context);
+    let Some(device) = call.process.context_device(context) else {
+        return destroy_unknown(call, &|| real(context), context);
     };
+    // As in `cuModuleUnload`.
+    call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
         || real(context),
@@ -351,4 +426,47 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
         gone(call, device, context, shared);
     }
     status
+}
+
+/// Destroys a context that no hook has seen being made: on whichever device it was, what it held is given back after the call.
+#[cold]
+fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
+    let devices: Vec<&'static Device> = call.process.devices().collect();
+    let mut shared = Vec::new();
+    let status = tear_down_all(&devices, real, &mut |status| {
+        if status == SUCCESS {
+            shared = drain(call, context);
+            devices
+                .iter()
+                .for_each(|device| device.graphs.refresh(device));
+        }
+    });
+    if status == SUCCESS {
+        call.process.launched.forget();
+        forget_handles(call, context);
+        for device in devices {
+            device
+                .driver
+                .unreserve(device, device.kernels.forget(context));
+            device.driver.measure(device);
+        }
+        part_with(call, shared);
+    }
+    status
+}
+
+/// As [`Device::tear_down`], for a context of any of `devices`.
+fn tear_down_all(
+    devices: &[&'static Device],
+    real: &dyn Real,
+    after: &mut dyn FnMut(Status),
+) -> Status {
+    match devices.split_first() {
+        Some((device, others)) => device.tear_down(|| tear_down_all(others, real, after), |_| {}),
+        None => {
+            let status = real.call();
+            after(status);
+            status
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::account::device::Device;
+use crate::account::driver_share::Prepaid;
 use crate::account::kernel_memory::ContextMemory;
 use crate::handler::limits::{Limit, heap, limit_of};
 use crate::image::Needs;
@@ -43,11 +44,11 @@ impl Runtime {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Keeps the heap charged from here on.
-    pub fn keep(self, device: &Device, memory: &ContextMemory) {
+    /// Keeps the heap, which is `paid`, charged from here on.
+    pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
-            device.driver.reserve(device, self.heap);
+            paid.reserve(self.heap);
         }
     }
 

@@ -12,10 +12,14 @@ use crate::account::device::Device;
 use crate::account::graphs::execs::{Exec, Need};
 use crate::account::graphs::nodes::Nodes;
 use crate::account::graphs::{Hope, Launch};
+use crate::account::handles::Kind;
 use crate::account::pools::PATIENCE;
+use crate::fault;
+use crate::handler::handles;
 use crate::handler::launch::{self, What};
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
+use crate::handler::measured;
 use crate::handler::stream::{await_work, capturing, identity};
 use crate::hook::{Call, Real};
 use crate::image::Needs;
@@ -30,29 +34,76 @@ fn instantiate(
     upload: Option<Stream>,
     real: &dyn Real,
 ) -> Status {
+    if !call.process.handles.knows(Kind::Graph, graph) {
+        return instantiate_unknown(call, graph, exec, real);
+    }
     let nodes = Nodes::of(graph, &call.process.bodies);
-    let execs = &call.process.execs;
     let per_thread = Cell::new(0);
     let real = || prepare(call, exec, &nodes, &per_thread, real);
-    if nodes.is_empty() {
-        let status = real();
-        if let (SUCCESS, Some(handle)) = (status, exec.read()) {
-            // One of a context that is gone may have had this handle.
-            execs.take(handle);
-            execs.set_per_thread(handle, per_thread.get());
-        }
-        return status;
-    }
     let known = Exec::new(current_context(), &nodes);
     let status = match upload {
         Some(stream) => with_memory(call, &known, &known.needs, stream, &real),
         None => real(),
     };
     if let (SUCCESS, Some(handle)) = (status, exec.read()) {
-        execs.insert(handle, Arc::new(known));
-        execs.set_per_thread(handle, per_thread.get());
+        enter(call, handle, known, &nodes, per_thread.get());
     }
     status
+}
+
+/// Remembers what an executable graph was made of.
+fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
+    let execs = &call.process.execs;
+    // One of a context that is gone may have had this handle.
+    execs.take(exec);
+    if !nodes.is_empty() {
+        execs.insert(exec, Arc::new(known));
+    }
+    execs.set_per_thread(exec, per_thread);
+    let handles = &call.process.handles;
+    match has_known_code(call, nodes) {
+        true => handles.insert(Kind::Exec, exec, handles::here()),
+        false => drop(handles.take(Kind::Exec, exec)),
+    }
+}
+
+/// Whether the driver may be asked about all kernels of a graph.
+fn has_known_code(call: Call, nodes: &Nodes) -> bool {
+    let handles = &call.process.handles;
+    nodes
+        .kernels()
+        .all(|kernel| handles.knows(Kind::Code, kernel))
+}
+
+/// What every thread of the kernels needs at most, of those that the driver may be asked about.
+fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
+    let handles = &call.process.handles;
+    let known = nodes
+        .kernels()
+        .filter(|kernel| handles.knows(Kind::Code, *kernel));
+    let needs = known.map(|kernel| limits::per_thread(call, device, kernel));
+    needs.max().unwrap_or(0)
+}
+
+/// Makes an executable graph of one that is unknown, and asks about its nodes when the driver has accepted it.
+#[cold]
+fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
+    let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
+    if let (SUCCESS, Some(handle)) = (status, exec.read())
+        && let Ok(device) = call.process.current_device()
+    {
+        let nodes = Nodes::of(graph, &call.process.bodies);
+        let (context, per_thread) = (current_context(), most(call, device, &nodes));
+        limits::has_grown(device, context, per_thread);
+        enter(call, handle, Exec::new(context, &nodes), &nodes, per_thread);
+    }
+    status
+}
+
+fn undo(exec: Out<GraphExec>) {
+    if let Some(made) = exec.read() {
+        cuda::cuGraphExecDestroy(made);
+    }
 }
 
 /// Makes it, with what its kernels need paid ahead: their local memory is taken here (measured, H100, 580.159.04).
@@ -67,17 +118,14 @@ fn prepare(
         Ok(device) => device,
         Err(failed) => return call.process.unavailable(failed, real),
     };
+    let undo = || undo(exec);
+    if !has_known_code(call, nodes) {
+        per_thread.set(most(call, device, nodes));
+        return measured::unknown(call, measured::ALL, real, Some(&undo));
+    }
     let most = || {
-        let needs = nodes
-            .kernels()
-            .map(|kernel| limits::per_thread(call, device, kernel));
-        per_thread.set(needs.max().unwrap_or(0));
+        per_thread.set(most(call, device, nodes));
         per_thread.get()
-    };
-    let undo = || {
-        if let Some(made) = exec.read() {
-            cuda::cuGraphExecDestroy(made);
-        }
     };
     let context = current_context();
     limits::run(
@@ -162,16 +210,18 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
         Err(failed) => return call.process.unavailable(failed, &next),
     };
     let memory = &device.graphs;
-    let mut launch = memory.begin(need, exec.keeps, identity(call.symbol, stream));
+    let mut under_way = memory.begin(device, need, exec.keeps, identity(call.symbol, stream));
+    let launch = &mut under_way.launch;
     let quietly = |rest| device.charge_ahead_without_trim(rest);
     let paid = memory
-        .pay(device, &mut launch, None, quietly)
-        .or_else(|_| pay(call, device, &mut launch, stream));
+        .pay(device, launch, None, quietly)
+        .or_else(|_| pay(call, device, launch, stream));
+    fault::point("graph");
     let status = match paid {
         Ok(()) => next(),
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     };
-    memory.settle(device, launch, status == SUCCESS);
+    under_way.settle(status == SUCCESS);
     status
 }
 
@@ -225,8 +275,10 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
     call.process.execs.set_per_thread(exec, 0);
     call.process.launched.remove(exec);
     call.process.launched.remove(exec | 1);
+    let handle = call.process.handles.take(Kind::Exec, exec);
     let status = real(exec);
     if status != SUCCESS {
+        call.process.handles.restore(handle);
         call.process.execs.set_per_thread(exec, per_thread);
         if let Some(known) = known {
             call.process.execs.insert(exec, known);

@@ -12,23 +12,58 @@ use crate::abi::{
     Node, NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::graphs::nodes::each_kernel;
+use crate::account::handles::{Kind, Origin};
+use crate::account::locks::{Place, hold};
 use crate::handler::lazy::Lazy;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
+use crate::handler::measured;
 use crate::hook::{Call, Real};
 use crate::image::Needs;
 
-/// Shows kernels, one after the other.
-type List<'a> = &'a dyn Fn(&mut dyn FnMut(Opaque));
+/// Where the kernels come from that are put into an executable graph.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Those of this graph.
+    Graph(Graph),
+    /// This one, where there is one.
+    Kernel(Option<Opaque>),
+}
 
-/// Runs `real`, which puts the kernels that `list` shows into `exec`.
-fn change(call: Call, exec: GraphExec, list: List<'_>, real: &dyn Real) -> Status {
+impl Source {
+    /// Shows the kernels, one after the other.
+    fn each(self, call: Call, show: &mut dyn FnMut(Opaque)) {
+        match self {
+            Source::Graph(graph) => each_kernel(graph, &call.process.bodies, show),
+            Source::Kernel(kernel) => kernel.into_iter().for_each(show),
+        }
+    }
+
+    /// Whether the driver may be asked about it before it has accepted it.
+    fn is_known(self, call: Call) -> bool {
+        let handles = &call.process.handles;
+        match self {
+            Source::Graph(graph) => handles.knows(Kind::Graph, graph),
+            Source::Kernel(kernel) => kernel.is_none_or(|one| handles.knows(Kind::Code, one)),
+        }
+    }
+}
+
+/// Runs `real`, which puts the kernels of `source` into `exec`.
+fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
+    if !source.is_known(call) {
+        return change_unknown(call, exec, source, real);
+    }
     let launched = &call.process.launched;
     let (mut known, mut unseen) = (0, Vec::new());
-    list(&mut |kernel| match launched.need_of(kernel) {
+    source.each(call, &mut |kernel| match launched.need_of(kernel) {
         Some(bytes) => known = known.max(bytes),
         None => unseen.push(kernel),
     });
+    let handles = &call.process.handles;
+    if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
+        return change_unknown(call, exec, source, real);
+    }
     if known == 0 && unseen.is_empty() {
         return real.call();
     }
@@ -40,7 +75,7 @@ fn change(call: Call, exec: GraphExec, list: List<'_>, real: &dyn Real) -> Statu
     let most = Cell::new(known);
     if unseen.is_empty() {
         let memory = device.kernels.context(context);
-        let _stays = memory.alone.read();
+        let _stays = hold(Place::Alone, || memory.alone.read());
         if device.kernels.growth(&memory, known) == 0 {
             return remember(call, exec, known, real.call());
         }
@@ -86,6 +121,40 @@ fn change(call: Call, exec: GraphExec, list: List<'_>, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
+/// As [`change`], where something is unknown: the driver is asked about it after it has accepted it.
+#[cold]
+fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
+    let status = measured::unknown(call, measured::ALL, real, None);
+    let Ok(device) = call.process.current_device() else {
+        return status;
+    };
+    if status != SUCCESS {
+        return status;
+    }
+    let handles = &call.process.handles;
+    if let Source::Kernel(Some(kernel)) = source
+        && !handles.knows(Kind::Code, kernel)
+    {
+        handles.insert(Kind::Code, kernel, Origin::default());
+    }
+    let (mut most, mut all_known) = (0, true);
+    source.each(
+        call,
+        &mut |kernel| match handles.knows(Kind::Code, kernel) {
+            true => most = most.max(limits::per_thread(call, device, kernel)),
+            false => all_known = false,
+        },
+    );
+    limits::has_grown(device, current_context(), most);
+    if !all_known {
+        // What its launches may take is unknown from here on.
+        handles.take(Kind::Exec, exec);
+        call.process.launched.remove(exec);
+        call.process.launched.remove(exec | 1);
+    }
+    remember(call, exec, most, status)
+}
+
 /// A kernel of `exec` may need so many bytes of local memory per thread from now on.
 fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Status {
     if status == SUCCESS && call.process.execs.raise_per_thread(exec, per_thread) {
@@ -94,16 +163,6 @@ fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Sta
         call.process.launched.remove(exec | 1);
     }
     status
-}
-
-/// Shows the kernels of a graph.
-fn kernels_of(call: Call, graph: Graph) -> impl Fn(&mut dyn FnMut(Opaque)) {
-    move |show| each_kernel(graph, &call.process.bodies, show)
-}
-
-/// Shows one kernel, where there is one.
-fn just(kernel: Option<Opaque>) -> impl Fn(&mut dyn FnMut(Opaque)) {
-    move |show| kernel.into_iter().for_each(show)
 }
 
 /// `cuGraphExecUpdate`: as `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
@@ -115,7 +174,7 @@ pub fn update(
     error_node: Opaque,
     result: Opaque,
 ) -> Status {
-    change(call, exec, &kernels_of(call, graph), &|| {
+    change(call, exec, Source::Graph(graph), &|| {
         real(exec, graph, error_node, result)
     })
 }
@@ -128,7 +187,7 @@ pub fn update_v2(
     graph: Graph,
     info: Opaque,
 ) -> Status {
-    change(call, exec, &kernels_of(call, graph), &|| {
+    change(call, exec, Source::Graph(graph), &|| {
         real(exec, graph, info)
     })
 }
@@ -143,7 +202,9 @@ pub fn set_kernel(
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    change(call, exec, &just(kernel), &|| real(exec, node, params))
+    change(call, exec, Source::Kernel(kernel), &|| {
+        real(exec, node, params)
+    })
 }
 
 /// `cuGraphExecKernelNodeSetParams`: as `_v2`.
@@ -155,7 +216,9 @@ pub fn set_kernel_v1(
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    change(call, exec, &just(kernel), &|| real(exec, node, params))
+    change(call, exec, Source::Kernel(kernel), &|| {
+        real(exec, node, params)
+    })
 }
 
 /// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
@@ -166,7 +229,7 @@ pub fn set_child(
     node: Node,
     child: Graph,
 ) -> Status {
-    change(call, exec, &kernels_of(call, child), &|| {
+    change(call, exec, Source::Graph(child), &|| {
         real(exec, node, child)
     })
 }
@@ -179,12 +242,10 @@ pub fn set_node(
     node: Node,
     params: In<NodeParams>,
 ) -> Status {
-    let list = |show: &mut dyn FnMut(Opaque)| match params.read() {
-        Some(params) if params.kind == NODE_TYPE_KERNEL => {
-            params.kernel.handle().into_iter().for_each(show);
-        }
-        Some(params) if params.kind == NODE_TYPE_GRAPH => kernels_of(call, params.child())(show),
-        _ => {}
+    let source = match params.read() {
+        Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),
+        Some(params) if params.kind == NODE_TYPE_GRAPH => Source::Graph(params.child()),
+        _ => Source::Kernel(None),
     };
-    change(call, exec, &list, &|| real(exec, node, params))
+    change(call, exec, source, &|| real(exec, node, params))
 }

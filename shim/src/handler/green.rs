@@ -3,6 +3,7 @@
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::driver_share::RESERVE;
 use crate::account::green::Green;
+use crate::account::handles::{Kind, Origin};
 use crate::handler::{context, measured};
 use crate::hook::Call;
 use crate::table::cuda;
@@ -62,7 +63,9 @@ pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> St
         return real(green);
     };
     let status = context::release_primary(call, |_| real(green), known.device);
-    if status != SUCCESS {
+    if status == SUCCESS {
+        call.process.handles.forget_context(known.context);
+    } else {
         call.process.greens.insert(green, known);
     }
     status
@@ -79,12 +82,19 @@ pub fn stream(
 ) -> Status {
     let real = || real(stream, green, flags, priority);
     // No context need be current.
-    let device = match call.process.greens.get(green) {
-        Some(known) => call.process.device(known.device),
-        None => call.process.current_device(),
+    let Some(known) = call.process.greens.get(green) else {
+        return measured::unknown(call, &|_| RESERVE, &real, None);
     };
-    match device {
+    let status = match call.process.device(known.device) {
         Ok(device) => measured::run(call, device, RESERVE, &real, None),
         Err(failed) => call.process.unavailable(failed, &real),
+    };
+    if let (SUCCESS, Some(stream)) = (status, stream.read()) {
+        let origin = Origin {
+            context: known.context,
+            owner: 0,
+        };
+        call.process.handles.insert(Kind::Stream, stream, origin);
     }
+    status
 }

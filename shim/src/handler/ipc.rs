@@ -19,14 +19,27 @@ pub fn get(
     handle: Opaque,
     dptr: DevicePtr,
 ) -> Status {
+    let blocks = &call.process.blocks;
+    let share = |base| {
+        if let Some((ordinal, bytes)) = blocks.share(base)
+            && let Ok(device) = call.process.device(ordinal)
+        {
+            device.share(bytes);
+        }
+    };
     // Before the call: another thread may free it as soon as the handle is there.
-    if let Some((base, _)) = range(dptr)
-        && let Some((ordinal, bytes)) = call.process.blocks.share(base)
-        && let Ok(device) = call.process.device(ordinal)
-    {
-        device.share(bytes);
+    if let Some(base) = blocks.base(dptr) {
+        share(base);
+        return real(handle, dptr);
     }
-    real(handle, dptr)
+    // The driver is asked about any other address after it has accepted it: it may lie in the midst of an allocation.
+    let status = real(handle, dptr);
+    if status == SUCCESS
+        && let Some((base, _)) = range(dptr)
+    {
+        share(base);
+    }
+    status
 }
 
 /// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver shows it for this process it is charged here.

@@ -1,15 +1,25 @@
 //! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph that of its kernels.
 
 use std::cell::Cell;
+use std::time::Instant;
 
-use crate::abi::{Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS, Status, Stream};
-use crate::account::driver_share::RESERVE;
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS,
+    Status, Stream,
+};
+use crate::account::device::Device;
+use crate::account::driver_share::{Prepaid, RESERVE};
+use crate::account::handles::{Kind, Origin};
+use crate::account::locks::{Place, hold};
 use crate::account::maps::Set;
+use crate::account::pools::PATIENCE;
 use crate::capture::relaxed;
 use crate::handler::lazy::Lazy;
-use crate::handler::limits::{self, Use};
+use crate::handler::limits::{self, Shortage, Use};
 use crate::handler::linear::current_context;
-use crate::handler::stream::capturing;
+use crate::handler::measured;
+use crate::handler::payment::{ROUNDS, insist};
+use crate::handler::stream::{self, capturing, is_capturing};
 use crate::hook::{Call, Real};
 use crate::table::cuda;
 
@@ -18,22 +28,28 @@ const FIRST: u64 = 128 << 20;
 
 /// What is launched.
 #[derive(Clone, Copy)]
-pub enum What {
+pub enum What<'a> {
     /// A `CUfunction`, or a `CUkernel` in its place.
     Function(Opaque),
+    /// As [`What::Function`], one of several in a call.
+    OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
 /// Launches a kernel, or a graph apart from its memory nodes.
-pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status {
-    let (What::Function(handle) | What::Graph(handle)) = what;
+pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
+    let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
     let launched = &call.process.launched;
     if launched.contains(handle) {
         return real.call();
     }
+    if !is_known(call, what, stream) {
+        return launch_unknown(call, what, stream, real);
+    }
     let device = match call.process.stream_device(stream) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
+        Some(Ok(device)) => device,
+        Some(Err(failed)) => return call.process.unavailable(failed, real),
+        None => return launch_unknown(call, what, stream, real),
     };
     let context = match context_of(call, stream) {
         Some(context) => context,
@@ -44,7 +60,7 @@ pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status
     }
     if let Some(per_thread) = launched.need(handle, context) {
         let memory = device.kernels.context(context);
-        let _stays = memory.alone.read();
+        let _stays = hold(Place::Alone, || memory.alone.read());
         if device.kernels.growth(&memory, per_thread) == 0 {
             return real.call();
         }
@@ -64,7 +80,9 @@ pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status
     let need = Cell::new(0);
     let per_thread = || {
         need.set(match what {
-            What::Function(function) => limits::per_thread(call, device, function),
+            What::Function(function) | What::OneOfSeveral(function, _) => {
+                limits::per_thread(call, device, function)
+            }
             What::Graph(exec) => call.process.execs.per_thread(exec & !1),
         });
         need.get()
@@ -72,41 +90,116 @@ pub fn launch(call: Call, what: What, stream: Stream, real: &dyn Real) -> Status
     let usage = match what {
         _ if loads => Use::Load,
         What::Function(_) => Use::Launch(&per_thread),
+        What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
         What::Graph(_) => Use::Graph(&per_thread),
     };
-    let lazy = Lazy::of(call, None, handle, context);
+    let lazy = match what {
+        What::Function(function) | What::OneOfSeveral(function, _) => {
+            Lazy::of(call, None, function, context)
+        }
+        // The libraries of its kernels have been loaded when it was made.
+        What::Graph(_) => Lazy::none(context),
+    };
     let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
         if !loads {
             launched.begin();
         }
-        if let (What::Function(function), false) = (what, loads) {
+        if let (What::Function(function) | What::OneOfSeveral(function, _), false) = (what, loads) {
             call.process.learn_need(function, need.get());
         }
         let seen = if loads { handle | 1 } else { handle };
-        match need.get() {
-            large if device.kernels.is_large(large) => launched.insert_large(seen, context, large),
-            _ => launched.insert_in(seen, context, call.process.context_count()),
-        }
+        remember(call, device, context, seen, need.get());
     }
     status
 }
 
-/// The context that holds what a launch in `stream` takes.
+/// `seen` has been launched in `context` and needs so much local memory per thread.
+fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
+    let launched = &call.process.launched;
+    match per_thread {
+        large if device.kernels.is_large(large) => launched.insert_large(seen, context, large),
+        _ => launched.insert_in(seen, context, call.process.context_count()),
+    }
+}
+
+/// Whether the driver may be asked about both before it has accepted them.
+fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
+    let handles = &call.process.handles;
+    let code = match what {
+        What::Function(function) | What::OneOfSeveral(function, _) => {
+            handles.knows(Kind::Code, function)
+        }
+        What::Graph(exec) => handles.knows(Kind::Exec, exec & !1),
+    };
+    code && stream::is_known(stream)
+}
+
+/// Launches in a stream, or launches something, that is unknown. What the driver has accepted it is asked about.
+#[cold]
+fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
+    let handles = &call.process.handles;
+    let per_thread = || match what {
+        What::Function(function) | What::OneOfSeveral(function, _)
+            if handles.knows(Kind::Code, function) =>
+        {
+            let device = call.process.current_device().ok()?;
+            // Where its library is still to be loaded, nothing tells what comes with it.
+            let is_there = Lazy::of(call, None, function, 0).is_empty();
+            is_there.then(|| limits::per_thread(call, device, function))
+        }
+        What::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
+            Some(call.process.execs.per_thread(exec & !1))
+        }
+        _ => None,
+    };
+    let per_thread = per_thread();
+    let most = |device: &Device| match per_thread {
+        Some(bytes) => device.kernels.backing(bytes) + FIRST,
+        None => device.capacity,
+    };
+    let status = measured::unknown(call, &most, real, None);
+    // What a graph may take stays unknown: each of its launches comes here.
+    if let (SUCCESS, What::Function(function) | What::OneOfSeveral(function, _)) = (status, what)
+        && !is_capturing(call.symbol, stream)
+        && let Some(context) = context_of_accepted(call, stream)
+        && let Some(device) = call.process.context_device(context)
+    {
+        if !handles.knows(Kind::Code, function) {
+            handles.insert(Kind::Code, function, Origin::default());
+        }
+        Lazy::of(call, None, function, context).loaded(call);
+        let need = limits::per_thread(call, device, function);
+        limits::has_grown(device, context, need);
+        call.process.launched.begin();
+        call.process.learn_need(function, need);
+        remember(call, device, context, function, need);
+    }
+    status
+}
+
+/// The context that holds what a launch in `stream` takes; `None` for no context, and for a stream that is unknown.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
-    // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
     let context = if stream <= 2 {
+        // The NULL, legacy and per-thread streams of the current context.
         current_context()
     } else {
-        let mut context = 0;
-        let asked = relaxed(|| cuda::cuStreamGetCtx(stream, Out::of(&mut context)));
-        if asked != SUCCESS {
-            return None;
-        }
-        call.process.greens.holder(context)
+        let origin = call.process.handles.origin(Kind::Stream, stream)?;
+        call.process.greens.holder(origin.context)
     };
     (context != 0).then_some(context)
+}
+
+/// As [`context_of`], of a stream that the driver has just accepted.
+fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
+    if stream::is_known(stream) {
+        return context_of(call, stream);
+    }
+    let mut context = 0;
+    let asked = relaxed(|| cuda::cuStreamGetCtx(stream, Out::of(&mut context)));
+    let holder = call.process.greens.holder(context);
+    (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
 /// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local memory, its library and the driver's reserve are
@@ -179,7 +272,13 @@ pub fn multi_device(
     count: u32,
     flags: u32,
 ) -> Status {
-    fn each(call: Call, list: In<LaunchParams>, left: u32, real: &dyn Real) -> Status {
+    fn each(
+        call: Call,
+        list: In<LaunchParams>,
+        left: u32,
+        shortage: &Shortage,
+        real: &dyn Real,
+    ) -> Status {
         let Some((left, params)) = left
             .checked_sub(1)
             .and_then(|left| Some((left, list.at(left as usize).read()?)))
@@ -188,9 +287,9 @@ pub fn multi_device(
         };
         launch(
             call,
-            What::Function(params.function),
+            What::OneOfSeveral(params.function, shortage),
             params.stream,
-            &|| each(call, list, left, real),
+            &|| each(call, list, left, shortage, real),
         )
     }
     let real = || real(list, count, flags);
@@ -203,14 +302,31 @@ pub fn multi_device(
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real();
     }
-    let _alone = launched.on_many.lock();
     // Two on one device the driver refuses, and we would wait for ourselves.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
         return real();
     }
-    each(call, list, count, &real)
+    for _ in 0..ROUNDS {
+        let shortage = Shortage::default();
+        let status = {
+            let _alone = hold(Place::OnMany, || launched.on_many.lock());
+            each(call, list, count, &shortage, &real)
+        };
+        let Some((device, due)) = shortage.get() else {
+            return status;
+        };
+        // Now that no lock is held. The room is not kept: others may be faster, and then it is waited for again.
+        let mut paid = Prepaid::none(device);
+        if device.driver.await_others(Instant::now() + PATIENCE) {
+            continue;
+        }
+        if insist(call, device, &mut paid, due, &|_| true).is_err() {
+            break;
+        }
+    }
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// `cuLaunch`: as `cuLaunchKernel`.

@@ -7,10 +7,14 @@ use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
     SUCCESS, Status,
 };
-use crate::account::device;
+use crate::account::device::Device;
+use crate::account::driver_share::RESERVE;
+use crate::account::handles::{Kind, Origin};
+use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
 use crate::handler::limits::{self, Use};
 use crate::handler::linear::current_context;
+use crate::handler::measured;
 use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::table::cuda;
@@ -58,7 +62,13 @@ pub fn load(
         return real.call();
     }
     let device = match context {
-        Some(context) => device::of_context(context).and_then(|at| call.process.device(at)),
+        Some(context) => match call.process.context_device(context) {
+            Some(device) => Ok(device),
+            None => {
+                let most = |_: &Device| most(call, library, handle, holder);
+                return measured::unknown(call, &most, real, None);
+            }
+        },
         None => call.process.current_device(),
     };
     let device = match device {
@@ -69,12 +79,26 @@ pub fn load(
     let loads = Use::Load;
     let status = limits::run(call, device, holder, loads, lazy.needs, 0, real, None);
     if status == SUCCESS {
+        if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
+            let handles = &call.process.handles;
+            handles.insert(Kind::Code, handle, Origin::default());
+        }
         lazy.loaded(call);
         // A function is taken for a kernel as well, which has code in every context.
         launched.note_kernel(loaded, 0);
         launched.insert_in(loaded, holder, call.process.context_count());
     }
     status
+}
+
+/// What loading takes in a context at most, as [`limits::run`] pays for it, bytes.
+fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -> u64 {
+    let needs = Lazy::of(call, library, handle, context).needs;
+    let runtime = |device: &'static Device| device.kernels.runtime(needs);
+    let runtime = call.process.devices().map(runtime).max().unwrap_or(0);
+    RESERVE
+        .saturating_add(round_up(needs.variables, BLOCK))
+        .saturating_add(runtime)
 }
 
 /// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current (measured, H100, 580.159.04).
@@ -86,6 +110,18 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
         Ok(device) => device,
         Err(failed) => return call.process.unavailable(failed, real),
     };
+    if !call.process.handles.knows(Kind::Code, kernel) {
+        let most = |_: &Device| {
+            let contexts = call.process.context_count() as u64;
+            most(call, None, kernel, 0).saturating_mul(contexts)
+        };
+        let status = measured::unknown(call, &most, real, None);
+        if status == SUCCESS {
+            let handles = &call.process.handles;
+            handles.insert(Kind::Code, kernel, Origin::default());
+        }
+        return status;
+    }
     let current = current_context();
     // In the others by ourselves, so that each is paid for in turn.
     for context in device.contexts.all() {
@@ -115,18 +151,29 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
 /// A library that a call may load.
 pub struct Lazy {
     pub library: Option<Opaque>,
+    /// The kernel to be asked for it when the driver has accepted it; 0 for none.
+    kernel: Opaque,
     context: Context,
     /// What its image says, as far as it is not there yet.
     pub needs: Needs,
 }
 
 impl Lazy {
+    /// Of nothing.
+    pub fn none(context: Context) -> Lazy {
+        Lazy {
+            library: None,
+            kernel: 0,
+            context,
+            needs: Needs::default(),
+        }
+    }
+
     /// Of `library`, or else of the one that `kernel` belongs to, in `context`.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
-            context,
-            needs: Needs::default(),
+            ..Lazy::none(context)
         };
         if call.process.libraries.is_empty() {
             return lazy;
@@ -134,14 +181,16 @@ impl Lazy {
         if library.is_none() {
             lazy.library = call.process.launched.library_of(kernel);
         }
-        if lazy.library.is_none() {
-            let mut owner = 0;
-            match cuda::cuKernelGetLibrary(Out::of(&mut owner), kernel) {
-                SUCCESS => lazy.library = Some(owner),
+        if lazy.library.is_none() && !call.process.handles.knows(Kind::Code, kernel) {
+            // It may be of any.
+            lazy.kernel = kernel;
+        } else if lazy.library.is_none() {
+            match library_of(kernel) {
+                Ok(library) => lazy.library = Some(library),
                 // A driver that does not tell.
-                CUDA_ERROR_NOT_FOUND => {}
+                Err(CUDA_ERROR_NOT_FOUND) => {}
                 // A function of a module, which has been loaded.
-                _ => return lazy,
+                Err(_) => return lazy,
             }
         }
         lazy.needs = call.process.libraries.pending(lazy.library, lazy.context);
@@ -155,9 +204,29 @@ impl Lazy {
 
     /// The call has loaded it.
     pub fn loaded(&self, call: Call) {
-        if let Some(library) = self.library.filter(|_| !self.is_empty()) {
-            call.process.libraries.loaded(library, self.context);
+        if self.is_empty() {
+            return;
         }
+        let library = match self.kernel {
+            0 => self.library,
+            kernel => library_of(kernel).ok(),
+        };
+        if let Some(library) = library {
+            let bytes = call.process.libraries.loaded(library, self.context);
+            let mut devices = call.process.devices();
+            if let Some(device) = devices.find(|device| device.contexts.has(self.context)) {
+                device.note_variables(library, self.context, bytes);
+            }
+        }
+    }
+}
+
+/// The library of a kernel that is known.
+fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
+    let mut library = 0;
+    match cuda::cuKernelGetLibrary(Out::of(&mut library), kernel) {
+        SUCCESS => Ok(library),
+        failed => Err(failed),
     }
 }
 

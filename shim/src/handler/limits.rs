@@ -1,24 +1,24 @@
 //! What contexts set aside for their kernels: by `cuCtxSetLimit`, and in calls that load and launch them.
 
-use std::cell::LazyCell;
+use std::cell::{Cell, LazyCell};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
-use parking_lot::RwLockWriteGuard;
+use gpulimit_core::group::Undisturbed;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
     LIMIT_STACK_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
-use crate::account::driver_share::{Measured, RESERVE};
+use crate::account::driver_share::{Measured, Prepaid};
 use crate::account::kernel_memory::ContextMemory;
-use crate::account::pools::PATIENCE;
+use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
 use crate::handler::device_runtime::Runtime;
 use crate::handler::linear::current_context;
 use crate::handler::measured;
+use crate::handler::payment::Payment;
 use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::refusal::Refused;
@@ -49,13 +49,40 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         0 => return real(limit, value),
         context => device.kernels.context(context),
     };
-    let _alone = context.alone.write();
     let real = |value| real(limit, value);
+    let due = || match limit {
+        LIMIT_STACK_SIZE => stack_growth(device, &context, wanted),
+        _ => wanted.saturating_sub(context.heap.load(Ordering::Acquire)),
+    };
+    let payment = Payment {
+        lock: &|| hold(Place::Alone, || context.alone.write()),
+        pay: &|_, paid| {
+            let quietly = |missing| device.charge_ahead_quietly(missing);
+            match due() {
+                // In use: the driver says so.
+                _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
+                due => paid.raise(due, &quietly).map_err(|_| due),
+            }
+        },
+        is_due: &|bytes| due() >= bytes,
+    };
+    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
     match limit {
-        LIMIT_STACK_SIZE => set_stack(call, device, &context, real, value),
-        // In use: the driver says so.
+        LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
         _ if matches!(current(limit), Limit::Fixed) => real(value),
-        _ => reserve(call, device, &context.heap, &|| real(value), wanted),
+        _ => reserve(device, &context.heap, paid, &|| real(value), wanted),
+    }
+}
+
+/// Bytes by which local memory grows with this stack limit.
+fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
+    let backing = device.kernels.backing(wanted);
+    // Of more than the GPU has the driver takes care by itself.
+    match backing <= device.capacity {
+        true => backing.saturating_sub(context.backing()),
+        false => 0,
     }
 }
 
@@ -63,28 +90,21 @@ fn set_stack(
     call: Call,
     device: &'static Device,
     context: &ContextMemory,
+    paid: Prepaid<'_>,
     real: impl Fn(usize) -> Status,
     value: usize,
 ) -> Status {
     let (before, wanted) = (context.per_thread(), value as u64);
-    let backing = device.kernels.backing(wanted);
-    // Of more than the GPU has the driver takes care by itself.
-    let growth = match backing <= device.capacity {
-        true => backing.saturating_sub(context.backing()),
-        false => 0,
-    };
-    if device.driver.prepay(device, call.symbol, growth).is_err() {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if backing < device.kernels.start() {
+    let growth = stack_growth(device, context, wanted);
+    if device.kernels.backing(wanted) < device.kernels.start() {
         // What is launched from here on asks anew, and waits for us.
         call.process.launched.forget();
     }
     let used = device.driver.used();
     let status = real(value);
-    let measured = device.driver.settle(device, growth);
+    let measured = paid.settle().ok();
     if status != SUCCESS {
-        note_failure(call, context, used, measured);
+        note_failure(call, device, context, used, measured);
         return status;
     }
     let change = device.kernels.set(context, wanted);
@@ -97,38 +117,46 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
+        // As after a failure: less than every context has from the start.
+        Some(_) if context.backing() < device.kernels.start() => {
+            device.driver.measure(device);
+        }
         Some(_) => {}
     }
     status
 }
 
 /// The driver has refused growth of local memory. What there was may have gone with that: all kernels need it anew.
-fn note_failure(call: Call, context: &ContextMemory, before: u64, measured: Option<Measured>) {
+fn note_failure(
+    call: Call,
+    device: &Device,
+    context: &ContextMemory,
+    before: u64,
+    measured: Option<Measured>,
+) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
+        // The measurement took what has gone for the least that there can be.
+        device.driver.measure(device);
     }
 }
 
-/// Keeps `wanted` bytes charged for what the context will take later. Nobody is asked: nothing is taken yet.
+/// Keeps `wanted` bytes charged for what the context will take later, of which what is more than before is `paid`.
 fn reserve(
-    call: Call,
     device: &'static Device,
     kept: &AtomicU64,
+    mut paid: Prepaid<'_>,
     real: &dyn Real,
     wanted: u64,
 ) -> Status {
     let before = kept.load(Ordering::Acquire);
-    let more = wanted.saturating_sub(before);
-    if more > 0 && device.driver.prepay(device, call.symbol, more).is_err() {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     let status = real.call();
     if status != SUCCESS {
-        device.driver.cancel(device, more);
         return status;
     }
     kept.store(wanted, Ordering::Release);
-    device.driver.reserve(device, more);
+    paid.reserve(wanted.saturating_sub(before));
+    drop(paid);
     device
         .driver
         .unreserve(device, before.saturating_sub(wanted));
@@ -198,26 +226,32 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
+/// A call for which nothing was paid by name has been measured, and has run kernels that need so much in `context`.
+pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
+    let memory = device.kernels.context(context);
+    let _alone = hold(Place::Alone, || memory.alone.write());
+    if device.kernels.growth(&memory, per_thread) > 0 {
+        let change = device.kernels.set(&memory, per_thread);
+        if device.driver.measure(device).is_none() {
+            device.driver.assume(device, change);
+        }
+    }
+}
+
 /// What a call lets its context take beside what is measured.
 pub enum Use<'a> {
     /// The code of kernels is loaded.
     Load,
     /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
     Launch(&'a dyn Fn() -> u64),
+    /// As [`Use::Launch`], one of several in a call.
+    OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
     /// The same of the kernels of an executable graph, which need so much at most.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// What is paid ahead for a call that loads or launches code.
-struct Paid<'a> {
-    /// All of it but the heap.
-    bytes: u64,
-    /// Of it, growth of local memory.
-    growth: u64,
-    runtime: Runtime,
-    /// Held where it is for more than code and variables.
-    alone: Option<RwLockWriteGuard<'a, ()>>,
-}
+/// What a launch lacked that must not wait, as other launches of its call hold their locks: the device, and the bytes that are due there.
+pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
 /// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
 /// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
@@ -232,6 +266,8 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
+    // The driver may open files here, and we ask it for much.
+    let _undisturbed = Undisturbed::new();
     let driver = &device.driver;
     // A few variables lie in the block that the reserve has for the code.
     let large = if says.variables < BLOCK {
@@ -239,14 +275,17 @@ pub fn run(
     } else {
         round_up(says.variables, BLOCK)
     };
-    let (launches, at_most) = match usage {
-        Use::Load => (false, false),
-        Use::Launch(_) => (true, false),
-        Use::Graph(_) => (true, true),
+    let (launches, at_most, shortage) = match usage {
+        Use::Load => (false, false, None),
+        Use::Launch(_) => (true, false, None),
+        Use::OneOfSeveral(_, shortage) => (true, false, Some(shortage)),
+        Use::Graph(_) => (true, true, None),
     };
     let need = LazyCell::new(|| match usage {
         Use::Load => 0,
-        Use::Launch(per_thread) | Use::Graph(per_thread) => per_thread(),
+        Use::Launch(per_thread) | Use::OneOfSeveral(per_thread, _) | Use::Graph(per_thread) => {
+            per_thread()
+        }
     });
     let memory = device.kernels.context(context);
     let kept = || match launches {
@@ -255,36 +294,58 @@ pub fn run(
     };
     let growth = || device.kernels.growth(&memory, *need);
     let is_first = || Runtime::is_new(says, device, &memory);
-    let pay = |charge: Charge<'_>| {
-        let reserve = driver.prepay_from_reserve(device, RESERVE, charge)?;
-        // One at a time: two that need the same growth make it once.
-        let alone = (growth() > 0 || kept() > 0 || is_first()).then(|| memory.alone.write());
-        let (growth, runtime) = match alone {
-            Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
-            None => (0, Runtime::default()),
-        };
-        let bytes = large + growth + runtime.tables;
-        driver
-            .prepay_by(bytes + runtime.heap, charge)
-            .inspect_err(|_| driver.cancel(device, reserve))?;
-        Ok(Paid {
-            bytes: reserve + bytes,
-            growth,
-            runtime,
-            alone,
-        })
+    let extra = Cell::new((0, Runtime::default()));
+    // The estimate by itself: asking for the need may load code.
+    let estimate = Payment {
+        lock: &|| (),
+        pay: &|_, paid| {
+            let paid_for = paid.raise_with_reserve(0);
+            paid_for.map_err(|_| paid.with_reserve(0))
+        },
+        is_due: &|_| true,
     };
-    let Ok(paid) = in_turn(call, device, &pay) else {
+    let payment = Payment {
+        // One at a time: two that need the same growth make it once.
+        lock: &|| {
+            let alone = || hold(Place::Alone, || memory.alone.write());
+            (growth() > 0 || kept() > 0 || is_first()).then(alone)
+        },
+        pay: &|alone, paid| {
+            let (growth, runtime) = match alone {
+                Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+                None => (0, Runtime::default()),
+            };
+            extra.set((growth, runtime));
+            let bytes = large + growth + runtime.tables + runtime.heap;
+            let paid_for = paid.raise_with_reserve(bytes);
+            paid_for.map_err(|_| paid.with_reserve(bytes))
+        },
+        is_due: &|_| {
+            let (before, runtime) = extra.get();
+            growth() >= before && (is_first() || runtime.tables + runtime.heap == 0)
+        },
+    };
+    let none = Prepaid::none(device);
+    let paid = match shortage {
+        Some(shortage) => estimate
+            .quietly(none)
+            .and_then(|((), paid)| payment.quietly(paid))
+            .inspect_err(|due| shortage.set(Some((device, *due))))
+            .map_err(|_| Refused),
+        None if launches => estimate
+            .make(call, device, none)
+            .and_then(|((), paid)| payment.make(call, device, paid)),
+        None => payment.make(call, device, none),
+    };
+    let Ok((alone, mut paid)) = paid else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    let Paid {
-        growth, runtime, ..
-    } = paid;
-    let bytes = paid.bytes + driver.prepay_some(device, more);
-    if paid.alone.is_none() {
-        return measured::conclude(call, device, bytes, real, undo);
+    let (growth, runtime) = extra.get();
+    paid.add_some(more);
+    if alone.is_none() {
+        return measured::conclude(call, device, paid, real, undo);
     }
-    runtime.keep(device, &memory);
+    runtime.keep(&mut paid, &memory);
     let heap = kept();
     driver.offer(heap);
     let before = driver.used();
@@ -298,7 +359,7 @@ pub fn run(
         }
         if is_taken { heap } else { 0 }
     };
-    let measured = driver.settle_offer(device, bytes, heap, taken);
+    let measured = paid.settle_offer(heap, taken);
     let grown = measured.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);
     if growth > 0 {
@@ -309,28 +370,6 @@ pub fn run(
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
     }
-}
-
-/// A way to charge bytes.
-type Charge<'a> = &'a dyn Fn(u64) -> Result<(), Refused>;
-
-/// Has `pay` pay ahead, all or nothing. Where the group has no room it waits for other threads' calls, which may not need all that they have paid.
-fn in_turn<T>(
-    call: Call,
-    device: &Device,
-    pay: &dyn Fn(Charge<'_>) -> Result<T, Refused>,
-) -> Result<T, Refused> {
-    let quietly = |bytes| device.charge_ahead_quietly(bytes);
-    if let Ok(paid) = pay(&quietly) {
-        return Ok(paid);
-    }
-    let until = Instant::now() + PATIENCE;
-    while device.driver.await_others(until) {
-        if let Ok(paid) = pay(&quietly) {
-            return Ok(paid);
-        }
-    }
-    pay(&|bytes| device.charge_ahead(call.symbol, bytes))
 }
 
 /// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
@@ -344,7 +383,7 @@ fn conclude_growth(
     status: Status,
 ) {
     if status != SUCCESS {
-        return note_failure(call, memory, before, measured);
+        return note_failure(call, device, memory, before, measured);
     }
     let growth = device.kernels.growth(memory, per_thread);
     let is_there = |measured: Measured| measured.used.saturating_sub(before) >= growth / 2;

@@ -1,17 +1,23 @@
 //! `cuMemAlloc` and its kin: charged by blocks of 2 MiB.
 
+mod block;
+
+use gpulimit_core::group::Undisturbed;
 use gpulimit_core::ledger::Category;
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large, Taken};
+use crate::account::charged::Charged;
+use crate::account::contexts;
 use crate::account::device::Device;
-use crate::account::spare::Spare;
 use crate::account::{BLOCK, round_up};
+use crate::fault;
 use crate::handler::managed;
 use crate::hook::{Call, Real};
 use crate::process::Process;
 use crate::refusal::Refused;
 use crate::table::cuda;
+use block::Block;
 
 /// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for one block ahead, which goes back where it lies
 /// in blocks that are there.
@@ -132,122 +138,65 @@ fn small(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let Ok(paid) = pay_for_block(device, call.symbol) else {
+    let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    small_paid(call, device, estimate, paid, real, result)
-}
-
-fn small_paid(
-    call: Call,
-    device: &'static Device,
-    estimate: u64,
-    paid: Paid<'_>,
-    real: impl Fn() -> Status,
-    result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
-) -> Status {
-    let mark = call.process.mark();
-    let status = real();
-    let (SUCCESS, (Some(address), size)) = (status, result()) else {
-        paid.give_back(device);
-        return status;
-    };
-    let size = size.unwrap_or(estimate);
-    if blocks_touched(address, size) > 1 {
-        // The pitch made a large one of it.
-        paid.spend(device);
-        enter_large(device, address, size, BLOCK);
-        device.renew(mark);
-        return status;
-    }
-    let blocks = &call.process.blocks;
-    if !blocks.enter_small(address, device.ordinal, current_context) {
-        paid.give_back(device);
-        return status;
-    }
-    if matches!(paid, Paid::Lent) {
-        // A new block after all, and nothing to pay it with.
-        cuda::cuMemFree_v2(address);
-        if matches!(blocks.leave_small(address), Departure::Held) {
-            // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
-            // was lent stays charged for it.
-            device.driver.hand_over(device, BLOCK);
-            device.add(Category::Linear, BLOCK);
-        } else {
-            paid.give_back(device);
+    loop {
+        let mark = call.process.mark();
+        fault::point("small");
+        let status = real();
+        let (SUCCESS, (Some(address), size)) = (status, result()) else {
+            paid.give_back();
+            return status;
+        };
+        let size = size.unwrap_or(estimate);
+        if blocks_touched(address, size) > 1 {
+            // The pitch made a large one of it.
+            paid.spend();
+            enter_large(Charged::new(device, BLOCK), device, address, size);
+            device.renew(mark);
+            return status;
         }
-        // Who measured meanwhile took the block for the driver's own.
-        device.renew(mark);
-        return match device.charge(call.symbol, BLOCK) {
-            Ok(()) => small_paid(call, device, estimate, Paid::Charged, real, result),
-            Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
+        let blocks = &call.process.blocks;
+        if !blocks.enter_small(address, device.ordinal, current_context) {
+            paid.give_back();
+            return status;
+        }
+        if !paid.is_lent() {
+            paid.spend();
+            device.add(Category::Linear, BLOCK);
+            device.renew(mark);
+            return status;
+        }
+        paid = match undo_unpaid(call, device, paid, address, mark) {
+            Ok(paid) => paid,
+            Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
         };
     }
-    paid.spend(device);
-    device.add(Category::Linear, BLOCK);
-    device.renew(mark);
-    status
 }
 
-/// What a small request's possible new block is paid with.
-enum Paid<'a> {
-    /// A spare block.
-    Spare(&'a Spare),
-    /// A block charged for it.
-    Charged,
-    /// A block of the driver's reserve, which it must not keep: the group is full.
-    Lent,
-}
-
-#[inline]
-fn pay_for_block<'a>(device: &'a Device, symbol: &'static str) -> Result<Paid<'a>, Refused> {
-    let spare = device.spares.own();
-    if spare.take() {
-        return Ok(Paid::Spare(spare));
-    }
-    charge_for_block(device, symbol)
-}
-
+/// Frees a small allocation that took a new block, which only a block of the driver's reserve paid for. Returns a charged block for another try.
 #[cold]
-fn charge_for_block<'a>(device: &'a Device, symbol: &'static str) -> Result<Paid<'a>, Refused> {
-    if device.charge_quietly(BLOCK) {
-        return Ok(Paid::Charged);
+fn undo_unpaid(
+    call: Call,
+    device: &'static Device,
+    paid: Block<'_>,
+    address: DevicePtr,
+    mark: u64,
+) -> Result<Block<'static>, Refused> {
+    let lent = paid.lent();
+    cuda::cuMemFree_v2(address);
+    if matches!(call.process.blocks.leave_small(address), Departure::Held) {
+        // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
+        // was lent stays charged for it.
+        lent.hand_over();
+        device.add(Category::Linear, BLOCK);
+    } else {
+        drop(lent);
     }
-    if let Some(spare) = device.spares.all().find(|spare| spare.take()) {
-        return Ok(Paid::Spare(spare));
-    }
-    // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
-    if device.driver.borrow(BLOCK) {
-        return Ok(Paid::Lent);
-    }
-    device.charge(symbol, BLOCK).map(|()| Paid::Charged)
-}
-
-impl Paid<'_> {
-    /// It was not needed.
-    #[inline]
-    fn give_back(&self, device: &Device) {
-        match self {
-            Paid::Spare(spare) => spare.put_back(),
-            Paid::Charged => device.keep_block(),
-            Paid::Lent => device.driver.give_back(BLOCK),
-        }
-    }
-
-    /// It has become a block of the program's.
-    fn spend(&self, device: &Device) {
-        match self {
-            Paid::Spare(spare) => {
-                spare.consume();
-                device.remove_idle(BLOCK);
-            }
-            Paid::Charged => {}
-            Paid::Lent => {
-                device.driver.give_back(BLOCK);
-                device.charge_over(BLOCK);
-            }
-        }
-    }
+    // Who measured meanwhile took the block for the driver's own.
+    device.renew(mark);
+    Block::charge(device, call.symbol)
 }
 
 fn large(
@@ -258,16 +207,16 @@ fn large(
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
     let mark = call.process.mark();
-    let charged = round_up(estimate, BLOCK);
-    if device.charge(call.symbol, charged).is_err() {
+    let Ok(charged) = device.charge(call.symbol, round_up(estimate, BLOCK)) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    };
+    fault::point("large");
     let status = real();
     match (status, result()) {
         (SUCCESS, (Some(address), size)) => {
-            enter_large(device, address, size.unwrap_or(estimate), charged)
+            enter_large(charged, device, address, size.unwrap_or(estimate))
         }
-        _ => device.uncharge(charged),
+        _ => drop(charged),
     }
     device.renew(mark);
     status
@@ -278,14 +227,10 @@ pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
-/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` bytes have been charged.
-fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: u64) {
+/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` has been charged.
+fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
-    if bytes > charged {
-        device.charge_over(bytes - charged);
-    } else {
-        device.uncharge(charged - bytes);
-    }
+    charged.spend_as(bytes);
     device.add(Category::Linear, bytes);
     device.account().blocks.enter_large(
         address,
@@ -301,7 +246,17 @@ fn enter_large(device: &'static Device, address: DevicePtr, size: u64, charged: 
 /// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its own whole, a shared block with the last
 /// request in it; what other processes may have open stays charged as long as they may.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+    if contexts::may_sleep() {
+        return free_undisturbed(call, dptr, &|| real(dptr));
+    }
     release(call, dptr, || real(dptr))
+}
+
+/// As [`release`], where the driver may come to a call at which a cancelled thread would end.
+#[cold]
+fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
+    let _undisturbed = Undisturbed::new();
+    release(call, dptr, || real.call())
 }
 
 /// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
@@ -339,12 +294,35 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         device.renew(mark);
         return status;
     }
-    if let Some(status) = managed::free(call, dptr, &real) {
-        return status;
+    let process = call.process;
+    if !process.managed.is_empty() || !process.pools.lent.is_empty() {
+        return release_of_some(call, dptr, mark, &real);
     }
     let status = real();
+    leave_small(call, dptr, mark, status);
+    status
+}
+
+/// As [`release`], where the process has managed memory, of which `dptr` may be.
+#[cold]
+fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
+    if let Some(status) = managed::free(call, dptr, real) {
+        return status;
+    }
+    let lent = call.process.pools.lent.take(dptr);
+    let status = real.call();
+    if let Some(pool) = lent.filter(|_| status != SUCCESS) {
+        call.process.pools.lent.insert(dptr, pool);
+    }
+    leave_small(call, dptr, mark, status);
+    status
+}
+
+/// Memory at `dptr` that lies in a block with others was freed, if `status` is a success.
+#[inline]
+fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
-        match blocks.leave_small(dptr) {
+        match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(ordinal) => {
                 if let Ok(device) = call.process.device(ordinal) {
@@ -361,7 +339,6 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
             }
         }
     }
-    status
 }
 
 /// Frees a small allocation of a block that other processes may have open.

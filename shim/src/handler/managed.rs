@@ -1,11 +1,14 @@
-//! `cuMemAllocManaged`: charged in full, because the device may come to hold all of it without a call.
+//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables: charged in full, because the device may come to hold all of it
+//! without a call.
 
 use gpulimit_core::ledger::Category;
 
 use super::linear::current_context;
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, Out, SUCCESS, Status};
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Opaque, Out, SUCCESS, Status};
+use crate::account::device::Device;
 use crate::account::managed::Allocation;
 use crate::account::{BLOCK, round_up};
+use crate::fault;
 use crate::hook::{Call, Real};
 
 /// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
@@ -25,29 +28,67 @@ pub fn alloc(
                 .unavailable(failed, &|| real(dptr, bytesize, flags));
         }
     };
-    let bytes = round_up(bytesize as u64, BLOCK);
-    if device.charge(call.symbol, bytes).is_err() {
+    take(call, device, bytesize as u64, current_context(), &|| {
+        (real(dptr, bytesize, flags), dptr.read())
+    })
+}
+
+/// Runs a call that takes `bytes` of managed memory for as long as `context` lives (0: until it is freed): charged before it, in whole
+/// blocks. `real` returns the status and by which address or handle the memory will be freed.
+fn take(
+    call: Call,
+    device: &Device,
+    bytes: u64,
+    context: Context,
+    real: &dyn Fn() -> (Status, Option<DevicePtr>),
+) -> Status {
+    let bytes = round_up(bytes, BLOCK);
+    let Ok(charged) = device.charge(call.symbol, bytes) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    let status = real(dptr, bytesize, flags);
-    match (status, dptr.read()) {
+    };
+    fault::point("managed");
+    let (status, taken) = real();
+    match (status, taken) {
         (SUCCESS, Some(address)) => {
+            charged.spend();
             device.add(Category::Managed, bytes);
             call.process.managed.insert(
                 address,
                 Allocation {
                     device: device.ordinal,
-                    context: current_context(),
+                    context,
                     bytes,
                 },
             );
         }
-        _ => device.uncharge(bytes),
+        _ => drop(charged),
     }
     status
 }
 
-/// Frees `dptr` if it is managed memory; `None` when it is not.
+/// Runs `real`, which loads code with `bytes` of `__managed__` variables, in `context`, or (0) a library for all contexts. They are charged
+/// on the current device, or on the first where none is current, until the code is unloaded ([`free`] with its handle, which is no address
+/// of memory) or the context goes.
+pub fn variables(
+    call: Call,
+    bytes: u64,
+    code: Out<Opaque>,
+    context: Context,
+    real: &dyn Real,
+) -> Status {
+    if bytes == 0 {
+        return real.call();
+    }
+    let current = call.process.current_device();
+    match current.or_else(|_| call.process.device(0)) {
+        Ok(device) => take(call, device, bytes, context, &|| {
+            (real.call(), code.read().map(|code| code as DevicePtr))
+        }),
+        Err(failed) => call.process.unavailable(failed, real),
+    }
+}
+
+/// Frees what `dptr` stands for if that is managed memory; `None` when it is not.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -2,8 +2,12 @@
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::device::Device;
-use crate::account::driver_share::{Measured, RESERVE};
+use crate::account::driver_share::{Measured, Prepaid, RESERVE};
+use crate::account::handles::Kind;
+use crate::fault;
+use crate::handler::handles;
 use crate::hook::{Call, Real};
+use crate::refusal::Refused;
 
 /// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
 /// out-of-memory; where nothing can be undone, growth stops until the group is below its limit again.
@@ -14,25 +18,26 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
-    if device.driver.prepay(device, call.symbol, estimate).is_err() {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    match Prepaid::pay(device, call.symbol, estimate) {
+        Ok(paid) => conclude(call, device, paid, real, undo),
+        Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
-    conclude(call, device, estimate, real, undo)
 }
 
 /// The rest of [`run`], after the payment.
 pub fn conclude(
     call: Call,
     device: &'static Device,
-    estimate: u64,
+    paid: Prepaid<'_>,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
     let before = device.driver.used();
+    fault::point("measured");
     let status = real.call();
-    match device.driver.settle(device, estimate) {
-        Some(measured) => judge(call, device, before, measured, status, undo),
-        None => status,
+    match paid.settle() {
+        Ok(measured) => judge(call, device, before, measured, status, undo),
+        Err(_) => status,
     }
 }
 
@@ -57,6 +62,34 @@ pub fn judge(
     status
 }
 
+/// How much a call may take on a device, bytes.
+pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
+
+/// Of a call of which nothing tells how much it takes.
+pub const ALL: Most<'static> = &|device| device.capacity;
+
+/// Runs `real`, which was given a handle that is unknown, so that nothing tells on which device it takes something. On each one with contexts what it may take at
+/// `most` is paid ahead, as far as the group has so much left; what it takes beyond that stops growth until the group is below its limit. `undo` as in [`run`].
+#[cold]
+pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
+    fn on(
+        call: Call,
+        devices: &[&'static Device],
+        most: Most<'_>,
+        real: &dyn Real,
+        undo: Option<&dyn Fn()>,
+    ) -> Status {
+        let Some((device, others)) = devices.split_first() else {
+            return real.call();
+        };
+        let mut paid = Prepaid::none(device);
+        paid.add_some(most(device));
+        let next = || on(call, others, most, real, undo);
+        conclude(call, device, paid, &next, undo)
+    }
+    on(call, &call.process.devices_in_use(), most, real, undo)
+}
+
 /// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
 pub fn small(call: Call, real: &dyn Real) -> Status {
     match call.process.current_device() {
@@ -72,7 +105,7 @@ pub fn stream(
     stream: Out<Stream>,
     flags: u32,
 ) -> Status {
-    small(call, &|| real(stream, flags))
+    made(call, stream, small(call, &|| real(stream, flags)))
 }
 
 /// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
@@ -83,5 +116,15 @@ pub fn stream_with_priority(
     flags: u32,
     priority: i32,
 ) -> Status {
-    small(call, &|| real(stream, flags, priority))
+    made(call, stream, small(call, &|| real(stream, flags, priority)))
+}
+
+/// A stream may have been made in the current context.
+fn made(call: Call, stream: Out<Stream>, status: Status) -> Status {
+    if let (SUCCESS, Some(stream)) = (status, stream.read()) {
+        call.process
+            .handles
+            .insert(Kind::Stream, stream, handles::here());
+    }
+    status
 }

@@ -2,15 +2,22 @@
 
 use std::time::Instant;
 
+use gpulimit_core::group::Undisturbed;
+
 use crate::abi::{
-    ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
-    Location, MemPool, Opaque, Out, SUCCESS, Status, Stream,
+    ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY,
+    Device as Ordinal, DevicePtr, In, Location, MEMORY_TYPE_HOST, MemPool, Opaque, Out,
+    POINTER_ATTRIBUTE_DEVICE_ORDINAL, POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE,
+    SUCCESS, Status, Stream,
 };
+use crate::account::charged::Charged;
 use crate::account::device::Device;
+use crate::account::pools::promise::{Growth, Promise};
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
 use crate::capture::relaxed;
+use crate::fault;
 use crate::handler::stream::{await_work, capturing, own_stream};
-use crate::hook::Call;
+use crate::hook::{Call, Real};
 use crate::refusal::Refused;
 use crate::table::cuda;
 
@@ -23,12 +30,16 @@ pub fn alloc(
     bytesize: usize,
     stream: Stream,
 ) -> Status {
-    let source = call
-        .process
-        .stream_device(stream)
-        .and_then(|device| Ok((device, device.current_pool()?)));
-    match source {
-        Ok((device, pool)) => allocate(call, device, pool, bytesize, dptr, stream, || {
+    let Some(device) = call.process.stream_device(stream) else {
+        return allocate_unknown(call, None, bytesize, dptr, stream, &|| {
+            real(dptr, bytesize, stream)
+        });
+    };
+    match device.and_then(|device| Ok((device, device.current_pool()?))) {
+        Ok((device, Some(pool))) => allocate(call, device, pool, bytesize, dptr, stream, || {
+            real(dptr, bytesize, stream)
+        }),
+        Ok((_, None)) => allocate_unknown(call, None, bytesize, dptr, stream, &|| {
             real(dptr, bytesize, stream)
         }),
         Err(failed) => call
@@ -46,37 +57,154 @@ pub fn alloc_from(
     pool: MemPool,
     stream: Stream,
 ) -> Status {
-    let pool_of = call
-        .process
-        .pools
-        .known_or(pool, || whose(call, pool, stream));
-    match call.process.device(pool_of.device) {
-        Ok(device) => allocate(call, device, pool_of, bytesize, dptr, stream, || {
+    let pools = &call.process.pools;
+    let known = pools
+        .get(pool)
+        .or_else(|| whose(call, pool).map(|device| pools.known_or(pool, || (device, true))));
+    let Some(pool_of) = known else {
+        return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &|| {
             real(dptr, bytesize, pool, stream)
-        }),
+        });
+    };
+    match call.process.device(pool_of.device) {
+        Ok(device) => {
+            let status = allocate(call, device, pool_of, bytesize, dptr, stream, || {
+                real(dptr, bytesize, pool, stream)
+            });
+            note_managed(call, pool_of, status, dptr, stream);
+            status
+        }
         Err(failed) => call
             .process
             .unavailable(failed, &|| real(dptr, bytesize, pool, stream)),
     }
 }
 
-/// Device of a pool that we did not see being made: some device's default or current pool, or an imported one (which cannot allocate).
-fn whose(call: Call, pool: MemPool, stream: Stream) -> (Ordinal, bool) {
+/// Remembers an allocation of a managed pool. What becomes a node of a graph is memory of that.
+fn note_managed(
+    call: Call,
+    pool: &'static Pool,
+    status: Status,
+    dptr: Out<DevicePtr>,
+    stream: Stream,
+) {
+    if pool.managed
+        && let (SUCCESS, Some(address)) = (status, dptr.read())
+        && !capturing(call.symbol, stream)
+    {
+        call.process.pools.lent.insert(address, pool);
+    }
+}
+
+/// Device of a pool that was not seen being made, where it is some device's default or current pool: the driver hands these out whenever it is asked.
+fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
-    for ordinal in 0..call.process.device_count() {
+    if call.process.pools.is_destroyed(pool) {
+        return None;
+    }
+    (0..call.process.device_count()).find(|ordinal| {
         let mut handle = 0;
-        if (cuda::cuDeviceGetDefaultMemPool(Out::of(&mut handle), ordinal) == SUCCESS && is(handle))
-            || (cuda::cuDeviceGetMemPool(Out::of(&mut handle), ordinal) == SUCCESS && is(handle))
+        (cuda::cuDeviceGetDefaultMemPool(Out::of(&mut handle), *ordinal) == SUCCESS && is(handle))
+            || (cuda::cuDeviceGetMemPool(Out::of(&mut handle), *ordinal) == SUCCESS && is(handle))
+    })
+}
+
+/// Allocates where the pool (`None`: the current one of the stream's device) or the stream is unknown. The growth that any pool could need is charged
+/// before the call on every device in use; the driver is asked about the pool after it has allocated from it.
+#[cold]
+fn allocate_unknown(
+    call: Call,
+    pool: Option<MemPool>,
+    bytesize: usize,
+    dptr: Out<DevicePtr>,
+    stream: Stream,
+    real: &dyn Real,
+) -> Status {
+    let growth = growth(bytesize as u64);
+    let mark = call.process.mark();
+    let mut paid: Vec<(&'static Device, Charged<'static>)> = Vec::new();
+    for device in call.process.devices_in_use() {
+        if !device.may_hold(bytesize as u64) {
+            continue;
+        }
+        if device
+            .charge_ahead_of(call.symbol, growth, bytesize as u64)
+            .is_err()
         {
-            return (ordinal, true);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        paid.push((device, Charged::ahead(device, growth)));
+    }
+    fault::point("unknown-pool");
+    let status = real.call();
+    let taken = dptr.read().filter(|_| status == SUCCESS);
+    let lies = taken.and_then(place);
+    let mut stays = true;
+    for (device, charged) in paid {
+        let kind = lies.filter(|(ordinal, _)| *ordinal == device.ordinal);
+        let kind = kind.map(|(_, kind)| kind);
+        let pools = &call.process.pools;
+        let known = match (kind, pool) {
+            (None, _) => None,
+            (_, None) => device.current_pool().ok().flatten(),
+            (Some(Kind::Managed), Some(pool)) => Some(pools.known_managed(pool, device.ordinal)),
+            (Some(kind), Some(pool)) => {
+                let counted = matches!(kind, Kind::Device);
+                Some(pools.known_or(pool, || (device.ordinal, counted)))
+            }
+        };
+        let Some(pool) = known.filter(|pool| pool.counted) else {
+            if kind.is_some() {
+                // Whatever was taken counts as the driver's part.
+                device.driver.measure(device);
+            }
+            drop(charged);
+            continue;
+        };
+        charged.spend();
+        let promise = pool.adopt(growth);
+        let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
+        let whole = promise.settle(device, range);
+        let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
+        if whole || grown(device, pool, mark, status, undo) {
+            note_managed(call, pool, status, dptr, stream);
+        } else {
+            device.refuse(call.symbol, bytesize as u64);
+            stays = false;
         }
     }
-    (
-        call.process
-            .stream_device(stream)
-            .map_or(0, |device| device.ordinal),
-        true,
-    )
+    call.process.pools.touch();
+    if stays {
+        status
+    } else {
+        CUDA_ERROR_OUT_OF_MEMORY
+    }
+}
+
+/// Where the memory of a pool lies.
+#[derive(Clone, Copy)]
+enum Kind {
+    Device,
+    Managed,
+    Host,
+}
+
+/// The device of memory that was just allocated, and where it lies.
+fn place(address: DevicePtr) -> Option<(Ordinal, Kind)> {
+    let ask = |attribute| {
+        let mut value = 0;
+        let place = Out::of(&mut value);
+        let asked = relaxed(|| cuda::cuPointerGetAttribute(place, attribute, address));
+        (asked == SUCCESS).then_some(value)
+    };
+    let device = ask(POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+    let is_managed = ask(POINTER_ATTRIBUTE_IS_MANAGED).is_some_and(|is| is & 0xff != 0);
+    let kind = match ask(POINTER_ATTRIBUTE_MEMORY_TYPE) {
+        _ if is_managed => Kind::Managed,
+        Some(MEMORY_TYPE_HOST) => Kind::Host,
+        _ => Kind::Device,
+    };
+    Some((device, kind))
 }
 
 fn allocate(
@@ -88,48 +216,115 @@ fn allocate(
     stream: Stream,
     real: impl Fn() -> Status,
 ) -> Status {
-    if !pool.counted || !device.may_hold(bytesize as u64) {
+    /// No driver hands out so much; the sum of two such sizes is still a number.
+    const TOO_MUCH: u64 = 1 << 48;
+    let bytes = bytesize as u64;
+    let may_hold = match pool.managed {
+        // Also more than the GPU has.
+        true => (1..TOO_MUCH).contains(&bytes),
+        false => device.may_hold(bytes),
+    };
+    if !pool.counted || !may_hold {
         return real();
     }
-    let growth = growth(bytesize as u64);
-    let mark = call.process.mark();
-    let mut paid = pool.prepay(device, growth);
-    let mut tries = 0;
-    loop {
-        if !paid {
-            match pay(call, device, pool, bytesize as u64, stream) {
-                Ok(Payment::Done) => {}
-                Ok(Payment::Node) => return real(),
-                Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+    let request = Request {
+        call,
+        device,
+        pool,
+        bytes,
+        dptr,
+        stream,
+        mark: call.process.mark(),
+    };
+    if !pool.prepay(device, growth(bytes)) {
+        return request.insist(None, &real);
+    }
+    match request.make(&real) {
+        (status, true) => status,
+        (status, false) => request.insist(Some(status), &real),
+    }
+}
+
+/// A request to a pool.
+#[derive(Clone, Copy)]
+struct Request {
+    call: Call,
+    device: &'static Device,
+    pool: &'static Pool,
+    bytes: u64,
+    dptr: Out<DevicePtr>,
+    stream: Stream,
+    /// When it began.
+    mark: u64,
+}
+
+impl Request {
+    /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has now is paid.
+    #[inline]
+    fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
+        let promise = Promise::new(self.pool, growth(self.bytes));
+        fault::point("pool");
+        let status = real.call();
+        let taken = self.dptr.read().filter(|_| status == SUCCESS);
+        let range = taken.map(|start| start..start.saturating_add(self.bytes));
+        let whole = promise.settle(self.device, range);
+        self.call.process.pools.touch();
+        (status, whole)
+    }
+
+    /// Allocates what the headroom does not cover. `made`: `real` has run with this status, and the pool has grown by more than was paid.
+    #[cold]
+    #[inline(never)]
+    fn insist(self, mut made: Option<Status>, real: &dyn Real) -> Status {
+        let Self {
+            call,
+            device,
+            pool,
+            bytes,
+            dptr,
+            stream,
+            mark,
+        } = self;
+        let growth = growth(bytes);
+        let mut tries = 0;
+        // The driver opens files when a pool gets its first memory (measured, H200, 580.159): a cancelled thread would end there.
+        let mut undisturbed = None;
+        loop {
+            let status = match made.take() {
+                Some(status) => status,
+                None => {
+                    undisturbed.get_or_insert_with(Undisturbed::new);
+                    match pay(call, device, pool, bytes, stream) {
+                        Ok(Payment::Done) => {}
+                        Ok(Payment::Node) => return real.call(),
+                        Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+                    }
+                    match self.make(real) {
+                        (status, true) => return status,
+                        (status, false) => status,
+                    }
+                }
+            };
+            let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
+            if grown(device, pool, mark, status, undo) {
+                return status;
             }
+            tries += 1;
+            // What a managed pool has been given it keeps: another try would not find out what this one has.
+            if tries == TRIES || pool.managed {
+                device.refuse(call.symbol, bytes);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+            // Room for the growth, and for the headroom that it would take.
+            if tries > 1
+                && device
+                    .await_room(call.symbol, growth + STEP, bytes)
+                    .is_err()
+            {
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+            // What the driver handed back meanwhile may do.
         }
-        let status = real();
-        let taken = dptr.read().filter(|_| status == SUCCESS);
-        let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
-        let whole = pool.settle(device, growth, range);
-        call.process.pools.touch();
-        if whole {
-            return status;
-        }
-        let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
-        if grown(device, pool, mark, status, undo) {
-            return status;
-        }
-        tries += 1;
-        if tries == TRIES {
-            device.refuse(call.symbol, bytesize as u64);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        // Room for the growth, and for the headroom that it would take.
-        if tries > 1
-            && device
-                .await_room(call.symbol, growth + STEP, bytesize as u64)
-                .is_err()
-        {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        // What the driver handed back meanwhile may do.
-        paid = false;
     }
 }
 
@@ -172,8 +367,11 @@ fn pay(
         return Ok(Payment::Done);
     }
     // What the pool hands back makes room for its growth; twice as much, so that the next request of this size finds room at once.
-    pool.trim(device, 2 * growth);
+    pool.trim(device, growth.saturating_mul(2));
     if paid(Some(until)) {
+        return Ok(Payment::Done);
+    }
+    if pool.borrow(growth) {
         return Ok(Payment::Done);
     }
     // It can hand back only what no work under way uses.
@@ -196,12 +394,14 @@ fn grown(
     status: Status,
     undo: impl FnOnce(),
 ) -> bool {
+    let _growth = Growth(pool);
     device.renew(mark);
-    let stays = pool.restore_headroom(device) || status != SUCCESS;
+    // In a full group a managed pool does without a headroom where it lies in what it has had before.
+    let within = pool.managed && !pool.has_overrun();
+    let stays = pool.restore_headroom(device) || status != SUCCESS || within;
     if !stays {
         undo();
     }
-    pool.grown();
     stays
 }
 
@@ -230,9 +430,15 @@ pub fn free(
     dptr: DevicePtr,
     stream: Stream,
 ) -> Status {
+    let lent = call.process.pools.lent.take(dptr);
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
+    }
+    if let Some(pool) = lent
+        && (status != SUCCESS || capturing(call.symbol, stream))
+    {
+        call.process.pools.lent.insert(dptr, pool);
     }
     status
 }
@@ -246,6 +452,11 @@ pub fn create(
 ) -> Status {
     let status = real(pool, props);
     if let (SUCCESS, Some(handle), Some(props)) = (status, pool.read(), props.read()) {
+        call.process.pools.made(handle);
+        if props.allocation_type == ALLOCATION_MANAGED {
+            enter_managed(call, handle, props.location);
+            return status;
+        }
         let device = props
             .location
             .device()
@@ -257,11 +468,52 @@ pub fn create(
     status
 }
 
+/// Enters a pool of managed memory. It counts on the device that its location names, else on the current one or the first: the GPU may come to
+/// hold all of it, wherever it is to be.
+fn enter_managed(call: Call, pool: MemPool, location: Location) {
+    let current = || call.process.current_device().map(|device| device.ordinal);
+    let device = location.device().or_else(|| current().ok()).unwrap_or(0);
+    call.process.pools.known_managed(pool, device);
+}
+
+/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: charge nothing; remember whose memory a pool will take that no call has made.
+pub fn find(
+    call: Call,
+    real: impl Fn(Out<MemPool>, In<Location>, i32) -> Status,
+    pool: Out<MemPool>,
+    location: In<Location>,
+    kind: i32,
+) -> Status {
+    let status = real(pool, location, kind);
+    if let (SUCCESS, Some(handle), Some(location)) = (status, pool.read(), location.read())
+        && !call.process.pools.is_destroyed(handle)
+    {
+        match location.device() {
+            _ if kind == ALLOCATION_MANAGED => enter_managed(call, handle, location),
+            Some(_) => {}
+            None => drop(call.process.pools.known_or(handle, || (0, false))),
+        }
+    }
+    status
+}
+
 /// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
+    // Other threads may still have it from before.
+    if let Some(known) = known {
+        known.retire();
+    }
+    // Before the call: another pool may get the handle at once.
+    if known.is_some() {
+        call.process.pools.unmade(pool);
+    }
     let status = real(pool);
     match known.map(|known| (known, call.process.device(known.device))) {
+        Some((known, Ok(_))) if known.managed && status == SUCCESS => {
+            call.process.pools.lent.leave(known);
+            call.process.pools.release_lent(call.process);
+        }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
             let before = device.driver.used();
             let held = known.close(device);

@@ -49,6 +49,11 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
+/// Whether the function that the program calls accepts its device: no other function is asked about it before.
+fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
+    nvml::whole_list(fetch, |_| ())
+}
+
 /// NVML's way to answer with a list: there must be room for all of it, else it says how much is needed.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
@@ -77,10 +82,13 @@ pub fn list<T: Listed>(
         Some(room) if room == 0 || !infos.is_null() => room,
         _ => return real(device, count, infos),
     };
+    let fetch = |count, infos| real(device, count, infos);
+    if let Err(failed) = accept(&fetch) {
+        return failed;
+    }
     let Some(members) = members(call, device) else {
         return real(device, count, infos);
     };
-    let fetch = |count, infos| real(device, count, infos);
     let kept = filter(&members, &fetch, room, infos);
     answer(kept, room, |number| count.write(number))
 }
@@ -113,9 +121,6 @@ pub fn details(
     }) else {
         return real(device, list);
     };
-    let Some(members) = members(call, device) else {
-        return real(device, list);
-    };
     let fetch = |count: Out<u32>, processes| {
         let mut whole = NvmlProcessDetailList {
             count: count.read().unwrap_or(0),
@@ -125,6 +130,12 @@ pub fn details(
         let status = real(device, Out::of(&mut whole));
         count.write(whole.count);
         status
+    };
+    if let Err(failed) = accept(&fetch) {
+        return failed;
+    }
+    let Some(members) = members(call, device) else {
+        return real(device, list);
     };
     let kept = filter(&members, &fetch, asked.count, asked.processes);
     answer(kept, asked.count, |count| {

@@ -4,9 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use gpulimit_core::group::Undisturbed;
+
 use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Out, SUCCESS, Stream};
 use crate::account::graphs::Identity;
+use crate::account::handles::Kind;
 use crate::capture::relaxed;
+use crate::process::Process;
 use crate::table::cuda;
 
 /// How often a stream is looked at that a refusal waits for.
@@ -28,8 +32,16 @@ thread_local! {
     };
 }
 
-/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12.
+/// Whether the driver may be asked about this stream.
+pub fn is_known(stream: Stream) -> bool {
+    stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
+}
+
+/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12, and for a stream that is unknown.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
+    if !is_known(stream) {
+        return None;
+    }
     let mut id = 0;
     let own = own_stream(symbol);
     let asked = match own {
@@ -43,8 +55,13 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do.
+/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do. A stream that is unknown is
+/// not waited for.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
+    if !is_known(stream) {
+        return;
+    }
+    let _undisturbed = Undisturbed::new();
     let busy = || {
         let state = relaxed(|| match own_stream(symbol) {
             true => cuda::cuStreamQuery_ptsz(stream),
@@ -57,8 +74,13 @@ pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     }
 }
 
-/// Whether `stream` is being captured into a graph.
+/// Whether `stream` is being captured into a graph; false for a stream that is unknown.
 pub fn capturing(symbol: &str, stream: Stream) -> bool {
+    is_known(stream) && is_capturing(symbol, stream)
+}
+
+/// As [`capturing`], of a stream that the driver has just accepted.
+pub fn is_capturing(symbol: &str, stream: Stream) -> bool {
     let mut state = CAPTURE_STATUS_NONE;
     let asked = match own_stream(symbol) {
         true => cuda::cuStreamIsCapturing_ptsz(stream, Out::of(&mut state)),

@@ -10,6 +10,7 @@ use crate::account::device::Device;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::capture::relaxed;
+use crate::fault;
 use crate::hook::{Call, Real};
 use crate::table::cuda;
 
@@ -36,16 +37,18 @@ pub fn create(
     };
     let mark = call.process.mark();
     let bytes = round_up(size as u64, BLOCK);
-    if device.charge(call.symbol, bytes).is_err() {
+    let Ok(charged) = device.charge(call.symbol, bytes) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    };
+    fault::point("vmm");
     let status = real(handle, size, prop, flags);
     match (status, handle.read()) {
         (SUCCESS, Some(created)) => {
+            charged.spend();
             device.add(Category::Vmm, bytes);
             call.process.vmm.created(created, ordinal, bytes);
         }
-        _ => device.uncharge(bytes),
+        _ => drop(charged),
     }
     device.renew(mark);
     status

@@ -2,13 +2,18 @@
 //!
 //! Layout: 16 bytes of header, then entries, each a header of its own and a payload. Seen in what nvcc 11 to 13 make, and in NVIDIA's libraries.
 
+use super::Needs;
 use super::compressed::Method;
-use super::{Single, Source};
+use super::cubin;
+use super::ptx;
 
-/// Entries that are looked at, at most.
-const MOST: usize = 1 << 12;
-/// Bytes that are decoded of one fat binary, at most. What is beyond that is left to the measurement.
-const MOST_DECODED: u64 = 4 << 30;
+/// The size of a fat binary's header, and the least that an entry's header has.
+pub const HEADER: usize = 16;
+const ENTRY: usize = 64;
+/// Entries that are remembered. What a fat binary with more of them takes is unknown.
+const MOST: usize = 1 << 16;
+/// Bytes that are decoded of one fat binary. What it has beyond that is unknown.
+const MOST_DECODED: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -32,145 +37,164 @@ impl Kind {
 
 /// One image.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Entry<'a> {
     kind: Kind,
     /// 90 for compute capability 9.0.
     capability: u32,
-    /// Where it is, or what it is compressed in.
-    start: u64,
-    /// Its bytes, perhaps padded; compressed or not.
-    payload: u64,
+    /// The image, perhaps padded, or what it is compressed in.
+    payload: &'a [u8],
     compressed: Option<Compressed>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Compressed {
     method: Method,
-    packed: u64,
+    packed: usize,
     /// The size without compression.
     stated: u64,
     /// Where in that the image begins.
-    from: u64,
+    from: usize,
 }
 
-/// Calls `look` with the images of a fat binary that the driver may choose for GPUs of these compute capabilities. One that is not compressed
-/// costs nothing to look at, and so is seen whatever it is for. `None` where not all is there.
-pub fn each(
-    fatbin: Source<'_>,
-    capabilities: &dyn Fn() -> Vec<u32>,
-    look: &mut dyn FnMut(Single<'_>),
-) -> Option<()> {
-    let entries = entries(fatbin)?;
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Returns the bytes that a fat binary has by its own header; `None` where that is more than memory can hold.
+pub fn length(header: &[u8; HEADER]) -> Option<usize> {
+    usize::from(half(header, 6)?).checked_add(usize::try_from(long(header, 8)?).ok()?)
+}
+
+/// Returns what a fat binary takes: the images that the driver may choose for GPUs of these compute capabilities are alternatives, and the
+/// largest counts. One that is not compressed costs nothing to look at, and so is seen whatever GPU it is for.
+pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    let mut entries = Vec::new();
+    let whole = read(fatbin, &mut entries).is_some();
+    let mut needs: Option<Needs> = None;
     let chosen = match entries.iter().any(|entry| entry.compressed.is_some()) {
         true => chosen_for(&entries, &capabilities()),
         false => Vec::new(),
     };
     // Images that are compressed together are decoded once.
-    let mut decoded = (0, None);
+    let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
     for (number, entry) in entries.iter().enumerate() {
-        let (source, at) = match entry.compressed {
-            None => (fatbin, entry.start),
+        let image = match entry.compressed {
+            None => Some(entry.payload),
             Some(_) if chosen.get(number) != Some(&true) => continue,
             Some(compressed) => {
-                if decoded.0 != entry.start {
-                    let packed = fatbin.slice(entry.start, compressed.packed)?;
-                    let bytes = match left.checked_sub(compressed.stated) {
-                        Some(rest) => {
-                            left = rest;
-                            compressed.method.decode(packed, compressed.stated)
-                        }
-                        None => None,
-                    };
-                    decoded = (entry.start, bytes);
-                }
-                match &decoded.1 {
-                    Some(bytes) => (Source::File(bytes), compressed.from),
-                    None => continue,
-                }
+                let known = decoded.take();
+                let known = known.filter(|(of, _)| of.as_ptr() == entry.payload.as_ptr());
+                let (_, bytes) = decoded.insert(known.unwrap_or_else(|| {
+                    (entry.payload, compressed.decode(entry.payload, &mut left))
+                }));
+                bytes
+                    .as_ref()
+                    .and_then(|bytes| bytes.get(compressed.from..))
             }
         };
-        match entry.kind {
-            Kind::Ptx => {
-                // Decoded, it ends with what it is in.
-                let length = entry.compressed.is_none().then_some(entry.payload);
-                look(Single::Ptx(source.text(at, length)?));
-            }
-            Kind::Cubin => look(Single::Cubin(source, at)),
-        }
+        let says = match (image, entry.kind) {
+            (None, _) => Needs::UNKNOWN,
+            (Some(image), Kind::Ptx) => ptx::needs(super::text(image)),
+            (Some(image), Kind::Cubin) => cubin::needs(image),
+        };
+        needs = Some(needs.map_or(says, |needs| needs.or(says)));
     }
-    Some(())
+    let needs = needs.unwrap_or_default();
+    Needs {
+        unknown: needs.unknown || !whole,
+        ..needs
+    }
 }
 
-fn entries(fatbin: Source<'_>) -> Option<Vec<Entry>> {
-    let mut entries = Vec::new();
-    let mut at = u64::from(fatbin.half(6)?);
-    let end = at.checked_add(fatbin.long(8)?)?;
-    while at < end && entries.len() < MOST {
-        let kind = fatbin.half(at)?;
-        let (header, payload) = (u64::from(fatbin.word(at + 4)?), fatbin.long(at + 8)?);
-        let start = at.checked_add(header)?;
-        let next = start.checked_add(payload)?;
-        if next > end || next <= at {
-            break;
+impl Compressed {
+    /// Decodes the payload, if that is not more than is `left`.
+    fn decode(self, payload: &[u8], left: &mut u64) -> Option<Vec<u8>> {
+        let rest = left.checked_sub(self.stated)?;
+        let packed = payload.get(..self.packed)?;
+        *left = rest;
+        self.method.decode(packed, self.stated)
+    }
+}
+
+/// Adds the images of a fat binary to `entries`. `None` where not all is there; what has been added stays.
+fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
+    let header = fatbin.first_chunk()?;
+    let whole = length(header)?;
+    let end = whole.min(fatbin.len());
+    let mut at = usize::from(half(fatbin, 6)?);
+    while at < end {
+        let entry = fatbin.get(at..end)?;
+        let kind = half(entry, 0)?;
+        let size = usize::try_from(word(entry, 4)?).ok()?;
+        if kind == 0 && size == 0 {
+            // Padding.
+            return entry.iter().all(|byte| *byte == 0).then_some(());
         }
-        let compressed = match Method::of(fatbin.long(at + 40)?) {
+        let next = size.checked_add(usize::try_from(long(entry, 8)?).ok()?)?;
+        let payload = entry.get(size..next)?;
+        if size < ENTRY || entries.len() >= MOST {
+            return None;
+        }
+        let compressed = match Method::of(long(entry, 40)?) {
             Some(method) => Some(Compressed {
                 method,
-                packed: u64::from(fatbin.word(at + 16)?).min(payload),
-                stated: fatbin.long(at + 56)?,
+                packed: usize::try_from(word(entry, 16)?).ok()?.min(payload.len()),
+                stated: long(entry, 56)?,
                 from: 0,
             }),
             None => None,
         };
-        let entry = |record: u64| {
+        let image = |record: &[u8]| {
             Some(Entry {
-                kind: Kind::of(fatbin.half(record)?)?,
-                capability: fatbin.word(record + 28)?,
-                start,
+                kind: Kind::of(half(record, 0)?)?,
+                capability: word(record, 28)?,
                 payload,
                 compressed,
             })
         };
         if kind == JOINED {
-            joined(fatbin, at, header, &entry, &mut entries)?;
+            joined(entry.get(..size)?, &image, entries)?;
         } else {
-            entries.extend(entry(at));
+            entries.extend(image(entry));
         }
-        at = next;
+        at += next;
     }
-    Some(entries)
+    (at >= whole).then_some(())
 }
 
 /// Several images in one payload (`fatbinary --concat`): behind the entry's own header is one for each.
-fn joined(
-    fatbin: Source<'_>,
-    at: u64,
-    header: u64,
-    entry: &dyn Fn(u64) -> Option<Entry>,
-    entries: &mut Vec<Entry>,
+fn joined<'a>(
+    header: &[u8],
+    image: &dyn Fn(&[u8]) -> Option<Entry<'a>>,
+    entries: &mut Vec<Entry<'a>>,
 ) -> Option<()> {
-    const COUNT: u64 = 64;
-    const FIRST: u64 = 72;
-    const RECORD: u64 = 64;
-    let room = header.saturating_sub(FIRST) / RECORD;
-    for number in 0..u64::from(fatbin.word(at + COUNT)?).min(room) {
-        if entries.len() >= MOST {
-            break;
-        }
-        let record = at + FIRST + number * RECORD;
+    const COUNT: usize = 64;
+    const FIRST: usize = 72;
+    const RECORD: usize = 64;
+    let count = usize::try_from(word(header, COUNT)?).ok()?;
+    let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
+    for _ in 0..count {
+        let record = records.next()?;
         // What is the header's size elsewhere.
-        let from = u64::from(fatbin.word(record + 4)?);
-        let Some(mut entry) = entry(record) else {
+        let from = usize::try_from(word(record, 4)?).ok()?;
+        let Some(mut entry) = image(record) else {
             continue;
         };
+        if entries.len() >= MOST {
+            return None;
+        }
         match &mut entry.compressed {
             Some(compressed) => compressed.from = from,
-            None if from > entry.payload => continue,
-            None => {
-                entry.start += from;
-                entry.payload -= from;
-            }
+            None => entry.payload = entry.payload.get(from..)?,
         }
         entries.push(entry);
     }
@@ -179,12 +203,13 @@ fn joined(
 
 /// Which entries the driver may choose, for any of the GPUs: machine code of the same major version and the nearest minor one that is not
 /// above the GPU's; without any, the latest PTX that is not above it. Those for one GPU in several variants (`sm_90a`) all count.
-fn chosen_for(entries: &[Entry], capabilities: &[u32]) -> Vec<bool> {
+fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
         let nearest = |kind, lowest| {
-            let fits =
-                |entry: &&Entry| entry.kind == kind && (lowest..=*gpu).contains(&entry.capability);
+            let fits = |entry: &&Entry<'_>| {
+                entry.kind == kind && (lowest..=*gpu).contains(&entry.capability)
+            };
             let nearest = entries
                 .iter()
                 .filter(fits)
@@ -208,12 +233,15 @@ mod tests {
     const ZSTD: &[u8] = include_bytes!("fixtures/zstd.fatbin");
     const JOINED: &[u8] = include_bytes!("fixtures/joined.fatbin");
 
-    fn variables(fatbin: &[u8], capabilities: &[u32]) -> Option<u64> {
-        let capabilities = || capabilities.to_vec();
-        let found = Source::File(fatbin).needs(&capabilities);
-        let start = fatbin.as_ptr();
-        assert_eq!(Source::Memory(start).needs(&capabilities), found);
-        found.map(|needs| needs.variables)
+    fn all(fatbin: &[u8], capabilities: &[u32]) -> Needs {
+        needs(fatbin, &|| capabilities.to_vec())
+    }
+
+    /// The variables of a fat binary that can be read.
+    fn variables(fatbin: &[u8], capabilities: &[u32]) -> u64 {
+        let needs = all(fatbin, capabilities);
+        assert!(!needs.unknown);
+        needs.variables
     }
 
     /// What `fixtures/variables.cu` has in its version for so many MiB, beside 4,000 bytes of a table.
@@ -236,23 +264,74 @@ mod tests {
             ] {
                 assert_eq!(
                     variables(fatbin, &[capability]),
-                    Some(version(mib)),
+                    version(mib),
                     "{name} for {capability}"
                 );
             }
-            assert_eq!(variables(fatbin, &[80, 90]), Some(version(300)), "{name}");
-            assert_eq!(variables(fatbin, &[70]), None, "{name}");
-            assert_eq!(variables(fatbin, &[]), None, "{name}");
+            assert_eq!(variables(fatbin, &[80, 90]), version(300), "{name}");
+            assert_eq!(variables(fatbin, &[70]), 0, "{name}");
+            assert_eq!(variables(fatbin, &[]), 0, "{name}");
+        }
+    }
+
+    /// A zstd frame of one block that repeats a byte, `size` times as its header says: a few bytes that stand for many.
+    fn bomb(size: u32) -> Vec<u8> {
+        const LARGEST: u32 = 128 << 10;
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
+        frame.extend(size.to_le_bytes());
+        for at in (0..size).step_by(LARGEST as usize) {
+            let length = (size - at).min(LARGEST);
+            let last = u32::from(size - at <= LARGEST);
+            frame.extend(&(last | 1 << 1 | length << 3).to_le_bytes()[..3]);
+            frame.push(b' ');
+        }
+        frame
+    }
+
+    #[test]
+    fn what_is_decoded_has_a_bound() {
+        const SIZE: u32 = 2 << 20;
+        let packed = bomb(SIZE);
+        let compressed = Compressed {
+            method: Method::Zstd,
+            packed: packed.len(),
+            stated: u64::from(SIZE),
+            from: 0,
+        };
+        let mut left = 5 << 20;
+        for rest in [3, 1] {
+            let decoded = compressed.decode(&packed, &mut left);
+            assert_eq!(decoded.map(|bytes| bytes.len()), Some(SIZE as usize));
+            assert_eq!(left, rest << 20);
+        }
+        assert_eq!(compressed.decode(&packed, &mut left), None);
+        assert_eq!(left, 1 << 20);
+        // As an entry: read while there is room, else unknown.
+        let entry = |stated: u64| {
+            let mut header = [0u8; ENTRY];
+            (header[0], header[4], header[28]) = (1, ENTRY as u8, 90);
+            header[8..16].copy_from_slice(&(packed.len() as u64).to_le_bytes());
+            header[16..20].copy_from_slice(&(packed.len() as u32).to_le_bytes());
+            header[40..48].copy_from_slice(&0x8011u64.to_le_bytes());
+            header[56..64].copy_from_slice(&stated.to_le_bytes());
+            [&header[..], &packed].concat()
+        };
+        for (stated, unknown) in [(u64::from(SIZE), false), (MOST_DECODED + 1, true)] {
+            let entry = entry(stated);
+            let mut image = vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+            image.extend((entry.len() as u64).to_le_bytes());
+            image.extend(entry);
+            assert_eq!(all(&image, &[90]).unknown, unknown);
         }
     }
 
     #[test]
     fn only_what_is_compressed_is_chosen_among() {
         let mut plain = LZ4.to_vec();
-        // Its PTX, said to be a plain one: no text that declares anything, but it counts.
+        // Its PTX, said to be a plain one: no text that declares anything, but it is looked at.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
-        assert_eq!(variables(&plain, &[80]), Some(version(100)));
-        assert_eq!(variables(&plain, &[70]), Some(0));
+        assert_eq!(all(&plain, &[80]).variables, version(100));
+        assert_eq!(all(&plain, &[70]).variables, 0);
     }
 
     /// Whatever is wrong in an image: no panic, and nothing is read that is not there.
@@ -267,7 +346,7 @@ mod tests {
         };
         let (mut other, mut same) = (0, 0);
         for fatbin in [LZ4, ZSTD, JOINED] {
-            let whole = Source::File(fatbin).needs(&|| vec![86]);
+            let whole = all(fatbin, &[86]);
             for _ in 0..4000 {
                 let mut image = fatbin.to_vec();
                 for _ in 0..=random(3) {
@@ -283,7 +362,7 @@ mod tests {
                 }
                 // An allocation of its own: reading beyond it would be seen by tools that look.
                 let image = image.into_boxed_slice();
-                match Source::File(&image).needs(&|| vec![86]) == whole {
+                match all(&image, &[86]) == whole {
                     true => same += 1,
                     false => other += 1,
                 }

@@ -175,15 +175,23 @@ impl Step {
         }
     }
 
-    /// For people.
-    pub fn lines(&self) -> Vec<String> {
+    /// For people; `done`: else it would be.
+    pub fn lines(&self, done: bool) -> Vec<String> {
+        let word = |is: &str, would: &str| {
+            if done {
+                is.to_owned()
+            } else {
+                would.to_owned()
+            }
+        };
         match self {
             Self::Create(Wanted {
                 name,
                 limits,
                 access,
             }) => vec![format!(
-                "{name}: created, {limits}, owner {}, members {}",
+                "{name}: {}, {limits}, owner {}, members {}",
+                word("created", "would be created"),
                 access.owner.map(accounts::user_name).unwrap_or_default(),
                 members(access.members)
             )],
@@ -198,8 +206,9 @@ impl Step {
                     let text =
                         |side: &Option<String>| side.clone().unwrap_or_else(|| "unset".into());
                     format!(
-                        "{}: {}{gpu} {} -> {}",
+                        "{}: {}{}{gpu} {} -> {}",
                         wanted.name,
+                        word("", "would change "),
                         change.key,
                         text(&change.old),
                         text(&change.new)
@@ -207,7 +216,9 @@ impl Step {
                 };
                 changes.iter().map(line).collect()
             }
-            Self::Remove { name, kept: None } => vec![format!("{name}: removed")],
+            Self::Remove { name, kept: None } => {
+                vec![format!("{name}: {}", word("removed", "would be removed"))]
+            }
             Self::Remove {
                 name,
                 kept: Some(why),

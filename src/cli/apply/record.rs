@@ -3,20 +3,25 @@
 use crate::cli::failure::Failure;
 use crate::cli::replace;
 use gpulimit::group::{Root, check_name};
+use gpulimit::text_file;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 /// In the root; no group can have this name.
 const FILE: &str = ".managed";
 
 const HEAD: &str = "gpulimit-managed 1";
+/// Bytes; more names than that were not made by one policy.
+const LONGEST: u64 = 64 << 20;
 
 /// The groups on record.
 pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     let path = root.path().join(FILE);
-    let text = match fs::read_to_string(&path) {
+    let read = text_file::read(&path, LONGEST)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    let text = match read {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
         Err(error) => {
             return Err(Failure::new(format_args!(

@@ -62,6 +62,7 @@ mod tests {
             ("8G", "8g", "8G"),
             ("1.5g", "1.5g", "1.5g"),
             ("Half=50%", "Half", "50%"),
+            ("desktop=-2G", "desktop", "-2G"),
         ] {
             let device = Device::cap(text).expect(text);
             assert_eq!((device.name(), device.asked().1), (name, value));

@@ -1,12 +1,18 @@
 //! The single checks.
 
 use super::{Finding, Level};
+use crate::cli::accounts::{self, Database};
+use crate::cli::check::some;
+use crate::cli::env;
 use crate::cli::install::{self, Preload};
 use crate::cli::library;
 use crate::cli::nvml::Driver;
 use crate::cli::probe::VERB;
-use crate::cli::{accounts, env};
-use gpulimit::group::{Kind, Root};
+use crate::cli::trust::Trusted;
+use gpulimit::file_system::{self, FileSystem, Unsuitable};
+use gpulimit::group::{Kind, Root, SYSTEM};
+use gpulimit::policy::compile::uncovered;
+use gpulimit::policy::rules::{Rules, Source};
 use gpulimit::policy::{self, PolicyError};
 use gpulimit::units::gib;
 use std::collections::BTreeMap;
@@ -210,7 +216,7 @@ fn starts(library: &Path) -> Option<Finding> {
 }
 
 /// How the library stands in the file of preloads.
-fn system_wide() -> Finding {
+pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
     let file = install::FILE;
     let state = match Preload::read(Path::new(file)) {
@@ -218,14 +224,27 @@ fn system_wide() -> Finding {
         Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),
     };
     let Some(library) = state.ours.first() else {
+        if has_rules() {
+            return Finding::warning(
+                CHECK,
+                format!(
+                    "not in {file}: the rules of the policy hold only for programs that are started with it"
+                ),
+                "`gpulimit install` puts it into every program, so that the rules hold for all of them",
+            );
+        }
         return Finding::fine(
             CHECK,
             format!("not in {file}: programs have it by `gpulimit run` or LD_PRELOAD"),
         );
     };
     let path = library.display();
-    if let Err(failure) = install::trusted(Path::new("/"), library) {
-        return Finding::error(CHECK, format!("{file} names {path}: {failure}"), "");
+    if let Err(why) = Trusted::root().check(library) {
+        return Finding::error(
+            CHECK,
+            format!("{file} names {path}, and {why}: all programs run what is put there"),
+            "have root own it alone: `chown root`, `chmod go-w`",
+        );
     }
     if state.ours.len() > 1 || !state.first {
         return Finding::warning(
@@ -237,6 +256,11 @@ fn system_wide() -> Finding {
         );
     }
     Finding::fine(CHECK, format!("{path}, by {file}"))
+}
+
+/// Whether the machine has rules, readable or not.
+fn has_rules() -> bool {
+    !matches!(Rules::load(&Source::system()), Ok(None))
 }
 
 fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Vec<Finding> {
@@ -323,10 +347,14 @@ fn root() -> Vec<Finding> {
         Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
     };
     let path = root.path().display();
+    let on = match file_system(root.path()) {
+        Ok(name) => name,
+        Err(unsuitable) => return vec![Finding::error(CHECK, unsuitable.to_string(), "")],
+    };
     let Ok(about) = fs::metadata(root.path()) else {
         return vec![Finding::fine(
             CHECK,
-            format!("{path}, made with the first group"),
+            format!("{path}{on}, made with the first group"),
         )];
     };
     let groups = match root.groups() {
@@ -336,12 +364,22 @@ fn root() -> Vec<Finding> {
     let mut findings = vec![Finding::fine(
         CHECK,
         format!(
-            "{path}, owner {}, mode {:04o}, groups: {}",
+            "{path}{on}, owner {}, mode {:04o}, groups: {}",
             accounts::user_name(about.uid()),
             about.permissions().mode() & 0o7777,
             groups.len()
         ),
     )];
+    if root.path() == Path::new(SYSTEM)
+        && about.uid() == 0
+        && !file_system::is_mount_point(root.path())
+    {
+        findings.push(Finding::warning(
+            CHECK,
+            format!("{path} is not a file system of its own: members of its groups can fill the one of /run"),
+            "mount a tmpfs there, before there are groups: docs/systemd.md has a unit for it",
+        ));
+    }
     let mut idle = Vec::new();
     for group in groups {
         match group.limits().and_then(|limits| {
@@ -368,22 +406,61 @@ fn root() -> Vec<Finding> {
             "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
         ));
     }
+    let survey = root.survey().unwrap_or_default();
+    if let Some(first) = survey.foreign.first() {
+        let more = match survey.foreign.len() {
+            1 => String::new(),
+            count => format!(", nor were {} more entries", count - 1),
+        };
+        let name = first.to_string_lossy();
+        findings.push(Finding::warning(
+            "root",
+            format!("{} was not made by gpulimit{more}", name.escape_debug()),
+            "move it elsewhere, or correct GPULIMIT_ROOT; it is never changed or removed",
+        ));
+    }
     findings
 }
 
-fn rules() -> Option<Finding> {
+/// The file system that the root lies on, or will when it is made, as a part of a sentence.
+fn file_system(root: &Path) -> Result<String, Unsuitable> {
+    let place = root.ancestors().find(|place| place.exists());
+    let Some(place) = place else {
+        return Ok(String::new());
+    };
+    file_system::check(place)?;
+    let name = FileSystem::of(place).map(|found| found.name);
+    Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
+}
+
+fn rules() -> Vec<Finding> {
     const CHECK: &str = "rules";
+    let mut findings = Vec::new();
     match policy::rule() {
-        Ok(None) => None,
-        Ok(Some(rule)) => Some(Finding::fine(
+        Ok(None) => {}
+        Ok(Some(rule)) => findings.push(Finding::fine(
             CHECK,
             format!(
                 "you are assigned to group {} by rule {} of the administrator's policy",
                 rule.group, rule.rule
             ),
         )),
-        Err(error) => Some(Finding::error(CHECK, error.to_string(), "")),
+        Err(error) => findings.push(Finding::error(CHECK, error.to_string(), "")),
     }
+    if let Ok(Some(rules)) = Rules::load(&Source::system()) {
+        let left = uncovered(&rules, &Database);
+        if !left.is_empty() {
+            findings.push(Finding::warning(
+                CHECK,
+                format!(
+                    "no rule holds for {}: their programs have no limit",
+                    some(&left)
+                ),
+                "add a rule with user = \"*\" at the end of the policy, and apply it",
+            ));
+        }
+    }
+    findings
 }
 
 fn environment() -> Vec<Finding> {

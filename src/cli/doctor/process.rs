@@ -1,33 +1,93 @@
 //! What can be seen of a running process from outside: whether it has the library, why not, and where it belongs.
 
-use super::elf::{self, Kind};
-use super::{Finding, inside};
+use super::Finding;
+use super::files::Files;
+use crate::cli::elf::{self, Kind};
+use crate::cli::probe::VERB;
 use crate::cli::{accounts, env as own_env, install, library};
-use gpulimit::group::Root;
+use gpulimit::group::{Root, effective_user};
 use gpulimit::ledger::{NoWitness, ProcessUsage, SeenProcess};
 use gpulimit::policy::rules::{Assigned, Rules, Source};
 use gpulimit::policy::{self, Assignment, Facts};
 use gpulimit::units::gib;
+use serde_json::Value;
 use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
-use std::{fs, io};
+use std::{fs, io, thread};
+
+/// How long a look at a process may take. Memory and files of a process can be such that a look at them never ends.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most bytes of an environment and of a list of mappings that are looked at.
+const LONGEST: u64 = 16 << 20;
+/// The most bytes of an `ld.so.preload`.
+const LONGEST_PRELOAD: u64 = 64 << 10;
 
 /// A process by its pid here.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
+    /// Its files; `None` where we may not see them.
+    files: Option<Files>,
     /// Its environment as it started; `None` where we may not see it.
     environment: Option<Vec<(OsString, OsString)>>,
     /// The files mapped into it; `None` where we may not see them.
     mapped: Option<Vec<String>>,
 }
 
-/// Everything about a process.
+/// Everything about a process, as far as it can be seen in a bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
+    look_apart(pid).unwrap_or_else(|error| {
+        let (why, remedy) = match error.kind() {
+            ErrorKind::TimedOut => (
+                format!(
+                    "its memory or its files did not answer within {} seconds",
+                    PATIENCE.as_secs()
+                ),
+                "it may be stopped in the middle of such a look by a file system of its own; do not trust it",
+            ),
+            _ => (error.to_string(), ""),
+        };
+        let text = format!("cannot look at process {pid}: {why}");
+        vec![Finding::error("process", text, remedy)]
+    })
+}
+
+/// Looks at a process from a child process. A thread that waits for a file system of that process may be uninterruptible: neither its
+/// process nor any other thread of it can end then, whoever kills it. Only a process that does not wait for the child can go on.
+fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
+    let mut child = Command::new("/proc/self/exe")
+        .args([VERB, "process", &pid.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        // A child that stays behind must not keep a pipe of this process's caller open.
+        .stderr(Stdio::null())
+        .spawn()?;
+    let (answer, answered) = mpsc::channel();
+    let out = child.stdout.take();
+    thread::spawn(move || {
+        let mut text = String::new();
+        let read = out.map(|mut out| out.read_to_string(&mut text));
+        answer.send(read.transpose().map(|_| text))
+    });
+    let answer = answered.recv_timeout(PATIENCE);
+    // The child is not waited for: even closing a file can hang, and init takes it when this process ends.
+    let _ = child.kill();
+    let _ = child.try_wait();
+    let text = answer.map_err(|_| io::Error::from(ErrorKind::TimedOut))??;
+    let answer: Value = serde_json::from_str(&text)?;
+    let findings = answer.as_array().into_iter().flatten();
+    let findings = findings.map(Finding::from_json).collect::<Option<_>>();
+    findings.ok_or_else(|| io::Error::other("the look ended without an answer"))
+}
+
+/// Looks at a process for as long as it takes.
+pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
         Ok(process) => process,
@@ -45,8 +105,8 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     if process.mapped.is_none() {
         findings.push(Finding::warning(
             CHECK,
-            "its memory and environment are not to be seen: it is another user's",
-            "run this as root, or as that user",
+            "cannot read its memory map and environment: permission denied",
+            remedy_of_unreadable(effective_user()),
         ));
     }
     let (belongs, wanted) = process.belongs();
@@ -60,11 +120,12 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
         let about = fs::metadata(format!("/proc/{pid}"))?;
-        let environment = fs::read(format!("/proc/{pid}/environ")).ok();
-        let maps = fs::read(format!("/proc/{pid}/maps")).ok();
+        let environment = start_of(&format!("/proc/{pid}/environ")).ok();
+        let maps = start_of(&format!("/proc/{pid}/maps")).ok();
         Ok(Self {
             pid,
             uid: about.uid(),
+            files: Files::of(pid).ok(),
             environment: environment.map(|bytes| variables(&bytes)),
             mapped: maps.map(|maps| mapped(&String::from_utf8_lossy(&maps))),
         })
@@ -74,11 +135,26 @@ impl Process {
         format!("/proc/{}/{file}", self.pid).into()
     }
 
-    /// A path as the process sees it, from here.
-    fn seen(&self, path: &Path) -> PathBuf {
-        let root = self.path("root");
-        path.strip_prefix("/")
-            .map_or_else(|_| path.into(), |rest| root.join(rest))
+    /// The file of preloads that the process sees; `None` where it has none that can be read.
+    fn preloads(&self) -> Option<install::Preload> {
+        let bytes = self
+            .files
+            .as_ref()?
+            .read(Path::new(install::FILE), LONGEST_PRELOAD);
+        let text = String::from_utf8_lossy(&bytes.ok()?).into_owned();
+        Some(install::Preload::of(text))
+    }
+
+    /// The copies of the library that the process is to have preloaded, and by what.
+    fn named(&self) -> Vec<(PathBuf, &'static str)> {
+        let everywhere = self.preloads().map(|preload| preload.state().ours);
+        let everywhere = everywhere.unwrap_or_default().into_iter();
+        let variable = self.env("LD_PRELOAD").unwrap_or_default();
+        let by_variable = library::ours_in(&variable).into_iter();
+        everywhere
+            .map(|path| (path, install::FILE))
+            .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
+            .collect()
     }
 
     fn env(&self, name: &str) -> Option<OsString> {
@@ -152,47 +228,41 @@ impl Process {
     /// Why the library is not in it, and what to do.
     fn why_not(&self) -> (String, String) {
         let put_in = "start it by `gpulimit run`, or put the library into every program: `gpulimit install`; in a container see docs/containers.md";
-        match elf::kind(&self.path("exe")) {
-            Ok(Kind::Static) => {
+        let program = self.files.as_ref().and_then(|files| files.program().ok());
+        match program.and_then(|file| elf::kind(&file).ok()) {
+            Some(Kind::Static) => {
                 return (
                     "its program is linked statically, and loads no library at all".into(),
                     "link it dynamically; CUDA programs are, as they load libcuda.so.1".into(),
                 );
             }
-            Ok(Kind::Other(what)) => {
+            Some(Kind::Other(what)) => {
                 return (
                     format!("its program is of another kind ({what}) than the library"),
                     "limits hold for 64-bit programs of this machine's own kind".into(),
                 );
             }
-            Ok(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
+            Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
                 return (
                     format!("its program is linked to musl ({linker}), the library to glibc"),
                     "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
                 );
             }
-            Ok(Kind::Dynamic(_)) | Err(_) => {}
+            Some(Kind::Dynamic(_)) | None => {}
         }
         let privileged = self.is_privileged();
-        let file = self.seen(Path::new(install::FILE));
-        let everywhere = install::Preload::read(&file).map(|preload| preload.state().ours);
-        let named = everywhere.unwrap_or_default();
-        let variable = self.env("LD_PRELOAD").unwrap_or_default();
-        let by_variable = library::ours_in(&variable);
-        for (path, by) in named
-            .iter()
-            .map(|path| (path, install::FILE))
-            .chain(by_variable.iter().map(|path| (path, "its LD_PRELOAD")))
-        {
-            if !self.seen(path).exists() {
-                return (
-                    format!("{by} names {}, which it does not see", path.display()),
-                    "put the library there (in a container: mount it), or name where it is".into(),
-                );
-            }
+        let about = |path: &Path| self.files.as_ref()?.about(path).ok();
+        let named = self.named();
+        if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
+            return (
+                format!("{by} names {}, which it does not see", path.display()),
+                "put the library there (in a container: mount it), or name where it is".into(),
+            );
         }
-        if let Some(path) = named.first() {
-            let since = changed(&file).zip(started(self.pid));
+        let by_file = named.iter().find(|(_, by)| *by == install::FILE);
+        if let Some((path, _)) = by_file {
+            let changed = about(Path::new(install::FILE)).and_then(|about| about.modified().ok());
+            let since = changed.zip(started(self.pid));
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
@@ -208,7 +278,7 @@ impl Process {
                 "`gpulimit doctor` says whether the library loads; in a container, whether its glibc is of 2.17 or later".into(),
             );
         }
-        if let Some(path) = by_variable.first() {
+        if let Some((path, _)) = named.first() {
             let why = if privileged {
                 "its LD_PRELOAD is ignored, as the program has more rights than who started it"
             } else {
@@ -324,58 +394,100 @@ impl Process {
     /// The group that has it, and the bytes that it uses there on all GPUs.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
-        let mut roots = Root::locate_all(&own_env).unwrap_or_default();
-        let theirs = self.variable("GPULIMIT_ROOT").map(PathBuf::from);
-        roots.extend(theirs.and_then(|path| Root::at(self.seen(&path)).ok()));
-        let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
-        for root in roots {
-            for group in root.groups().unwrap_or_default() {
-                // The ledger of a group has those of all below it.
-                let Ok(ledger) = group.ledger() else {
-                    continue;
-                };
-                let Some(process) = ledger.processes(&NoWitness).into_iter().find(is_it) else {
-                    continue;
-                };
-                let bytes = process
-                    .devices
-                    .iter()
-                    .map(|usage| usage.charged.saturating_sub(usage.idle))
-                    .sum();
-                let name = match process.below.as_str() {
-                    "" => group.name().to_owned(),
-                    below => format!("{}/{below}", group.name()),
-                };
-                return Some((name, bytes));
-            }
+        let roots = Root::locate_all(&own_env).unwrap_or_default();
+        if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
+            return Some(found);
         }
-        None
+        // A root that the process names is its own to make: nothing there is read with more rights than it has.
+        let files = self.files.as_ref()?;
+        let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
+        let _lowered = files.lower().ok()?;
+        let theirs = Root::at(files.path(&theirs)).ok()?;
+        member_in(&theirs, &seen)
     }
 
-    /// Whether a program that starts where this process is gets the library: tried, where it has a file system of its own.
+    /// Whether a program that starts where this process is gets the library, as far as its files tell: nothing is started there.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
             return None;
         }
-        let variable = self.env("LD_PRELOAD").unwrap_or_default();
-        Some(match inside::start(self.pid, &variable) {
-            Ok(said) if said.is_empty() => Finding::fine(
+        let files = self.files.as_ref()?;
+        let named = self.named();
+        let Some((path, by)) = named.first() else {
+            let text = "neither its /etc/ld.so.preload nor its LD_PRELOAD names the library";
+            return Some(Finding::fine(CHECK, text));
+        };
+        Some(match library_in(files, path, self.mapped.as_deref()) {
+            Ok(()) => Finding::fine(
                 CHECK,
-                "programs start there with what they are to have preloaded",
+                format!("programs that start there find {}, by {by}", path.display()),
             ),
-            Ok(said) => Finding::error(
+            Err(why) => Finding::error(
                 CHECK,
-                format!("a program that is started there says: {}", said.trim()),
+                format!(
+                    "programs that start there do not get {} ({by}): {why}",
+                    path.display()
+                ),
                 "mount the library where the file or the variable names it, and read-only; its glibc must be of 2.17 or later",
-            ),
-            Err(error) => Finding::warning(
-                CHECK,
-                format!("whether programs start there with it was not tried: {error}"),
-                "",
             ),
         })
     }
+}
+
+/// Whether the dynamic linker in a root directory can load the library at this path. The error says why not.
+fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
+    /// Far more than the library, or a C library, has.
+    const LONGEST: u64 = 256 << 20;
+    /// Where systems have their C library, for a process of which it is not known.
+    const PLACES: [&str; 6] = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+        "/lib64/libc.so.6",
+        "/usr/lib64/libc.so.6",
+        "/usr/lib/libc.so.6",
+        "/lib/libc.so.6",
+    ];
+    let bytes = files
+        .read(path, LONGEST)
+        .map_err(|error| error.to_string())?;
+    let needs = elf::Library::parse(&bytes)?.needs();
+    let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
+    let own = mapped.into_iter().flatten().filter(is_libc);
+    let places = own.map(String::as_str).chain(PLACES);
+    let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
+    let Some(libc) = found.next() else {
+        return Err("there is no glibc".into());
+    };
+    let has = elf::Library::parse(&libc)?.has();
+    let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
+    match lacks[..] {
+        [] => Ok(()),
+        _ => Err(format!("the glibc there lacks {}", lacks.join(", "))),
+    }
+}
+
+/// The group in a root that has a process as a member, and the bytes that the process uses there on all GPUs.
+fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
+    let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
+    for group in root.groups().unwrap_or_default() {
+        // The ledger of a group has those of all below it.
+        let Ok(ledger) = group.ledger() else {
+            continue;
+        };
+        let Some(process) = ledger.processes(&NoWitness).into_iter().find(is_it) else {
+            continue;
+        };
+        let bytes = process.devices.iter().fold(0u64, |sum, usage| {
+            sum.saturating_add(usage.charged.saturating_sub(usage.idle))
+        });
+        let name = match process.below.as_str() {
+            "" => group.name().to_owned(),
+            below => format!("{}/{below}", group.name()),
+        };
+        return Some((name, bytes));
+    }
+    None
 }
 
 /// What the rules and the environment say of a process that is a member of this group.
@@ -434,9 +546,13 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// When a file was last changed.
-fn changed(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).ok()?.modified().ok()
+/// The beginning of a file of `/proc`, which its process can make as long as it likes.
+fn start_of(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(LONGEST)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// When a process started. The times of its files in `/proc` are those of the first look at them.
@@ -451,6 +567,14 @@ fn started(pid: u32) -> Option<SystemTime> {
         .ok()?
         .saturating_sub(since_boot);
     SystemTime::now().checked_sub(age)
+}
+
+/// What helps a user who may not look into a process.
+const fn remedy_of_unreadable(user: u32) -> &'static str {
+    match user {
+        0 => "run this outside of the container, or where no security module keeps root from it",
+        _ => "run this as root, or as the user of that process",
+    }
 }
 
 #[cfg(test)]
@@ -486,5 +610,11 @@ mod tests {
         let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 /a/libgpulimit.so\n\
                     7f3-7f4 rw-p 0 00:00 0\n7f5-7f6 r--p 0 08:01 2 /b/x y (deleted)\n";
         assert_eq!(mapped(maps), ["/a/libgpulimit.so", "/b/x y (deleted)"]);
+    }
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        assert!(!remedy_of_unreadable(0).contains("as root"));
+        assert!(remedy_of_unreadable(1000).contains("as root"));
     }
 }

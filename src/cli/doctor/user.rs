@@ -1,6 +1,6 @@
 //! Which group a user's programs get, and by which rule.
 
-use super::Finding;
+use super::{Finding, Level};
 use crate::cli::accounts::{self, Database};
 use gpulimit::policy::Facts;
 use gpulimit::policy::compile::Accounts;
@@ -35,7 +35,9 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    let mut findings = Vec::new();
+    // A rule holds only for programs that have the library.
+    let mut findings = vec![super::checks::system_wide()];
+    findings.retain(|finding| finding.level != Level::Fine);
     // What a rule asks beside the user is not known of a user's programs in general.
     let mut always = Vec::new();
     for rule in rules.iter() {

@@ -2,9 +2,9 @@
 
 use crate::cli::failure::Failure;
 use crate::cli::replace;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What the system refused.
@@ -40,6 +40,24 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
         let _ = directory.sync_all();
     }
     Ok(())
+}
+
+/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name, as a device, a pipe or a link, is
+/// written through and stays what it is.
+pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
+    match fs::symlink_metadata(path) {
+        Ok(about) if !about.is_file() => {
+            let mut options = OpenOptions::new();
+            // A link may lead to a regular file, or to none yet.
+            options.write(true).create(about.is_symlink()).mode(mode);
+            options
+                .truncate(about.is_symlink())
+                .open(path)
+                .and_then(|mut file| file.write_all(bytes))
+                .map_err(|error| failed("write", path, &error))
+        }
+        _ => replace(path, bytes, mode),
+    }
 }
 
 /// A file with a new content, and the one that it had.
@@ -84,26 +102,6 @@ impl<'a> Written<'a> {
             ))),
         }
     }
-}
-
-/// Refuses a library, or its directory, that somebody else than root could change, or put another one in the place of. Looks no further up than `root`.
-pub fn trusted(root: &Path, place: &Path) -> Result<(), Failure> {
-    for path in place.ancestors().take_while(|path| path.starts_with(root)) {
-        let about = fs::metadata(path).map_err(|error| failed("open", path, &error))?;
-        let mode = about.mode() & 0o7777;
-        let why = if about.uid() != 0 {
-            format!("belongs to user {}", about.uid())
-        } else if mode & 0o022 != 0 {
-            format!("may be written by others (mode {mode:04o})")
-        } else {
-            continue;
-        };
-        return Err(Failure::new(format_args!(
-            "{} {why}: every program of the machine would run what is put there; run `chown root` and `chmod go-w` on it, or name another place in --prefix",
-            path.display()
-        )));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -43,6 +43,11 @@ impl Preload {
         Ok(Self { text: Some(text) })
     }
 
+    /// The content of such a file elsewhere, as of another process's root directory.
+    pub fn of(text: String) -> Self {
+        Self { text: Some(text) }
+    }
+
     /// As it is; `None` where there is no file.
     pub fn text(&self) -> Option<&str> {
         self.text.as_deref()

@@ -1,28 +1,17 @@
-//! Whether the dynamic linker takes the library, and which one it is.
+//! Whether the dynamic linker takes the library.
 #![allow(unsafe_code)]
 
-use libloading::os::unix::{Library, Symbol};
-use std::ffi::{CStr, c_char};
+use libloading::os::unix::Library;
 use std::path::Path;
 
-/// Loads the library here, as the linker will do in the command, and asks for its version, as `version::text` has it; the error says why it does
-/// not.
+/// Loads the library here, as the linker will do in the command; the error says why it does not.
 ///
 /// It stays loaded: it has no effect in a program that does not find its symbols first.
-pub(super) fn version(path: &Path) -> Result<String, String> {
+pub(super) fn load(path: &Path) -> Result<(), String> {
     // SAFETY: our library's constructors touch at most GPULIMIT_GROUP in the environment of this process, which
-    // has one thread. Another library is the user's own choice, and would be loaded by the command as well.
+    // has one thread. Another library is the user's own choice, and would be loaded by the command as well; root
+    // gets here only with one that nobody else can change.
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
-    // SAFETY: `const char *gpulimit_version(void)`, a constant text that stays.
-    let text = unsafe {
-        let function: Result<Symbol<extern "C" fn() -> *const c_char>, _> =
-            library.get(b"gpulimit_version\0");
-        let text = function.map(|function| function());
-        text.ok()
-            .filter(|text| !text.is_null())
-            .map(|text| CStr::from_ptr(text))
-    };
     std::mem::forget(library);
-    text.map(|text| text.to_string_lossy().into_owned())
-        .ok_or_else(|| "it is not libgpulimit.so".into())
+    Ok(())
 }

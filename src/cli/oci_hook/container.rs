@@ -5,11 +5,12 @@ use super::process::Process;
 use super::record::{Place, Record, name_of};
 use super::state::State;
 use crate::cli::failure::Failure;
+use crate::cli::nvml::Driver;
 use crate::cli::output;
 use gpulimit::group::{Access, Group, GroupError, Hold, Members, Root, effective_user};
-use gpulimit::limits::LimitSet;
+use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::policy::rules::{self, Rules};
-use gpulimit::units::Size;
+use gpulimit::units::Extent;
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub enum Wanted {
     /// A group of its own, with this limit.
-    Cap(Size),
+    Cap(Extent),
     /// This group.
     Group(String),
 }
@@ -120,10 +121,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
             .map_err(|error| {
                 Failure::new(format_args!("cannot write {}: {error}", file.display()))
             })?;
-        match bundle.root_user {
-            0 => Ok(()),
-            user => place.admit(user),
-        }
+        bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
         // Nothing half-made stays; what does is swept away when the container has ended.
@@ -132,11 +130,16 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     made
 }
 
-/// Programs believe rules of root's only, and only root can mount what they cannot change.
-fn only_for_root(root: &Root) -> Result<(), Failure> {
+/// Not root of a user namespace.
+fn is_hosts_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    if effective_user() != 0 || !whole {
+    effective_user() == 0 && whole
+}
+
+/// Programs believe rules of root's only, and only root can mount what they cannot change.
+fn only_for_root(root: &Root) -> Result<(), Failure> {
+    if !is_hosts_root() {
         return Err(Failure::new(
             "only the host's root can tie containers to groups: a rootless container gets its group by mounts and variables, as docs/containers.md says",
         ));
@@ -152,13 +155,27 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
 }
 
 /// A group that goes with the container, for all users in it, whoever they are, and for nobody on the host.
-fn own_group(root: &Root, name: &str, size: Size) -> Result<Group, Failure> {
+fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     // One without a record was made by hand, or its maker was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
     }
-    let created = root.create(name, &LimitSet::all(size))?;
+    let gpus = match size {
+        Extent::AllBut(_) => Driver::load().map(|driver| driver.capacities()),
+        Extent::Size(_) => Ok(Vec::new()),
+    };
+    let mut limits = LimitSet::default();
+    limits
+        .set_extent(
+            Selector::All,
+            Key::Max,
+            size,
+            &gpus.unwrap_or_default(),
+            false,
+        )
+        .map_err(Failure::new)?;
+    let created = root.create(name, &limits)?;
     let group = created.group;
     fs::set_permissions(group.path(), Permissions::from_mode(0o700)).map_err(|error| {
         Failure::new(format_args!(
@@ -176,7 +193,7 @@ fn own_group(root: &Root, name: &str, size: Size) -> Result<Group, Failure> {
 /// Puts what it may see into the container. In the container's mount namespace, before it becomes the root.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
-    let record = place.read()?.filter(|record| record.id == state.id);
+    let record = place.read_inside()?.filter(|record| record.id == state.id);
     let record = record.ok_or_else(|| {
         Failure::new(format_args!(
             "container {} has no group: `gpulimit oci-hook create` is to be called before, at createRuntime",
@@ -204,9 +221,19 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
 }
 
 /// Removes what containers have left whose end nobody told us; says the names of their groups.
+///
+/// Only root has containers on record. A record that others than root could have written is not followed, and named on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
-    if Place::all(root)?.is_empty() {
+    if !is_hosts_root() {
         return Ok(Vec::new());
+    }
+    match Place::all(root) {
+        Ok(places) if places.is_empty() => return Ok(Vec::new()),
+        Ok(_) => {}
+        Err(failure) => {
+            output::note(&failure.to_string());
+            return Ok(Vec::new());
+        }
     }
     let _turn = turn(root)?;
     sweep_held(root)
@@ -219,7 +246,7 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
             Ok(Some(record)) if record.init.lives() => continue,
             Ok(Some(record)) => take_away(root, &place, &record, Duration::ZERO),
             // Its maker was killed before he wrote it: there is no group yet.
-            Ok(None) => place.remove(),
+            Ok(None) => place.remove_unrecorded(),
             Err(failure) => Err(failure),
         };
         match done {

@@ -7,16 +7,20 @@
 
 use super::process::Process;
 use crate::cli::failure::Failure;
-use crate::cli::replace;
-use gpulimit::group::Root;
-use std::fs::{self, DirBuilder, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use gpulimit::group::{Directory, EntryKind, MAX_DEPTH, Root};
+use gpulimit::policy::rules;
+use gpulimit::text_file;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// In a root; no group can have this name.
 const FOLDER: &str = ".containers";
+const RECORD: &str = "record";
+const DRAFT: &str = "record.new";
 const HEAD: &str = "gpulimit-container 1";
+/// Bytes; a longer record is damaged.
+const LONGEST: u64 = 1 << 16;
 
 /// A container on record.
 #[derive(Debug, Eq, PartialEq)]
@@ -49,92 +53,123 @@ pub fn name_of(id: &str) -> String {
 }
 
 /// The directory of a container.
+///
+/// It belongs to root and only root can write it, as does everything above it: what a record says is what root removes. A container's
+/// own root, where that is another user of the host, may go through it to the view and read the record.
 #[derive(Debug)]
-pub struct Place(PathBuf);
+pub struct Place {
+    root: PathBuf,
+    name: String,
+}
+
+/// The files of a view, beside those whose names begin with [`VIEW_PREFIX`].
+const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
+const VIEW_PREFIX: &str = ".context-";
+/// Directories in each other: a group and its `sub` at each level, and the view itself.
+const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
     /// Of this name.
     pub fn of(root: &Root, name: &str) -> Self {
-        Self(root.path().join(FOLDER).join(name))
+        Self {
+            root: root.path().into(),
+            name: name.into(),
+        }
     }
 
-    /// All that there are, with their names.
+    /// All that there are, with their names. Fails where others than root can write them.
     pub fn all(root: &Root) -> Result<Vec<(String, Self)>, Failure> {
-        let folder = root.path().join(FOLDER);
-        let failed = |error| cannot("list", &folder, &error);
-        let entries = match fs::read_dir(&folder) {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::PermissionDenied
-                ) =>
-            {
-                return Ok(Vec::new());
-            }
-            entries => entries.map_err(failed)?,
+        let path = root.path().join(FOLDER);
+        let Some(folder) = open_folder(root.path())? else {
+            return Ok(Vec::new());
         };
+        let failed = |error| cannot("list", &path, &error);
         let mut all = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(failed)?.file_name();
-            let name = name.to_string_lossy().into_owned();
+        for name in folder.names().map_err(failed)? {
+            let name = name.map_err(failed)?.to_string_lossy().into_owned();
             let place = Self::of(root, &name);
             all.push((name, place));
         }
         Ok(all)
     }
 
-    /// Makes it, for nobody but root to come in, and those whose it becomes.
+    /// Makes it, for nobody but root to come in.
     pub fn make(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("create", &self.0, &error);
-        if let Some(folder) = self.0.parent()
-            && !folder.exists()
-        {
-            let made = DirBuilder::new().mode(0o700).create(folder);
-            made.map_err(failed)?;
-            // To go through, not to look.
-            fs::set_permissions(folder, Permissions::from_mode(0o711)).map_err(failed)?;
-        }
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&self.0)
+        let failed = |error| cannot("create", &self.path(), &error);
+        let folder = match open_folder(&self.root)? {
+            Some(folder) => folder,
+            None => {
+                let root = Directory::open(&self.root).map_err(failed)?;
+                // To go through, not to look.
+                root.create_directory(FOLDER, 0o711).map_err(failed)?
+            }
+        };
+        let made = folder.create_directory(&self.name, 0o700);
+        made.map(drop).map_err(failed)
+    }
+
+    /// Lets a container's root in a user namespace of its own go through, as a member of this unix group. It can change nothing.
+    pub fn admit(&self, group: u32) -> Result<(), Failure> {
+        let failed = |error| cannot("open to the container", &self.path(), &error);
+        let Some((_, place)) = self.open()? else {
+            return Err(failed(ErrorKind::NotFound.into()));
+        };
+        place
+            .set_group(group)
+            .and_then(|()| place.set_mode(0o710))
             .map_err(failed)
     }
 
-    /// Lets this user come in: a container's root in a user namespace of its own.
-    pub fn admit(&self, user: u32) -> Result<(), Failure> {
-        std::os::unix::fs::chown(&self.0, Some(user), None)
-            .map_err(|error| cannot("give away", &self.0, &error))
+    fn path(&self) -> PathBuf {
+        self.root.join(FOLDER).join(&self.name)
     }
 
     /// The root that the container sees.
     pub fn view(&self) -> PathBuf {
-        self.0.join("view")
+        self.path().join("view")
     }
 
-    /// What is known; `None` where nothing is.
+    /// What is known; `None` where nothing is. Fails where others than root could have written it.
     pub fn read(&self) -> Result<Option<Record>, Failure> {
-        let path = self.0.join("record");
-        match fs::read_to_string(&path) {
-            Ok(text) => match parse(&text) {
-                Some(record) => Ok(Some(record)),
-                None => Err(Failure::new(format_args!(
-                    "{} is damaged: remove {} when the container has ended",
-                    path.display(),
-                    self.0.display()
-                ))),
-            },
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(cannot("read", &path, &error)),
+        match self.open()? {
+            Some((_, place)) => self.read_in(&place),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Place::read`], in the container's own namespaces: there root's directories do not look like root's, and may be gone through but
+    /// not opened.
+    pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
+        self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
+    }
+
+    fn read_in(&self, place: &Directory) -> Result<Option<Record>, Failure> {
+        let mut text = Vec::new();
+        let read = place
+            .open_file(RECORD, false)
+            .and_then(|file| file.take(LONGEST).read_to_end(&mut text));
+        self.parse(read.map(|_| text))
+    }
+
+    fn parse(&self, read: io::Result<Vec<u8>>) -> Result<Option<Record>, Failure> {
+        let path = self.path().join(RECORD);
+        let bytes = match read {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| cannot("read", &path, &error))?,
+        };
+        match std::str::from_utf8(&bytes).ok().and_then(parse) {
+            // A group that goes with the container has its name.
+            Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
+            _ => Err(Failure::new(format_args!(
+                "{} is damaged: remove {} when the container has ended",
+                path.display(),
+                self.path().display()
+            ))),
         }
     }
 
     /// Puts it on record.
     pub fn write(&self, record: &Record) -> Result<(), Failure> {
-        let path = self.0.join("record");
         let text = format!(
             "{HEAD}\n{}\n{}\n{}\n{}\n{}\n{}\n",
             record.id,
@@ -150,18 +185,118 @@ impl Place {
                 record.rootfs.display()
             )));
         }
-        replace::replace(&path, &self.0.join("record.new"), text.as_bytes(), 0o644)
-            .map_err(|error| cannot("write", &path, &error))
+        let failed = |error| cannot("write", &self.path().join(RECORD), &error);
+        let Some((_, place)) = self.open()? else {
+            return Err(failed(ErrorKind::NotFound.into()));
+        };
+        gone(place.remove_file(DRAFT))
+            .and_then(|()| place.create_file(DRAFT, 0o644))
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| place.rename(DRAFT, RECORD))
+            .map_err(failed)
     }
 
-    /// Removes it.
+    /// Removes what has no record: its maker was killed before that, so that nothing but a draft can be in it.
+    pub fn remove_unrecorded(&self) -> Result<(), Failure> {
+        let failed = |error| cannot("remove", &self.path(), &error);
+        let Some((folder, place)) = self.open()? else {
+            return Ok(());
+        };
+        gone(place.remove_file(DRAFT)).map_err(failed)?;
+        gone(folder.remove_directory(&self.name)).map_err(failed)
+    }
+
+    /// Removes it with its view. Files that are not ours stay, and so does the record then.
     pub fn remove(&self) -> Result<(), Failure> {
-        match fs::remove_dir_all(&self.0) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(cannot("remove", &self.0, &error))
+        let failed = |error| cannot("remove", &self.path(), &error);
+        let Some((_, place)) = self.open()? else {
+            return Ok(());
+        };
+        match place.open_directory("view") {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            view => {
+                empty_view(&view.map_err(failed)?, VIEW_DEPTH).map_err(failed)?;
+                gone(place.remove_directory("view")).map_err(failed)?;
             }
-            _ => Ok(()),
         }
+        gone(place.remove_file(RECORD)).map_err(failed)?;
+        self.remove_unrecorded()
+    }
+
+    /// The folder and the directory in it; `None` where one of them is missing.
+    fn open(&self) -> Result<Option<(Directory, Directory)>, Failure> {
+        let Some(folder) = open_folder(&self.root)? else {
+            return Ok(None);
+        };
+        let place = open_roots_own(folder.open_directory(&self.name), &self.path())?;
+        Ok(place.map(|place| (folder, place)))
+    }
+}
+
+/// The folder of all containers in this root; `None` where there is none.
+fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
+    let directory = Directory::open(root);
+    if let Ok(directory) = &directory
+        && matches!(directory.entry(FOLDER), Ok(None))
+    {
+        return Ok(None);
+    }
+    let Some(directory) = open_roots_own(directory, root)? else {
+        return Ok(None);
+    };
+    open_roots_own(directory.open_directory(FOLDER), &root.join(FOLDER))
+}
+
+/// A directory that belongs to root and that only root can write; `None` where there is none.
+fn open_roots_own(
+    opened: io::Result<Directory>,
+    path: &Path,
+) -> Result<Option<Directory>, Failure> {
+    let failed = |error| cannot("open", path, &error);
+    let directory = match opened {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    let about = directory.about().map_err(failed)?;
+    if about.uid() == 0 && about.mode() & 0o022 == 0 {
+        return Ok(Some(directory));
+    }
+    Err(Failure::new(format_args!(
+        "{} may be written by others than root, so that the containers on record there are not believed: remove it if no container needs it",
+        path.display()
+    )))
+}
+
+/// Removes what we have put into a view, and nothing else.
+fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
+    for name in directory.names()? {
+        let name = name?;
+        let Some(entry) = directory.entry(&name)? else {
+            continue;
+        };
+        let text = name.to_str().unwrap_or_default();
+        let is_ours = VIEW_FILES.contains(&text) || text.starts_with(VIEW_PREFIX);
+        match entry.kind {
+            EntryKind::File if is_ours => gone(directory.remove_file(&name))?,
+            EntryKind::Directory if depth > 0 => {
+                empty_view(&directory.open_directory(&name)?, depth - 1)?;
+                gone(directory.remove_directory(&name))?;
+            }
+            _ => {
+                return Err(io::Error::other(format!(
+                    "gpulimit did not make {}: move it elsewhere",
+                    directory.path().join(&name).display()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 

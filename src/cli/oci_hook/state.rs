@@ -38,6 +38,7 @@ struct Rootfs {
 #[serde(rename_all = "camelCase", default)]
 struct Linux {
     uid_mappings: Vec<Mapping>,
+    gid_mappings: Vec<Mapping>,
 }
 
 #[derive(Deserialize)]
@@ -53,8 +54,8 @@ struct Mapping {
 pub struct Bundle {
     /// The root of its file system, as the host calls it.
     pub rootfs: PathBuf,
-    /// Its root, as the host numbers him.
-    pub root_user: u32,
+    /// Its root's unix group, as the host numbers it; `None` where its root is the host's.
+    pub root_group: Option<u32>,
 }
 
 impl State {
@@ -86,12 +87,23 @@ impl State {
         };
         let text = fs::read_to_string(&path).map_err(|error| failed(&error))?;
         let config: Config = serde_json::from_str(&text).map_err(|error| failed(&error))?;
-        let mut maps = config.linux.uid_mappings.iter();
+        let of_root = |maps: &[Mapping]| {
+            let map = maps.iter().find(|map| map.container_id == 0);
+            map.map(|map| map.host_id)
+        };
+        let Linux {
+            uid_mappings: users,
+            gid_mappings: groups,
+        } = &config.linux;
+        let root_group = match of_root(users).is_some_and(|user| user != 0) {
+            false => None,
+            true => Some(of_root(groups).ok_or_else(|| {
+                failed(&"it maps user 0 and not group 0: add linux.gidMappings for it")
+            })?),
+        };
         Ok(Bundle {
             rootfs: self.bundle.join(config.root.path),
-            root_user: maps
-                .find(|map| map.container_id == 0)
-                .map_or(0, |map| map.host_id),
+            root_group,
         })
     }
 }

@@ -1,15 +1,17 @@
 //! The group that the command of `run` runs in.
 
 use super::Args;
+use crate::cli::changes::{self, Changes};
 use crate::cli::create::no_job;
 use crate::cli::failure::Failure;
+use crate::cli::groups::{self, Purpose};
 use crate::cli::nvml::Driver;
-use crate::cli::{env, gpu, groups};
-use gpulimit::group::{Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
+use crate::cli::{env, output, sizes, warnings};
+use gpulimit::group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
 use gpulimit::ledger::{Identity, Ledger};
 use gpulimit::limits::{Key, LimitSet, OnLimit, Selector};
 use gpulimit::policy;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, IsTerminal};
 
 /// The group, made where it has to be.
 pub struct Place {
@@ -39,7 +41,7 @@ impl Place {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
-        let root = groups::root_of(&name)?;
+        let (root, name) = groups::meant(&name, Purpose::Run)?;
         let group = match limits {
             None => root.group(&name)?,
             Some(limits) => {
@@ -61,18 +63,16 @@ impl Place {
     /// A group of the command's own.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
-            Some(name) => Some(groups::find(name)?),
+            Some(name) => Some(groups::find(name, Purpose::Run)?),
             None => callers()?,
         };
-        let me = Identity::of_self();
-        let job = format!("run-{}-{}", me.pid, me.start_time);
-        let (root, name) = match (&parent, &limits) {
+        let (root, above) = match (&parent, &limits) {
             (None, None) => {
                 return Err(Failure::usage(
                     "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or --name or --group with the name of a group that exists",
                 ));
             }
-            (None, Some(_)) => (Root::locate(&env)?, job),
+            (None, Some(_)) => (Root::locate(&env)?, String::new()),
             (Some(parent), _) => {
                 may_join(parent)?;
                 if parent.upwards().count() == MAX_DEPTH {
@@ -81,10 +81,14 @@ impl Place {
                         parent.name()
                     )));
                 }
-                (Root::at(parent.root())?, format!("{}/{job}", parent.name()))
+                (Root::at(parent.root())?, format!("{}/", parent.name()))
             }
         };
-        let made = root.create(&name, limits.as_ref().unwrap_or(&LimitSet::default()));
+        let made = make_job(
+            &root,
+            &above,
+            limits.as_ref().unwrap_or(&LimitSet::default()),
+        );
         match (made, parent) {
             (Ok(created), _) => Ok(Self {
                 group: created.group,
@@ -107,13 +111,34 @@ impl Place {
         }
     }
 
-    /// Removes a group of the command's own. One in which children of the command go on stays until they are gone.
+    /// Removes a group of the command's own that this process does not become, or has seen end. One in which children of the command go on
+    /// stays until they are gone.
     pub fn leave(self) {
         if self.own.is_some() {
+            let _ = self.group.forget_job();
             drop(self.own);
             let _ = self.root.remove(self.group.name());
         }
     }
+}
+
+/// Makes a group for this process and what it becomes.
+///
+/// A process that runs one `gpulimit run` by another has made one before, and one of another pid namespace may have its numbers.
+fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
+    const TRIES: u64 = 1_000;
+    let me = Identity::of_self();
+    let mut taken = root.path().to_path_buf();
+    for attempt in 0..TRIES {
+        let name = format!("{above}run-{}-{}", me.pid, me.start_time + attempt);
+        let created = root.create(&name, limits)?;
+        if created.new {
+            created.group.record_job()?;
+            return Ok(created);
+        }
+        taken = created.group.path().into();
+    }
+    Err(GroupError::Held { path: taken })
 }
 
 /// The group that the caller is in, as the rules and the environment say. That of a job that has not begun, as `GPULIMIT_MAX` asks for, is
@@ -122,13 +147,13 @@ fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
         let name = asked.map_or(rule.group, |asked| asked.group);
-        return groups::find(&name).map(Some);
+        return groups::find(&name, Purpose::Run).map(Some);
     }
     let Some(name) = env(policy::GROUP).filter(|name| !name.is_empty()) else {
         return Ok(None);
     };
     let name = name.to_string_lossy();
-    match groups::find(&name) {
+    match groups::find(&name, Purpose::Run) {
         Err(_) if Kind::of(&name) == Kind::Job && gpulimit::group::check_name(&name).is_ok() => {
             Ok(None)
         }
@@ -142,19 +167,23 @@ fn callers() -> Result<Option<Group>, Failure> {
 
 /// What the options ask for; `None` where they ask for nothing.
 fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
-    let sizes = [(Key::Max, args.max), (Key::High, args.high)];
+    let settings = sizes::together(&args.sizes, &args.settings)?;
+    if settings.is_empty() && !args.devices.is_empty() {
+        return Err(Failure::usage(
+            "--device says which GPU a limit is for, and there is none: add --max SIZE",
+        ));
+    }
+    // NVML is asked where the answer depends on it, and for a warning that somebody reads.
+    let driver = (io::stderr().is_terminal() && !settings.is_empty())
+        || !args.devices.is_empty()
+        || settings.iter().any(changes::depends_on_gpus);
+    let driver = driver.then(|| Driver::load().ok()).flatten();
+    let driver = driver.as_ref();
+    let changes = Changes::new(settings, &args.devices, driver)?;
     let mut limits = LimitSet::default();
-    let driver = match &args.devices[..] {
-        [] => None,
-        _ => Driver::load().ok(),
-    };
-    let targets = gpu::selectors(&args.devices, driver.as_ref())?;
-    for (key, size) in sizes {
-        for target in &targets {
-            if let Some(size) = size {
-                limits.set(*target, key, size);
-            }
-        }
+    changes.apply(&mut limits)?;
+    for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
+        output::note(&format!("warning: {line}"));
     }
     if let Some(time) = args.wait {
         limits.options.on_limit = OnLimit::Wait;
@@ -190,8 +219,8 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
         return Ok(());
     }
     let set = match asked.get(Selector::All, Key::Max) {
-        Some(max) => format!("gpulimit set {name} max={max}"),
-        None => format!("gpulimit set {name} max=SIZE --device GPU"),
+        Some(max) => format!("gpulimit set {name} --max {max}"),
+        None => format!("gpulimit set {name} --max SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
         "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"

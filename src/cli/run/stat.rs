@@ -66,19 +66,37 @@ impl Stat {
             let before = self.before.iter().find(|(index, _)| *index == device.index);
             let before = before.map_or_else(Usage::default, |(_, before)| *before);
             let refusals = usage.refusals.saturating_sub(before.refusals);
-            let waited = match usage.waits.saturating_sub(before.waits) {
-                0 => String::new(),
-                count => {
-                    let millis = usage.waited_ms.saturating_sub(before.waited_ms);
-                    let time = span(Duration::from_millis(millis));
-                    format!(", waited {count} times, {time} in all")
-                }
-            };
+            let waited = waited(
+                usage.waits.saturating_sub(before.waits),
+                Duration::from_millis(usage.waited_ms.saturating_sub(before.waited_ms)),
+            );
             output::note(&format!(
                 "{name}: GPU {}: {limit}, peak {}, refused {refusals}{waited}",
                 groups::label(device.id, driver),
                 gib(usage.peak)
             ));
         }
+    }
+}
+/// How often requests have waited and for how long; empty where none has.
+fn waited(count: u64, time: Duration) -> String {
+    let time = span(time);
+    match count {
+        0 => String::new(),
+        1 => format!(", waited once, for {time}"),
+        _ => format!(", waited {count} times, {time} in all"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_counted_in_words() {
+        let time = Duration::from_secs(2);
+        assert_eq!(waited(0, time), "");
+        assert_eq!(waited(1, time), ", waited once, for 2.00 s");
+        assert_eq!(waited(3, time), ", waited 3 times, 2.00 s in all");
     }
 }

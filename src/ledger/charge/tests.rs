@@ -179,10 +179,10 @@ fn a_word_has_two_halves() {
 #[test]
 fn what_fits_exactly_is_granted_and_what_does_not_leaves_no_trace() {
     let level = [Plain::new(10, &[2, 3])];
-    assert_eq!(attempt(&level, 0, 5), Ok(()));
+    assert_eq!(attempt(&level, 0, 5, &()), Ok(()));
     assert_eq!(level[0].own_word(), 7);
     assert_eq!(level[0].noted.get(), Some((10, 7)), "the sum and our part");
-    assert_eq!(attempt(&level, 0, 1), Err(0));
+    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 7);
     assert_eq!(level[0].kept.get(), 5);
     assert!(level[0].is_balanced());
@@ -191,26 +191,119 @@ fn what_fits_exactly_is_granted_and_what_does_not_leaves_no_trace() {
 #[test]
 fn what_others_have_asked_for_stands_in_the_way() {
     let level = [Plain::new(10, &[0, word(4, 4)])];
-    assert_eq!(attempt(&level, 0, 7), Err(0));
-    assert_eq!(attempt(&level, 0, 6), Ok(()));
+    assert_eq!(attempt(&level, 0, 7, &()), Err(0));
+    assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
+}
+
+/// Notes the own words in the moment in which it is told.
+struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
+
+impl<'a> Watch<'a> {
+    fn over(levels: &'a [Plain<'static>]) -> Self {
+        Self(levels, RefCell::default())
+    }
+
+    fn note(&self, what: &'static str) {
+        let words = self.0.iter().map(Plain::own_word).collect();
+        self.1.borrow_mut().push((what, words));
+    }
+
+    fn told(self) -> Vec<(&'static str, Vec<u64>)> {
+        self.1.into_inner()
+    }
+}
+
+impl Idle for Watch<'_> {
+    fn add(&self) {
+        self.note("add");
+    }
+
+    fn remove(&self) {
+        self.note("remove");
+    }
+}
+
+#[test]
+fn what_is_idle_changes_while_every_level_is_undecided() {
+    let levels = [Plain::new(10, &[2]), Plain::new(9, &[1, 3])];
+    let idle = Watch::over(&levels);
+    assert_eq!(attempt(&levels, 0, 6, &idle), Err(1));
+    assert_eq!(idle.told(), [], "a refused request was never granted");
+    let idle = Watch::over(&levels);
+    assert_eq!(attempt(&levels, 0, 5, &idle), Ok(()));
+    assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
+    let idle = Watch::over(&levels);
+    uncharge_idle(&levels, 5, &idle);
+    assert_eq!(idle.told(), [("remove", vec![word(7, 5), word(6, 5)])]);
+    assert_eq!((levels[0].own_word(), levels[1].own_word()), (2, 1));
+    assert!(
+        levels
+            .iter()
+            .all(|level| level.is_balanced() && level.kept.get() == 0)
+    );
+    let mut around = Around::default();
+    let idle = Watch::over(&levels);
+    assert!(contend(&levels, 8, 0, &mut around, &idle).is_err());
+    assert_eq!(contend(&levels, 5, 0, &mut around, &idle), Ok(()));
+    assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
+}
+
+#[test]
+fn requests_under_way_are_nobodys_peak() {
+    let level = [Plain::new(20, &[word(5, 2), word(6, 4)])];
+    assert_eq!(attempt(&level, 0, 3, &()), Ok(()));
+    assert_eq!(level[0].noted.get(), Some((3 + 3 + 2, 3 + 3)));
+}
+
+#[test]
+fn a_word_and_its_figure_are_read_between_requests() {
+    let own = AtomicU64::new(word(7, 3));
+    let naps = Cell::new(0);
+    let decides = || {
+        naps.set(naps.get() + 1);
+        if naps.get() == 5 {
+            own.store(9, Ordering::Relaxed);
+        }
+        naps.get() < 100
+    };
+    assert_eq!(settled(&own, || 4, decides), (9, 4));
+    assert_eq!(naps.get(), 6, "the last look has to be seen twice");
+    own.store(word(7, 3), Ordering::Relaxed);
+    let mut left = 3;
+    let stopped = || {
+        left -= 1;
+        left > 0
+    };
+    assert_eq!(
+        settled(&own, || 4, stopped),
+        (word(7, 3), 4),
+        "not for ever"
+    );
+    let figure = Cell::new(0);
+    let moves = || {
+        figure.set((figure.get() + 1).min(4));
+        figure.get()
+    };
+    own.store(9, Ordering::Relaxed);
+    assert_eq!(settled(&own, moves, || true), (9, 4), "it stood still");
 }
 
 #[test]
 fn slots_above_the_high_water_do_not_count() {
     let level = [Plain::new(10, &[0, 0, 9])];
     level[0].high_water.store(2, Ordering::Relaxed);
-    assert_eq!(attempt(&level, 0, 10), Ok(()));
+    assert_eq!(attempt(&level, 0, 10, &()), Ok(()));
 }
 
 #[test]
 fn a_level_that_refuses_undoes_those_below() {
     let levels = [Plain::new(10, &[0]), Plain::new(10, &[0, 8])];
-    assert_eq!(attempt(&levels, 0, 3), Err(1));
+    assert_eq!(attempt(&levels, 0, 3, &()), Err(1));
     for level in &levels {
         assert_eq!((level.own_word(), level.kept.get()), (0, 0));
         assert!(level.is_balanced() && level.noted.get().is_none());
     }
-    assert_eq!(attempt(&levels, 0, 2), Ok(()));
+    assert_eq!(attempt(&levels, 0, 2, &()), Ok(()));
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (2, 2));
 }
 
@@ -218,7 +311,7 @@ fn a_level_that_refuses_undoes_those_below() {
 fn a_process_that_was_tampered_with_gets_nothing() {
     let mut level = [Plain::new(10, &[0])];
     level[0].trusted = false;
-    assert_eq!(attempt(&level, 0, 1), Err(0));
+    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 0);
     assert!(level[0].is_balanced());
 }
@@ -226,14 +319,14 @@ fn a_process_that_was_tampered_with_gets_nothing() {
 #[test]
 fn a_word_takes_so_much_and_no_more() {
     let level = [Plain::new(u64::MAX, &[WORD_MAX - 2])];
-    assert_eq!(attempt(&level, 0, 3), Err(0));
+    assert_eq!(attempt(&level, 0, 3, &()), Err(0));
     enter(&level, 3);
     assert_eq!(
         level[0].own_word(),
         WORD_MAX - 2,
         "what would carry is not entered"
     );
-    assert_eq!(attempt(&level, 0, 1), Ok(()));
+    assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
     enter(&level, 1);
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
@@ -241,7 +334,7 @@ fn a_word_takes_so_much_and_no_more() {
     // Room in the group is of no use.
     let mut around = Around::default();
     assert_eq!(
-        contend(&level, 1, 0, &mut around),
+        contend(&level, 1, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
             charged: WORD_MAX
@@ -313,7 +406,7 @@ fn a_refusal_comes_after_everything_was_tried_once() {
     let level = [Plain::new(10, &[2, 7])];
     let mut around = Around::default();
     assert_eq!(
-        contend(&level, 2, 0, &mut around),
+        contend(&level, 2, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
             charged: 9
@@ -328,11 +421,11 @@ fn a_refusal_comes_after_everything_was_tried_once() {
 fn what_fits_by_now_is_granted_without_asking_anybody() {
     let level = [Plain::new(10, &[2, 7])];
     let mut around = Around::default();
-    assert_eq!(contend(&level, 1, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 1, 0, &mut around, &()), Ok(()));
     assert_eq!(level[0].own_word(), 3);
     assert_eq!((around.reclaims, around.reaps, around.back_offs), (0, 0, 0));
     assert_eq!(
-        contend::<Plain<'_>>(&[], 1, 0, &mut around),
+        contend::<Plain<'_>>(&[], 1, 0, &mut around, &()),
         Ok(()),
         "no limit"
     );
@@ -345,14 +438,14 @@ fn own_idle_memory_is_asked_for_until_it_suffices_but_not_for_ever() {
         reclaim: Some(Box::new(|_| take_out(level[0].own(), 1) == 1)),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 3, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 3, 0, &mut around, &()), Ok(()));
     assert_eq!((around.reclaims, around.reaps), (3, 0));
     let mut around = Around {
         reclaim: Some(Box::new(|_| true)),
         ..Around::default()
     };
     assert!(
-        contend(&level, 1, 0, &mut around).is_err(),
+        contend(&level, 1, 0, &mut around, &()).is_err(),
         "it says so only"
     );
     assert_eq!(around.reclaims, RECLAIMS);
@@ -368,7 +461,7 @@ fn what_the_dead_leave_makes_room() {
         })),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 10, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 10, 0, &mut around, &()), Ok(()));
     assert_eq!((around.reaps, around.asks), (1, 0));
 }
 
@@ -380,7 +473,7 @@ fn what_will_come_back_is_waited_for_where_it_makes_room() {
             reap: Some(Box::new(move |_| pending(draining))),
             ..Around::default()
         };
-        let refused = contend(&level, units, 0, &mut around);
+        let refused = contend(&level, units, 0, &mut around, &());
         assert_eq!(
             refused,
             Err(Refusal {
@@ -403,7 +496,7 @@ fn what_will_come_back_is_waited_for_where_it_makes_room() {
         })),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 4, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 4, 0, &mut around, &()), Ok(()));
     assert_eq!(around.drains, 3);
 }
 
@@ -414,7 +507,7 @@ fn others_are_asked_as_long_as_they_give() {
         ask: Some(Box::new(|_| take_out(&level[0].words[1], 2) == 2)),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 5, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
     assert_eq!(around.asks, 3);
 }
 
@@ -430,7 +523,7 @@ fn requests_of_others_are_waited_for_until_they_are_decided() {
         })),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 5, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
     assert_eq!((around.back_offs, around.reaps, around.reclaims), (3, 0, 0));
 }
 
@@ -445,7 +538,7 @@ fn who_asked_and_died_is_found_while_his_request_stands_in_the_way() {
         })),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 5, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
     assert_eq!((around.reaps, around.back_offs), (1, CONTENDED - 1));
 }
 
@@ -454,7 +547,7 @@ fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
     let level = [Plain::new(10, &[1, word(9, 6)])];
     let mut around = Around::default();
     assert_eq!(
-        contend(&level, 5, 0, &mut around),
+        contend(&level, 5, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
             charged: 4
@@ -469,7 +562,7 @@ fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
         })),
         ..Around::default()
     };
-    assert_eq!(contend(&level, 5, 0, &mut around), Ok(()));
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
     assert_eq!((around.back_offs, around.reaps), (1, 1));
 }
 
@@ -477,7 +570,7 @@ fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
 fn the_level_with_the_worst_news_refuses() {
     let named = |first: &[u64], second: &[u64], third: &[u64]| {
         let levels = [first, second, third].map(|words| Plain::new(10, words));
-        contend(&levels, 5, 0, &mut Around::default()).map_err(|refusal| refusal.level)
+        contend(&levels, 5, 0, &mut Around::default(), &()).map_err(|refusal| refusal.level)
     };
     let (free, contended, full) = ([0, 0], [0, word(9, 9)], [0, 9]);
     assert_eq!(named(&free, &free, &free), Ok(()));
@@ -513,7 +606,7 @@ fn memory_that_moves_under_the_look_makes_no_refusal() {
             words[2].store(other, Ordering::Relaxed);
         })];
         let mut around = Around::default();
-        assert_eq!(contend(&level, 5, 0, &mut around), Ok(()), "{moves}");
+        assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()), "{moves}");
         assert_eq!(around.asks, 0);
     }
 }
@@ -524,6 +617,6 @@ fn memory_that_moves_for_ever_is_looked_at_for_a_while_only() {
         words[2].store(u64::from(look), Ordering::Relaxed);
     })];
     let mut around = Around::default();
-    assert!(contend(&level, 5, 0, &mut around).is_err());
+    assert!(contend(&level, 5, 0, &mut around, &()).is_err());
     assert!(level[0].looks.get() > LOOKS);
 }

@@ -100,13 +100,13 @@ fn peaks_are_what_was_in_use() {
         (10 * UNIT, 15 * UNIT)
     );
     // What is charged ahead becomes usage when it is used.
-    slot.publish_idle(device, 8 * UNIT, 0);
+    slot.publish_idle(device, 8 * UNIT);
     charge(&path, 12 * UNIT, &Knows(None)).expect("no limit");
     assert_eq!(
         (own_peak(&slot, device), scratch.usage(device).peak),
         (10 * UNIT, 15 * UNIT)
     );
-    slot.publish_idle(device, UNIT, 0);
+    slot.publish_idle(device, UNIT);
     note_usage(&path);
     assert_eq!(
         (own_peak(&slot, device), scratch.usage(device).peak),
@@ -379,7 +379,7 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let (device, ledger) = (scratch.device, Arc::clone(&scratch));
     let theirs = [level(&other, device, u64::MAX)];
     charge_unchecked(&theirs, 10 * UNIT);
-    other.publish_idle(device, reclaimable * UNIT, reclaimable * UNIT);
+    other.publish_reclaimable(device, reclaimable * UNIT);
     let done = AtomicBool::new(false);
     let granted = std::thread::scope(|scope| {
         // Also where the request panics.
@@ -390,7 +390,7 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
                     // At its next call, which is not at once.
                     std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
-                    other.publish_idle(device, 0, 0);
+                    other.publish_reclaimable(device, 0);
                 }
                 std::thread::yield_now();
             }
@@ -417,4 +417,73 @@ fn others_are_asked_for_what_is_lacking_and_only_if_they_have_it() {
     );
     assert_eq!(ask(false, 4, 6), (false, 1), "they do not answer");
     assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
+}
+
+#[test]
+fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
+    const USED: u64 = 5 * UNIT;
+    struct Ahead<'a>(&'a Slot, DeviceIndex, u64);
+    impl Idle for Ahead<'_> {
+        fn add(&self) {
+            self.0.publish_idle(self.1, self.2);
+        }
+        fn remove(&self) {
+            self.0.publish_idle(self.1, 0);
+        }
+    }
+    struct End<'a>(&'a std::sync::atomic::AtomicU32);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(u32::MAX, Ordering::Relaxed);
+        }
+    }
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let slots = [0; 2].map(|_| scratch.join());
+    for slot in &slots {
+        charge(&[level(slot, device, u64::MAX)], USED, &Knows(None)).expect("no limit");
+    }
+    let looks = std::sync::atomic::AtomicU32::new(0);
+    let enough = || looks.load(Ordering::Relaxed) >= 20_000;
+    std::thread::scope(|scope| {
+        for slot in &slots {
+            scope.spawn(|| {
+                // One of the two is always refused.
+                let path = [level(slot, device, 2 * USED + 10 * UNIT)];
+                for round in 0.. {
+                    let bytes = (1 + round % 10) * UNIT;
+                    let idle = Ahead(slot, device, bytes);
+                    let granted = match round % 2 {
+                        0 => try_charge_ahead(&path, bytes, &idle),
+                        _ => charge_ahead(&path, bytes, &Knows(None), &idle).is_ok(),
+                    };
+                    if granted {
+                        uncharge_idle(&path, bytes, &idle);
+                    }
+                    if enough() {
+                        break;
+                    }
+                }
+            });
+        }
+        // The threads end also where an assertion fails.
+        let _end = End(&looks);
+        while !enough() {
+            let start = std::time::Instant::now();
+            let usage = scratch.usage(device);
+            let processes = scratch.processes(&Knows(None));
+            looks.fetch_add(1, Ordering::Relaxed);
+            // A look that has waited for so long may have given up: a thread did not run in the middle of a request.
+            if start.elapsed() >= Duration::from_millis(50) {
+                continue;
+            }
+            if usage.undecided == 0 {
+                assert_eq!(usage.charged - usage.idle, 2 * USED);
+            }
+            for process in processes {
+                assert_eq!(process.on(device).peak, USED);
+            }
+        }
+    });
+    assert_eq!(scratch.usage(device).idle, 0);
 }

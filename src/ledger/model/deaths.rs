@@ -9,7 +9,9 @@ use super::super::level::{self, Level};
 use super::explorer::{Explored, explore};
 use super::fault::{self, Fault};
 use super::is_deep;
-use super::play::Act::{Claim, Clean, Give, GiveEarly, Idle, Leave, Limit, Take, TakeBy, Try};
+use super::play::Act::{
+    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Take, TakeBy, Try,
+};
 use super::play::{Play, Role};
 
 /// More states than any play has.
@@ -62,6 +64,12 @@ fn three_at_the_edge_of_whom_one_may_die() {
 #[test]
 fn a_charge_beside_a_return() {
     let roles = vec![Role::member(6, &[Give]), Role::member(4, &[Take(6)])];
+    holds(&[10], roles, 2);
+}
+
+#[test]
+fn a_charge_beside_a_return_of_what_was_not_used() {
+    let roles = vec![Role::member(6, &[GiveIdle]), Role::member(4, &[Take(6)])];
     holds(&[10], roles, 2);
 }
 
@@ -248,7 +256,7 @@ fn levels_decided_one_by_one_are_found() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let passed = levels
             .iter()
-            .take_while(|level| charge::attempt(std::slice::from_ref(*level), 0, n).is_ok())
+            .take_while(|level| charge::attempt(std::slice::from_ref(*level), 0, n, &()).is_ok())
             .count();
         if passed < levels.len() {
             charge::uncharge(&levels[..passed], n);

@@ -35,7 +35,7 @@ pub(super) fn pid_ns() -> u64 {
     0
 }
 
-pub(super) fn exists(_: u32) -> bool {
+pub(crate) fn exists(_: u32) -> bool {
     false
 }
 

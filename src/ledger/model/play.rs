@@ -37,6 +37,8 @@ pub(crate) enum Act {
     TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
     /// As [`Act::Take`], by one attempt, which may be refused for nothing.
     Try(u64),
+    /// As [`Act::Give`], of what was charged ahead and not used.
+    GiveIdle,
     /// [`Act::Give`] the wrong way round.
     GiveEarly,
 }
@@ -346,6 +348,13 @@ impl Play {
             Act::Give => {
                 self.driver_frees(process);
                 self.uncharge(process);
+            }
+            Act::GiveIdle => {
+                self.driver_frees(process);
+                let held = actor(process, |actor| actor.held.replace(0));
+                self.with_levels(process, |levels| {
+                    level::uncharge_idle(levels, held * UNIT, &());
+                });
             }
             Act::GiveEarly => {
                 self.uncharge(process);

@@ -136,8 +136,8 @@ fn charge(seats: &[Seat], n: u64, patience: u32) -> Outcome {
         steps: patience,
         over: false,
     };
-    let result = charge::attempt(seats, 0, n)
-        .or_else(|level| charge::contend(seats, n, level, &mut patience));
+    let result = charge::attempt(seats, 0, n, &())
+        .or_else(|level| charge::contend(seats, n, level, &mut patience, &()));
     match result {
         Ok(()) => Outcome::Granted,
         Err(Refusal { .. }) if patience.over => Outcome::OutOfPatience,
@@ -266,6 +266,74 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
+/// What a process has charged ahead, shown in ordinary memory. One store each: loom does not take the processor away before a store whose
+/// thread has just loaded the same word.
+struct Ahead<'a>(&'a AtomicU64, u64);
+
+impl charge::Idle for Ahead<'_> {
+    fn add(&self) {
+        self.0.store(self.1, Ordering::Relaxed);
+    }
+
+    fn remove(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A process that uses 2 units runs `act`; somebody looks at what it uses meanwhile. `None` where the look was given up.
+fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
+    model(move || {
+        let book = Book::new([2 + idle, 0, 0], 1);
+        let shown = Arc::new(AtomicU64::new(idle));
+        let (seat, figure) = (book.seat(0, 10), Arc::clone(&shown));
+        let handle = thread::spawn(move || act(&[seat], &figure));
+        let mut looks = 2;
+        let again = || {
+            thread::yield_now();
+            looks -= 1;
+            looks > 0
+        };
+        let word = &book.words[0];
+        let (units, idle) = charge::settled(word, || shown.load(Ordering::Relaxed), again);
+        if looks > 0 {
+            assert_eq!(
+                charge::granted(units),
+                2 + idle,
+                "what is charged ahead is not used"
+            );
+        }
+        handle.join().expect("the process");
+    });
+}
+
+#[test]
+fn what_is_charged_ahead_is_never_seen_as_used() {
+    used_meanwhile(
+        |seats, idle| charge::attempt(seats, 0, 4, &Ahead(idle, 4)).expect("room"),
+        0,
+    );
+}
+
+#[test]
+fn what_is_given_back_unused_is_never_seen_as_used() {
+    used_meanwhile(
+        |seats, idle| charge::uncharge_idle(seats, 4, &Ahead(idle, 4)),
+        4,
+    );
+}
+
+#[test]
+#[should_panic(expected = "what is charged ahead is not used")]
+fn a_count_that_changes_before_the_charge_is_found() {
+    used_meanwhile(
+        |seats, idle| {
+            charge::Idle::add(&Ahead(idle, 4));
+            charge::attempt(seats, 0, 4, &()).expect("room");
+        },
+        0,
+    );
+}
+
 /// A word of the file and what its process remembers of it.
 struct Remembered {
     word: AtomicU64,
@@ -375,8 +443,8 @@ fn publish_without_a_fence_is_found() {
 fn levels_decided_one_by_one_are_found() {
     two_levels(|path, n| {
         let [leaf, root] = path else { unreachable!() };
-        if charge::attempt(std::slice::from_ref(leaf), 0, n).is_ok()
-            && charge::attempt(std::slice::from_ref(root), 0, n).is_err()
+        if charge::attempt(std::slice::from_ref(leaf), 0, n, &()).is_ok()
+            && charge::attempt(std::slice::from_ref(root), 0, n, &()).is_err()
         {
             charge::uncharge(std::slice::from_ref(leaf), n);
         }

@@ -231,7 +231,8 @@ fn a_cleaned_slot_is_as_new() {
     let slot = scratch.join();
     let index = slot.index();
     slot.publish(scratch.device, crate::ledger::Category::Vmm, 1);
-    slot.publish_idle(scratch.device, 2, 3);
+    slot.publish_idle(scratch.device, 2);
+    slot.publish_reclaimable(scratch.device, 3);
     slot.count_refusal(scratch.device);
     slot.share(scratch.device, UNIT as i64);
     slot.waiting().ticket.store(4, Ordering::Relaxed);

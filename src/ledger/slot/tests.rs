@@ -146,8 +146,14 @@ fn a_slot_says_who_has_it_and_where_he_is() {
         (child_key("bob"), "bob".into()),
         "nothing of who was before"
     );
-    let long = "x".repeat(600);
+    let long = vec!["x".repeat(64); 10].join("/");
     assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
+    // As in a ledger that a member has written to.
+    for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
+        assert_eq!(claim(forged).1, "", "{forged:?}");
+    }
+    let cut = ("x".repeat(64) + "/").repeat(8) + &"y".repeat(55);
+    assert_eq!(claim(&(cut.clone() + "/z")).1, cut);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn a_group_uses_what_its_members_do() {
         charge_unchecked(&[level(slot, device, u64::MAX)], units * UNIT);
         slot.publish(device, Category::Linear, units);
         slot.publish(device, Category::Vmm, 100 * units);
-        slot.publish_idle(device, 1_000 * units, 0);
+        slot.publish_idle(device, 1_000 * units);
     }
     slots[0].orphan(device, 2 * UNIT);
     scratch.dead(&stranger(1), 9, 4);
@@ -44,7 +44,7 @@ fn a_members_part_is_told_by_device() {
         .claim(&Identity::of_self(), "alice/job")
         .expect("room");
     charge_unchecked(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
-    slot.publish_idle(scratch.device, 3 * UNIT, 0);
+    slot.publish_idle(scratch.device, 3 * UNIT);
     for (number, category) in Category::ALL.into_iter().enumerate() {
         slot.publish(scratch.device, category, 1 << number);
     }
@@ -131,7 +131,7 @@ fn others_can_give_back_what_they_say_and_no_more_than_they_have() {
     let device = scratch.device;
     for (slot, reclaimable) in slots.iter().zip([3, 20, 5]) {
         charge_unchecked(&[level(slot, device, u64::MAX)], 10 * UNIT);
-        slot.publish_idle(device, 0, reclaimable * UNIT);
+        slot.publish_reclaimable(device, reclaimable * UNIT);
     }
     assert_eq!(reclaimable(&level(&slots[0], device, 0)), 15 * UNIT);
     assert_eq!(reclaimable(&level(&slots[1], device, 0)), 8 * UNIT);

@@ -5,9 +5,8 @@ use super::template::{self, Binding, Holes, fill, prefixes};
 use super::{Compiler, NONE, PlannedGroup};
 use crate::group::{Kind, Members, check_name, parent};
 use crate::limits::{Key, is_near};
-use crate::policy::file::{At, GroupStanza, Mistake, Settings};
-use crate::policy::rules::{Rule, Target};
-use crate::units::Size;
+use crate::policy::file::{At, GroupStanza, Settings};
+use crate::units::{Extent, Size};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A group and how the file came to it.
@@ -115,7 +114,8 @@ impl Compiler<'_> {
                 Some(holes) => self.inherited(template, holes),
             };
             let says_whom = stanza.users.is_some() || stanza.unix_group.is_some();
-            if bindings.is_empty() && !says_whom && !self.is_named_by_a_rule(template) {
+            let whole = stanza.whole && self.policy.rules.iter().all(|rule| rule.whole);
+            if bindings.is_empty() && !says_whom && whole && !self.is_named_by_a_rule(template) {
                 self.say(
                     stanza.name.line,
                     format!("group '{template}' is made for nobody: name it in a rule, or say for whom with users or unix_group"
@@ -123,9 +123,9 @@ impl Compiler<'_> {
                     false,
                 );
             }
+            self.check_group(stanza, &bindings);
             for binding in bindings {
                 let name = fill(template, &binding);
-                self.check_group(stanza, &name);
                 let owner = self.owner(stanza, &binding);
                 let group = PlannedGroup {
                     settings: merged(&stanza.settings, &self.policy.defaults),
@@ -134,13 +134,12 @@ impl Compiler<'_> {
                     line: stanza.name.line,
                     name: name.clone(),
                 };
-                let place: Vec<String> = name.split('/').map(str::to_owned).collect();
                 let new = Planned {
                     group,
                     template: template.clone(),
                     members: stanza.members.clone(),
                 };
-                if let Some(there) = planned.insert(place, new)
+                if let Some(there) = planned.insert(place(&name), new)
                     && Holes::of(&there.template).is_some_and(|holes| holes.any())
                     && Holes::of(template).is_some_and(|holes| holes.any())
                 {
@@ -154,22 +153,7 @@ impl Compiler<'_> {
                 }
             }
         }
-        for group in planned.values() {
-            if let Some(above) = parent(&group.group.name)
-                && !planned.contains_key(&above.split('/').map(str::to_owned).collect::<Vec<_>>())
-            {
-                let why = format!(
-                    "group '{}' is below '{above}', which the file does not have: add [group.\"{above}\"]",
-                    group.group.name
-                );
-                self.mistakes.push(Mistake {
-                    path: self.policy.path.clone(),
-                    line: group.group.line,
-                    why,
-                    absent: false,
-                });
-            }
-        }
+        self.check_parents(&planned);
         planned
     }
 
@@ -193,20 +177,74 @@ impl Compiler<'_> {
             })
     }
 
-    fn check_group(&mut self, stanza: &GroupStanza, name: &str) {
+    /// Finds groups below one that the file does not have: a mistake for each stanza, however many groups it makes.
+    fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
+        let policy = self.policy;
+        for stanza in &policy.groups {
+            let template = &stanza.name.value;
+            let Some(above) = parent(template) else {
+                continue;
+            };
+            let made: Vec<&Planned> = planned
+                .values()
+                .filter(|group| group.template == *template)
+                .collect();
+            let is_missing = if made.is_empty() {
+                // Made for nobody here, or each by a stanza of its own.
+                !self.bindings.contains_key(template)
+                    && !policy.groups.iter().any(|other| other.name.value == above)
+            } else {
+                let is_orphan = |group: &&Planned| {
+                    let above = parent(&group.group.name);
+                    above.is_some_and(|above| !planned.contains_key(&place(above)))
+                };
+                made.iter().any(is_orphan)
+            };
+            if is_missing {
+                self.wrong(
+                    stanza.name.line,
+                    format!("group '{template}' is below '{above}', which the file does not have: add [group.\"{above}\"]"),
+                );
+            }
+        }
+    }
+
+    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind, however many groups it makes.
+    fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
-        if let Err(error) = check_name(name) {
-            let hint = match Holes::of(&stanza.name.value) {
-                Some(holes) if holes.user => "; {uid} in place of {user} is always a name",
-                _ => "",
+        let template = &stanza.name.value;
+        let holes = Holes::of(template).unwrap_or_default();
+        // A stanza that makes no group here is looked at with a name that is always right.
+        let example = Binding {
+            user: Some(("x".into(), 0)),
+            group: Some("x".into()),
+        };
+        let mut names: Vec<String> = bindings.iter().map(|one| fill(template, one)).collect();
+        if names.is_empty() {
+            names.push(fill(template, &example));
+        }
+        let wrong: Vec<&String> = names
+            .iter()
+            .filter(|name| check_name(name).is_err())
+            .collect();
+        if let Some(first) = wrong.first()
+            && let Err(error) = check_name(first)
+        {
+            let hint = match wrong.len() {
+                _ if !holes.user => String::new(),
+                1 => "; {uid} in place of {user} is always a name".into(),
+                count => format!(
+                    "; so are {} more that it makes; {{uid}} in place of {{user}} is always a name",
+                    count - 1
+                ),
             };
             self.wrong(line, format!("{error}{hint}"));
-        } else if name == NONE {
+        } else if names.iter().any(|name| name == NONE) {
             self.wrong(
                 line,
                 "'none' is how a rule exempts, and so no name of a group: choose another one",
             );
-        } else if Kind::of(name) == Kind::Job {
+        } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
             self.wrong(line, format!("the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"));
         }
         let settings = merged(&stanza.settings, &self.policy.defaults);
@@ -216,7 +254,7 @@ impl Compiler<'_> {
                 if let Some((_, max)) = max
                     && is_above(kept, max)
                 {
-                    self.wrong(line, format!("group '{name}' has {key} {kept} above max {max}, which it could never use: lower it to {max} at most"));
+                    self.wrong(line, format!("group '{template}' has {key} {kept} above max {max}, which it could never use: lower it to {max} at most"));
                 }
             }
         }
@@ -243,43 +281,50 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn check_targets(
-        &mut self,
-        rules: &[Rule],
-        groups: &BTreeMap<Vec<String>, Planned>,
-    ) {
-        for rule in rules {
-            let line = usize::try_from(rule.number)
-                .ok()
-                .and_then(|number| self.policy.rules.get(number - 1))
-                .map_or(0, |stanza| stanza.group.line);
-            let names: Vec<&String> = match &rule.target {
-                Target::Exempt => Vec::new(),
-                Target::Group(name) => vec![name],
-                Target::Each(each) => each.iter().map(|(_, name)| name).collect(),
-            };
-            let known = |name: &str| {
-                groups.contains_key(&name.split('/').map(str::to_owned).collect::<Vec<_>>())
-            };
-            let Some(missing) = names.into_iter().find(|name| !known(name)) else {
+    /// Finds rules that lead to groups that the file does not have, one mistake for each rule.
+    pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
+        let policy = self.policy;
+        for (number, stanza) in (1..).zip(&policy.rules) {
+            let template = &stanza.group.value;
+            let Some(holes) = Holes::of(template) else {
                 continue;
             };
-            let near = self
-                .policy
+            if template.is_empty() || template == NONE {
+                continue;
+            }
+            let is_written = policy
                 .groups
                 .iter()
-                .find(|group| is_near(missing, &group.name.value));
+                .any(|group| group.name.value == *template);
+            let is_missing = if holes.any() {
+                let bound = self.bindings.get(template).into_iter().flatten();
+                let mut names = bound.map(|binding| fill(template, binding)).peekable();
+                match names.peek() {
+                    // It leads nowhere on this machine.
+                    None => !is_written,
+                    Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
+                }
+            } else {
+                !is_written && !groups.contains_key(&place(template))
+            };
+            if !is_missing {
+                continue;
+            }
+            let near = policy
+                .groups
+                .iter()
+                .find(|group| is_near(template, &group.name.value));
             let near = near.map_or(String::new(), |near| {
                 format!(", did you mean {}?", near.name.value)
             });
-            let template = self
-                .policy
-                .rules
-                .get(rule.number as usize - 1)
-                .map_or(missing.as_str(), |stanza| stanza.group.value.as_str());
-            self.wrong(line, format!("rule {} names the group '{template}', which the file does not have{near}: add [group.\"{template}\"], or write \"none\" to exempt", rule.number));
+            self.wrong(stanza.group.line, format!("rule {number} names the group '{template}', which the file does not have{near}: add [group.\"{template}\"], or write \"none\" to exempt"));
         }
     }
+}
+
+/// The parts of a group's name.
+fn place(name: &str) -> Vec<String> {
+    name.split('/').map(str::to_owned).collect()
 }
 
 /// What the group says, and the defaults for keys of which it says nothing.
@@ -304,7 +349,7 @@ fn merged(own: &Settings, defaults: &Settings) -> Settings {
     all
 }
 
-fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Size)> {
+fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Extent)> {
     let of_key = settings
         .sizes
         .iter()
@@ -313,10 +358,11 @@ fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Size)> {
 }
 
 /// Whether one size is above the other on every GPU.
-fn is_above(one: Size, other: Size) -> bool {
+fn is_above(one: Extent, other: Extent) -> bool {
     match (one, other) {
-        (Size::Bytes(one), Size::Bytes(other)) => one > other,
-        (Size::Percent(one), Size::Percent(other)) => one > other,
+        (Extent::Size(Size::Bytes(one)), Extent::Size(Size::Bytes(other))) => one > other,
+        (Extent::Size(Size::Percent(one)), Extent::Size(Size::Percent(other))) => one > other,
+        (Extent::AllBut(one), Extent::AllBut(other)) => one < other,
         _ => false,
     }
 }

@@ -49,8 +49,7 @@ impl Accounts for Machine {
 }
 
 fn compiled(text: &str) -> (Plan, Vec<Mistake>) {
-    let policy = file::parse(Path::new("p.toml"), text).expect("readable");
-    compile(&policy, &Machine)
+    compile(&file::parse(Path::new("p.toml"), text), &Machine)
 }
 
 #[track_caller]
@@ -166,12 +165,15 @@ members = "@lab"
     );
     assert_eq!(names(&plan), ["alice", "bob"]);
     let alice = group(&plan, "alice");
-    assert_eq!(alice.settings.sizes[0].2, Size::Percent(4000));
+    assert_eq!(alice.settings.sizes[0].2, Size::Percent(4000).into());
     assert_eq!(
         (alice.owner, alice.members),
         (Some(1000), Members::UnixGroup(100))
     );
-    assert_eq!(group(&plan, "bob").settings.sizes[0].2, Size::Percent(2000));
+    assert_eq!(
+        group(&plan, "bob").settings.sizes[0].2,
+        Size::Percent(2000).into()
+    );
 }
 
 #[test]
@@ -330,6 +332,20 @@ fn who_is_not_there_is_told_apart() {
         let is_bounded = |rule: &Rule| !rule.user.is_empty() || rule.unix_group.is_some();
         assert!(plan.rules.iter().all(is_bounded), "{plan:?}");
     }
+}
+
+#[test]
+fn people_without_a_rule_are_found() {
+    let left = |text: &str| uncovered(&plan(text).rules, &Machine);
+    let rule = |conditions: &str| format!("[group.a]\n[[rule]]\n{conditions}\ngroup = 'a'\n");
+    assert_eq!(left(&rule("user = 'alice'")), ["bob", "carol"]);
+    assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
+    assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
+    assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
+    // Each holds for some programs of everybody, and says of nobody as a whole.
+    assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
+    let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
+    assert_eq!(left(&both), ["alice", "carol"]);
 }
 
 #[test]

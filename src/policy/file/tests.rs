@@ -1,7 +1,11 @@
 use super::*;
 
 fn read(text: &str) -> Result<Policy, Vec<Mistake>> {
-    parse(Path::new("p.toml"), text)
+    let policy = parse(Path::new("p.toml"), text);
+    match policy.mistakes.is_empty() {
+        true => Ok(policy),
+        false => Err(policy.mistakes),
+    }
 }
 
 /// All that is said of a file that is wrong.
@@ -158,7 +162,7 @@ fn each_mistake_by_itself() {
         ("[group.lab\nmax = '4G'", 1, "[group.lab"),
         ("[group.lab.alice]\nmax = '4G'", 1, "[group.\"lab/alice\"]"),
         ("[group.lab]\nmax = ''", 2, "empty size"),
-        ("[group.lab]\nmax = -1", 2, "negative"),
+        ("[group.lab]\nmax = -1", 2, "it leaves out less than 1 MiB"),
         ("[group.lab]\nmax = 1.5", 2, "a size such as"),
         ("[group.lab]\nmax = [1]", 2, "a size such as"),
         ("[group.lab]\nmax = { '0' = '4Q' }", 2, "'4Q' is no size"),

@@ -41,6 +41,16 @@ pub enum RulesError {
         /// What the system said.
         error: io::Error,
     },
+    /// The process is in a user namespace of its own, where nothing that a rule asks can be told.
+    Namespace {
+        /// The file with the rules.
+        path: PathBuf,
+    },
+    /// The machine has a policy, and the process sees something else in place of the root with its rules.
+    Hidden {
+        /// The root.
+        root: PathBuf,
+    },
     /// A rule with a group for each user has none for this one.
     Unlisted {
         /// The user.
@@ -105,6 +115,17 @@ impl fmt::Display for RulesError {
             Self::Unknown { what, error } => write!(
                 f,
                 "the administrator's rules ask what {what} says of this program, which cannot be read: {error}"
+            ),
+            Self::Namespace { path } => write!(
+                f,
+                "this program is in a user namespace, where the administrator's rules in {} cannot tell whose it is: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                path.display()
+            ),
+            Self::Hidden { root } => write!(
+                f,
+                "this program is in a user namespace, where the administrator's rules cannot be seen: something else is at {}, and {} says that there are rules: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                root.display(),
+                super::POLICY
             ),
             Self::Unlisted { uid, rule } => write!(
                 f,

@@ -143,6 +143,29 @@ fn the_first_rule_that_matches_counts_and_all_its_conditions() {
 }
 
 #[test]
+fn in_a_user_namespace_only_a_first_rule_for_everybody_is_believed() {
+    let somewhere = Facts {
+        in_user_namespace: true,
+        ..user(4000)
+    };
+    let assigned = |rules: &Rules| {
+        let found = rules
+            .assigned(&somewhere)
+            .map_err(|error| error.to_string());
+        found.map(|assigned| assigned.map(|assigned| assigned.group))
+    };
+    assert_eq!(assigned(&Rules::everybody("view")), Ok(Some("view".into())));
+    assert_eq!(assigned(&Rules::default()), Ok(None));
+    for first in rules().0 {
+        let everybody = Rule::of_everybody(2, group("all"));
+        let error = assigned(&Rules(vec![first, everybody])).expect_err("closed");
+        assert!(error.contains("in a user namespace"), "{error}");
+    }
+    let each = Rule::of_everybody(1, Target::Each(vec![(4000, "a".into())]));
+    assert!(assigned(&Rules(vec![each])).is_err());
+}
+
+#[test]
 fn what_is_assigned_says_by_which_rule() {
     let found = rules().assigned(&user(1000)).expect("clear");
     let expected = Assigned {

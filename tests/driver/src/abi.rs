@@ -1,7 +1,11 @@
 //! What C hands over, and the gate that every call passes.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
+use std::fs::File;
+use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
@@ -194,6 +198,31 @@ impl Site {
         }
     }
 
+    /// Passes a status on, and notes the name of a function that fails in the file that `GPULIMIT_SIM_FAILED` names, a line each: tests see from it who
+    /// was given a wrong handle.
+    pub fn note(&self, code: i32) -> i32 {
+        if code != 0 {
+            self.failed();
+        }
+        code
+    }
+
+    #[cold]
+    fn failed(&self) {
+        let name = self.name.strip_suffix("_ptsz").unwrap_or(self.name);
+        if FATAL.take() && CRASHES.contains(&name) {
+            crash();
+        }
+        static FILE: OnceLock<Option<File>> = OnceLock::new();
+        let open = || {
+            let path = std::env::var_os("GPULIMIT_SIM_FAILED")?;
+            File::options().create(true).append(true).open(path).ok()
+        };
+        if let Some(mut file) = FILE.get_or_init(open).as_ref() {
+            let _ = file.write_all(format!("{}\n", self.name).as_bytes());
+        }
+    }
+
     #[cold]
     fn obey(&self, work: impl FnOnce() -> i32) -> i32 {
         let Ok(machine) = Machine::get() else {
@@ -223,6 +252,50 @@ fn wait(ns: u64) {
     while start.elapsed() < wanted {
         std::hint::spin_loop();
     }
+}
+
+thread_local! {
+    /// The call under way was given a handle at which the driver's memory has something else by now.
+    static FATAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Functions that end in a memory fault when they get a handle that was destroyed, or is one of another kind (measured, H200, 580.159.03). `cuLibraryUnload`
+/// does, too; random programs of the tests unload what is no library.
+const CRASHES: &[&str] = &[
+    "cuGraphLaunch",
+    "cuGraphUpload",
+    "cuKernelGetFunction",
+    "cuKernelGetParamInfo",
+    "cuKernelSetAttribute",
+    "cuKernelSetCacheConfig",
+    "cuLaunchKernelEx",
+    "cuLibraryGetGlobal",
+    "cuLibraryGetKernelCount",
+    "cuLibraryGetModule",
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemFreeAsync",
+    "cuStreamGetCtx",
+    "cuStreamGetId",
+    "cuStreamIsCapturing",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+];
+
+/// Marks the status of a call that was given a handle which is not null and none: see `CRASHES`.
+pub fn fatal(status: Status) -> Status {
+    FATAL.set(true);
+    status
+}
+
+/// Ends the process as a memory fault in the driver does: what some functions do with a handle that has been destroyed.
+pub fn crash() -> ! {
+    // SAFETY: a signal to the process itself; a handler would return to where nothing can go on.
+    unsafe {
+        libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+        libc::raise(libc::SIGSEGV)
+    };
+    std::process::abort()
 }
 
 /// What the C caller gets.

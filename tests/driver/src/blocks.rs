@@ -318,7 +318,7 @@ pub fn find(address: u64) -> Option<Found> {
                 bytes,
                 context: None,
                 pool: Some(pool),
-                managed: false,
+                managed: pool.is_managed(),
             })
         }
         Use::Graph => {

@@ -357,6 +357,23 @@ impl Graph {
         Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
     }
 
+    /// A graph with the same nodes.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is destroyed.
+    pub fn copy(&self) -> Outcome<&'static Graph> {
+        let copy = Graph::make();
+        let mut copies: HashMap<usize, &'static Node> = HashMap::new();
+        // Dependencies are made before what depends on them.
+        for node in self.nodes()? {
+            let after = node.after.iter();
+            let after = after.filter_map(|before| copies.get(&before.handle()).copied());
+            let copied = copy.add(node.kind(), after.collect())?;
+            copies.insert(node.handle(), copied);
+        }
+        Ok(copy)
+    }
+
     /// Whether it is a conditional node's, and goes with it.
     pub fn is_owned(&self) -> bool {
         self.owned

@@ -1,4 +1,8 @@
 //! Memory pools: stream-ordered memory, which belongs to the pool and not to the pointer.
+//!
+//! Managed pools have the same figures as others, but the driver shows their memory in no process's figure; they outlive the contexts of their
+//! GPU (H200, 580.159.04). There the memory of a managed pool also stays on the GPU until the pool is destroyed and its last pointer freed,
+//! whatever is freed or trimmed before, which this driver does not tell apart.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,6 +48,7 @@ impl Hasher for AddressHasher {
 pub struct Pool {
     index: usize,
     device: Option<usize>,
+    managed: bool,
     state: Mutex<State>,
 }
 
@@ -62,6 +67,8 @@ struct State {
     /// Freed, but before the work of the stream ends only for that stream to use again.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
+    /// Where the addresses of a managed pool begin.
+    arena: Option<u64>,
 }
 
 /// A freed range that its stream may still use.
@@ -77,6 +84,15 @@ static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
 impl Pool {
     /// Makes a pool on a GPU, or on the host, where it takes nothing.
     pub fn make(device: Option<usize>) -> &'static Pool {
+        Pool::new(device, false)
+    }
+
+    /// Makes a pool of managed memory for a GPU.
+    pub fn make_managed(device: usize) -> &'static Pool {
+        Pool::new(Some(device), true)
+    }
+
+    fn new(device: Option<usize>, managed: bool) -> &'static Pool {
         let mut pools = POOLS.write().unwrap_or_else(PoisonError::into_inner);
         let state = State {
             reuse: [1; 3],
@@ -85,6 +101,7 @@ impl Pool {
         let pool: &'static Pool = Box::leak(Box::new(Pool {
             index: pools.len(),
             device,
+            managed,
             state: Mutex::new(state),
         }));
         pools.push(pool);
@@ -119,11 +136,7 @@ impl Pool {
     /// # Errors
     /// `INVALID_VALUE` when it is none or destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Pool> {
-        let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
-        let pool = pools
-            .iter()
-            .find(|pool| pool.handle() == handle)
-            .ok_or(Status::INVALID_VALUE)?;
+        let pool = Pool::even_destroyed(handle)?;
         if pool.state().destroyed {
             Err(Status::INVALID_VALUE)
         } else {
@@ -131,9 +144,34 @@ impl Pool {
         }
     }
 
+    /// As [`Pool::from_handle`], also of a destroyed pool: the driver makes it the current one (measured, H200, 580.159.03).
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is none.
+    pub fn even_destroyed(handle: usize) -> Outcome<&'static Pool> {
+        let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
+        let found = pools.iter().find(|pool| pool.handle() == handle);
+        found.copied().ok_or(Status::INVALID_VALUE)
+    }
+
+    /// Whether this is the handle of a pool that has been destroyed.
+    pub fn was_destroyed(handle: usize) -> bool {
+        Pool::even_destroyed(handle).is_ok_and(|pool| pool.state().destroyed)
+    }
+
     /// PCI index of the pool's GPU; none for a pool on the host.
     pub fn device(&self) -> Option<usize> {
         self.device
+    }
+
+    /// Whether its memory is managed.
+    pub fn is_managed(&self) -> bool {
+        self.managed
+    }
+
+    /// The GPU whose memory the pool takes, as the driver shows it.
+    fn taken_from(&self) -> Option<usize> {
+        self.device.filter(|_| !self.managed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -145,7 +183,7 @@ impl Pool {
     /// # Errors
     /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
     pub fn allocate(&self, bytes: u64, stream: Name) -> Outcome<u64> {
-        if bytes == 0 {
+        if bytes == 0 || self.state().destroyed {
             return Err(Status::INVALID_VALUE);
         }
         let size = bytes
@@ -170,7 +208,7 @@ impl Pool {
         let bytes = size
             .checked_next_multiple_of(STEP)
             .ok_or(Status::OUT_OF_MEMORY)?;
-        if let Some(device) = self.device
+        if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
             // What this and the other pools do not use goes first.
@@ -180,7 +218,10 @@ impl Pool {
                 return Err(Status::OUT_OF_MEMORY);
             }
         }
-        let address = space().take(bytes, STEP)?;
+        let address = match self.managed {
+            true => state.place_in_arena(bytes)?,
+            false => space().take(bytes, STEP)?,
+        };
         space().mark(
             address,
             bytes / BLOCK,
@@ -232,10 +273,12 @@ impl Pool {
                 state.cut(end..end + STEP);
                 state.reserved -= STEP;
                 space().mark(end, STEP / BLOCK, Entry::NONE);
-                if let Some(device) = self.device {
+                if let Some(device) = self.taken_from() {
                     driver.give(device, STEP);
                 }
-                space().give(end, STEP);
+                if !self.managed {
+                    space().give(end, STEP);
+                }
             }
         }
     }
@@ -279,9 +322,9 @@ impl Pool {
         }
     }
 
-    /// Drops all memory of the GPU's pools: its last context went.
+    /// Drops all memory of the GPU's pools but the managed ones: its last context went.
     pub fn clear_all(device: usize) {
-        for pool in Pool::on(device) {
+        for pool in Pool::on(device).into_iter().filter(|pool| !pool.managed) {
             pool.clear();
         }
     }
@@ -359,6 +402,26 @@ impl Pool {
 }
 
 impl State {
+    /// The first free addresses of a managed pool, which has a range of its own: it comes back to those that it has given back (measured).
+    fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
+        const ARENA: u64 = 256 << 30;
+        let base = match self.arena {
+            Some(base) => base,
+            None => *self.arena.insert(space().take(ARENA, STEP)?),
+        };
+        let mut start = base;
+        for step in &self.steps {
+            if step - start >= bytes {
+                break;
+            }
+            start = step + STEP;
+        }
+        match base + ARENA - start >= bytes {
+            true => Ok(start),
+            false => Err(Status::OUT_OF_MEMORY),
+        }
+    }
+
     /// A gap of this size that the stream may use.
     fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.pending.is_empty() {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::time::Duration;
 
+use crate::abi::fatal;
 use crate::capture;
 use crate::context::{self, Context};
 use crate::work::{self, Queue};
@@ -73,19 +74,20 @@ impl Stream {
     /// The stream of a `CUstream`: none for the NULL, legacy and per-thread streams (0, 1, 2).
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when it is none, or destroyed.
+    /// `INVALID_HANDLE` when it is none, or destroyed, and `INVALID_CONTEXT` when its context has gone (measured).
     pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
         if handle <= 2 {
             return Ok(None);
         }
         if !handle.is_multiple_of(align_of::<Stream>()) {
-            return Err(Status::INVALID_HANDLE);
+            return Err(fatal(Status::INVALID_HANDLE));
         }
         // SAFETY: the interface's caller promises a stream handle; streams are never freed.
         let stream = unsafe { &*(handle as *const Stream) };
         match stream.magic.load(Acquire) {
             STREAM_MAGIC if stream.context.is_active() => Ok(Some(stream)),
-            _ => Err(Status::INVALID_HANDLE),
+            STREAM_MAGIC => Err(Status::INVALID_CONTEXT),
+            _ => Err(fatal(Status::INVALID_HANDLE)),
         }
     }
 

@@ -11,6 +11,7 @@ from checks import (  # noqa: F401
     examples,
     exactness,
     ways,
+    managed,
     sharing,
     lent,
     groups,
@@ -21,5 +22,6 @@ from checks import (  # noqa: F401
     storm,
     refusal,
     wrong_input,
+    cancelled,
     speed,
 )

@@ -2,7 +2,60 @@
 
 from __future__ import annotations
 
-from harness import CAP, MIB, Outcome, bare, capped, check, judged, preloaded, python
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import CAP, HERE, MIB, Outcome, Program, bare, capped, check, judged, preloaded, python
+
+HEAPS = ("", "glibc.malloc.perturb=165", "glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=0")
+"""How the C library lays out the heap in each turn of `wrong-handles`."""
+
+
+@check("wrong-handles", timeout=1200, lane="alone")
+def wrong_handles(outcome: Outcome) -> None:
+    """Null, destroyed, foreign and wrong handles at every function: the status, signal or hang that there is without us."""
+    # The driver makes one context at a time, and every case needs one or two: all cases take ten minutes on a GPU.
+    part = [] if os.environ.get("GPU_CHECK_ALL_HANDLES") else ["--sample"]
+    with tempfile.TemporaryDirectory() as folder:
+        expected, found, differences = (Path(folder, name) for name in ("bare", "limited", "differences"))
+        left: dict = {}
+        # A difference counts if it comes again beside the same outcome without us, also where the heap is another one:
+        # what the driver does with freed memory, or with an object of another kind, depends on what lies there.
+        for turn, heap in enumerate(HEAPS):
+            chosen = ["--again", str(differences)] if turn else part
+            without = bare(handles(*chosen, "--out", str(expected)), GLIBC_TUNABLES=heap)
+            limited = preloaded(handles(*chosen, "--out", str(found)), "24G", GLIBC_TUNABLES=heap)
+            finish(without)
+            finish(limited)
+            again = chosen if turn else []
+            finish(bare(handles(*again, "--compare", str(expected), str(found), "--out", str(differences))))
+            left = json.loads(differences.read_text())
+            outcome.figures[f"differences {turn + 1}"] = left
+            if turn == 0:
+                all_of_them = json.loads(expected.read_text())
+                outcome.figures["bare"] = all_of_them
+                died = [name for name, end in all_of_them.items() if isinstance(end, str) and end.startswith(("signal", "hang"))]
+                outcome.key.append(f"{len(all_of_them)} cases, {len(died)} of which end the process without us")
+                unset = [name for name, end in all_of_them.items() if isinstance(end, str) and end.startswith("not set up")]
+                outcome.expect(not unset, f"not set up: {unset[:5]}")
+            if not left:
+                break
+        outcome.expect(not left, f"{len(left)} end otherwise: {sorted(left)[:10]}")
+
+
+def handles(*arguments: str) -> list[str]:
+    """The command that calls functions with wrong handles."""
+    return [sys.executable, str(HERE / "handles.py"), "--workers", "8", *arguments]
+
+
+def finish(program: Program) -> None:
+    """Waits for a program that ends by itself."""
+    status = program.finish(600)
+    if status:
+        raise RuntimeError(f"ended with {status}: {program.tail()}")
 
 
 @check("below-context", timeout=120)

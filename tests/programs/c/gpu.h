@@ -44,11 +44,11 @@ static void *gpu_find(const char *name, void *linked) {
     if (suffix)
         *suffix = 0;
 #ifdef ASKED
-    cuGetProcAddress_v2(base, &found, 12000, 0, NULL);
+    cuGetProcAddress_v2(base, &found, 12010, 0, NULL);
 #else
     int (*ask)(const char *, void **, int, unsigned long long, void *);
     *(void **)&ask = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress_v2");
-    ask(base, &found, 12000, 0, NULL);
+    ask(base, &found, 12010, 0, NULL);
 #endif
 #elif defined(NEXT)
     found = dlsym(RTLD_NEXT, name);
@@ -63,6 +63,9 @@ static void *gpu_find(const char *name, void *linked) {
 }
 
 #define GPU(name, types) ((int(*) types)gpu_find(NAME(name)))
+
+// A function that programs are not linked against here.
+#define GPU_LATE(name, types) ((int(*) types)gpu_find(#name, NULL))
 
 // A line of output, written at once: forked children share it.
 __attribute__((unused, format(printf, 1, 2))) static void say(const char *format, ...) {

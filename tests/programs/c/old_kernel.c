@@ -1,6 +1,6 @@
 // Runs a program as an older Linux would: old_kernel 4.13 PROGRAM ARGUMENT…
 //
-// 4.13 wipes no page in forked children, 3.14 also has no locks of open file descriptions.
+// 4.13 wipes no page in forked children and has no writes to pipes that do not wait, 3.14 also has no locks of open file descriptions.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,9 +22,11 @@
 int main(int count, char **arguments) {
     struct sock_filter filter[] = {
         WORD(nr),
-        IF(SYS_madvise, 6),
-        IF(count > 1 && !strcmp(arguments[1], "3.14") ? SYS_fcntl : -1, 1),
+        IF(SYS_madvise, 8),
+        IF(count > 1 && !strcmp(arguments[1], "3.14") ? SYS_fcntl : -1, 3),
+        IF(SYS_pwritev2, 1),
         ANSWER(SECCOMP_RET_ALLOW),
+        ANSWER(SECCOMP_RET_ERRNO | EOPNOTSUPP),
         WORD(args[1]),
         IF(F_OFD_SETLK, 4),
         IF(F_OFD_GETLK, 3),

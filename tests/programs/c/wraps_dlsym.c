@@ -19,6 +19,14 @@ void *dlsym(void *handle, const char *name) {
     return next(handle, name);
 }
 
+#ifdef DLOPEN
+// The same for dlopen, by the name alone.
+void *dlopen(const char *path, int flags) {
+    void *(*following)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    return following(path, flags);
+}
+#endif
+
 __attribute__((destructor)) static void report(void) {
     static const char line[] = "wraps_dlsym: alive\n";
     (void)!write(2, line, sizeof line - 1);

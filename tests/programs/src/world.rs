@@ -20,8 +20,9 @@ use gpulimit::limits::{Key, LimitSet, Selector, Setting};
 use gpulimit::units::Size;
 
 pub use artefacts::{
-    built_program, compile, compile_for, controller, demo, driver, library, library_for,
-    nvml_bindings, older, program, real_drivers, repository, runtime, script, shim, static_runtime,
+    built_program, compile, compile_for, controller, demo, driver, faulty_shim, library,
+    library_for, nvml_bindings, older, program, real_drivers, repository, runtime, script, shim,
+    static_runtime,
 };
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;
@@ -306,7 +307,9 @@ impl Drop for World {
 fn change(limits: &mut LimitSet, settings: &[&str]) {
     for setting in settings {
         match setting.parse().expect("a setting") {
-            Setting::Size(key, size) => limits.set(Selector::All, key, size),
+            Setting::Size(key, extent) => limits
+                .set_extent(Selector::All, key, extent, &[], false)
+                .expect("a size"),
             Setting::Option(key, value) => limits.options.set(key, &value).expect("checked"),
         }
     }

@@ -3,6 +3,9 @@ use std::cell::Cell;
 use gpulimit_core::ledger::{EventKind, Usage};
 
 use super::*;
+use std::time::Instant;
+
+use crate::account::driver_share::Prepaid;
 use crate::account::openings::Opening;
 use crate::account::scratch::Scratch;
 
@@ -51,7 +54,7 @@ fn charges_stop_at_the_limit() {
         [false, true, true, false]
     );
     assert_eq!((device.max(), device.group_free()), (100 * MIB, 100 * MIB));
-    assert!(device.charge("a", 60 * MIB).is_ok());
+    device.charge("a", 60 * MIB).expect("room").spend();
     assert!(device.charge("a", 50 * MIB).is_err());
     assert!(device.charge_quietly(30 * MIB));
     assert!(!device.charge_quietly(20 * MIB));
@@ -96,6 +99,40 @@ fn what_is_charged_ahead_is_idle() {
 }
 
 #[test]
+fn requests_under_way_are_not_free() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    device.charge_ahead("a", 4 * MIB).expect("the reserve");
+    device.charge("a", 50 * MIB).expect("room").spend();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut looks = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                let Some(free) = device.settled_free() else {
+                    continue;
+                };
+                assert_eq!(free, 46 * MIB);
+                looks += 1;
+            }
+            looks
+        });
+        for _ in 0..2_000 {
+            // Not all looks come in the middle of a request.
+            std::thread::yield_now();
+            assert!(device.charge_ahead_quietly(60 * MIB).is_err());
+            assert!(device.charge_ahead_quietly(30 * MIB).is_ok());
+            device.uncharge_idle(30 * MIB);
+            if looks.is_finished() {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(looks.join().expect("the same at every look") > 0);
+    });
+}
+
+#[test]
 fn free_is_what_the_group_has_and_what_is_idle_here() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
@@ -122,7 +159,7 @@ fn free_is_what_the_group_has_and_what_is_idle_here() {
 fn each_category_is_shown_and_small_arrays_are_arrays() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    device.charge("a", MIB).expect("room");
+    device.charge("a", MIB).expect("room").spend();
     for (bytes, category) in (1..).zip(Category::ALL) {
         device.add(category, 10 * bytes);
         device.remove(category, bytes);
@@ -146,11 +183,11 @@ fn each_category_is_shown_and_small_arrays_are_arrays() {
 fn others_in_the_group_are_noticed() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
-    device.charge("a", 10 * MIB).expect("room");
+    device.charge("a", 10 * MIB).expect("room").spend();
     device.add(Category::Linear, 10 * MIB);
     device.charge_ahead("a", 20 * MIB).expect("room");
     assert!(!device.shared() && other.shared());
-    other.charge("a", 4 * MIB).expect("room");
+    other.charge("a", 4 * MIB).expect("room").spend();
     assert!(device.shared());
 }
 
@@ -158,7 +195,7 @@ fn others_in_the_group_are_noticed() {
 fn what_is_spare_goes_back() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    device.charge("a", 5 * BLOCK).expect("room");
+    device.charge("a", 5 * BLOCK).expect("room").spend();
     assert!(!device.release_spares());
     device.keep_block();
     assert_eq!(charged(device), (10, 2));
@@ -175,18 +212,21 @@ fn a_full_group_gets_back_what_costs_nothing() {
     let device = join(&group);
     let reclaim = |trim| {
         let heir = Heir(device.member);
-        let pressure = Reclaim { device, trim, heir };
+        let pressure = Reclaim {
+            heir,
+            ..Reclaim::new(device, trim)
+        };
         let index = device.member.ledger().find_device(&GPU);
         pressure.reclaim(index.expect("known"))
     };
-    device.charge("a", 100 * MIB).expect("room");
+    device.charge("a", 100 * MIB).expect("room").spend();
     assert!(!reclaim(true));
     device.keep_block();
-    assert!(device.charge("a", 2 * MIB).is_ok(), "a spare block");
+    device.charge("a", 2 * MIB).expect("a spare block").spend();
     device.share(30 * MIB);
     device.part_with(30 * MIB, 30 * MIB, None);
     assert_eq!(charged(device), (70, 0), "nobody has it");
-    device.charge("a", 30 * MIB).expect("room");
+    device.charge("a", 30 * MIB).expect("room").spend();
     device.member.orphan(&device.share, 10 * MIB);
     assert!(device.charge_ahead_without_trim(10 * MIB).is_ok());
     device.member.orphan(&device.share, 10 * MIB);
@@ -199,11 +239,11 @@ fn a_full_group_gets_back_what_costs_nothing() {
 fn what_is_unused_stays_as_long_as_the_group_is_low() {
     let group = Scratch::new(&["max=100M", "low=50M"]);
     let device = join(&group);
-    device.charge("a", 50 * MIB).expect("room");
+    device.charge("a", 50 * MIB).expect("room").spend();
     device.keep_block();
     device.give_back_unused();
     assert_eq!(charged(device), (50, 2));
-    device.charge("a", 10 * MIB).expect("room");
+    device.charge("a", 10 * MIB).expect("room").spend();
     device.give_back_unused();
     assert_eq!(charged(device), (58, 0));
 }
@@ -235,11 +275,15 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
 fn a_pool_is_asked_for_once() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    let handle = || device.current_pool().map(std::ptr::from_ref);
+    let handle = || {
+        device
+            .current_pool()
+            .map(|pool| pool.map(std::ptr::from_ref))
+    };
     assert!(handle().is_err(), "nobody to ask");
     let pool = device.account.pools.known_or(64, || (0, false));
     device.set_current_pool(pool);
-    assert_eq!(handle(), Ok(std::ptr::from_ref(pool)));
+    assert_eq!(handle(), Ok(Some(std::ptr::from_ref(pool))));
     device.forget_current_pool();
     assert!(handle().is_err());
 }
@@ -307,7 +351,7 @@ fn who_takes_over_gives_back_what_was_charged_for_it() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     let orphan = |device: &Device| {
-        device.charge("a", 10 * MIB).expect("room");
+        device.charge("a", 10 * MIB).expect("room").spend();
         device.member.orphan(&device.share, 10 * MIB);
     };
     orphan(other);
@@ -328,12 +372,12 @@ fn what_others_may_have_is_given_back_where_nobody_tells() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
-    device.charge("a", 50 * MIB).expect("room");
+    device.charge("a", 50 * MIB).expect("room").spend();
     device.share(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
     // Not charged here; by another one, who has left it.
-    other.charge("a", 10 * MIB).expect("room");
+    other.charge("a", 10 * MIB).expect("room").spend();
     other.member.orphan(&other.share, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
@@ -452,4 +496,97 @@ fn a_measurement_does_until_something_may_have_changed() {
     assert!(!device.is_due(mark()));
     look(device, 10, |_| device.add(Category::Linear, 10));
     assert!(device.is_due(mark()), "it was not exact");
+}
+
+fn panics<T>(work: impl FnOnce() -> T) {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    assert!(caught.is_err(), "a panic");
+}
+
+#[test]
+fn a_panic_while_a_context_is_destroyed_does_not_end_measuring() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    panics(|| device.tear_down(|| panic!("a test"), |_| {}));
+    panics(|| device.tear_down(|| SUCCESS, |_| panic!("a test")));
+    assert!(device.total(|| (), || Some(0)).is_some());
+}
+
+#[test]
+fn what_is_paid_ahead_goes_back_by_itself() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let paid = Prepaid::pay(device, "a", 30 * MIB).expect("room");
+    assert_eq!(charged(device), (30, 30));
+    drop(paid);
+    assert_eq!(charged(device), (0, 0));
+    panics(|| {
+        let _paid = Prepaid::pay(device, "a", 30 * MIB).expect("room");
+        panic!("a test");
+    });
+    assert_eq!(charged(device), (30, 30), "the call may have been made");
+    device.driver.recover(device);
+    assert_eq!(charged(device), (0, 0));
+    panics(|| {
+        let mut paid = Prepaid::none(device);
+        let _ = paid.raise(30 * MIB, &|_| panic!("a test"));
+    });
+    assert!(
+        !device.driver.await_others(Instant::now()),
+        "none is paying"
+    );
+}
+
+#[test]
+fn what_is_charged_for_a_call_goes_back_by_itself() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let pay = || device.charge("a", 30 * MIB).expect("room");
+    drop(pay());
+    assert_eq!(charged(device), (0, 0));
+    panics(|| {
+        let _charged = pay();
+        panic!("a test");
+    });
+    assert_eq!(charged(device), (30, 30), "the call may have been made");
+    device.driver.recover(device);
+    assert_eq!(charged(device), (0, 0));
+    device.charge_ahead("a", 30 * MIB).expect("room");
+    let ahead = Charged::ahead(device, 30 * MIB);
+    assert_eq!(charged(device), (30, 30));
+    drop(ahead);
+    assert_eq!(charged(device), (0, 0));
+    pay().spend_as(20 * MIB);
+    pay().spend_as(40 * MIB);
+    assert_eq!(charged(device), (60, 0));
+}
+
+/// Of what is charged and not promised another thread may give back, which is a refusal where a third one takes the room.
+#[test]
+fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
+    const ROUNDS: u32 = 20_000;
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                device.driver.recover(device);
+            }
+        });
+        let mut most = 0;
+        for _ in 0..ROUNDS {
+            let charges = Cell::new(0);
+            let mut paid = Prepaid::none(device);
+            let charge = |missing| {
+                charges.set(charges.get() + 1);
+                device.charge_ahead_without_trim(missing)
+            };
+            paid.raise(8 * MIB, &charge).expect("room");
+            most = most.max(charges.get());
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(most, 1, "charged once each");
+    });
+    assert_eq!(charged(device), (0, 0));
 }

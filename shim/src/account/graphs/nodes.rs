@@ -9,9 +9,9 @@ use gpulimit_core::order;
 use super::STEP;
 use super::bodies::Bodies;
 use crate::abi::{
-    ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams, MemAllocNodeParams,
-    NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC,
-    NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
+    ALLOCATION_MANAGED, ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams,
+    MemAllocNodeParams, NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
+    NODE_TYPE_MEM_ALLOC, NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
 use crate::account::round_up;
@@ -62,7 +62,8 @@ impl Nodes {
         if cuda::cuGraphMemAllocNodeGetParams(node, Out::of(&mut params)) != SUCCESS {
             return;
         }
-        if params.pool.allocation_type == ALLOCATION_PINNED
+        // Of a managed pool the graph takes device memory all the same (measured).
+        if [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
         {
             let end = params.dptr.saturating_add(params.bytesize as u64);

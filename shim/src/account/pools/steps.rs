@@ -42,9 +42,14 @@ impl Steps {
     /// Whether `range` lies in steps that are known, and the pool has had all of these when `reserved` bytes were seen.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
-        self.known.len() as u64 * STEP == reserved
+        self.bytes() == reserved
             && !self.incomplete
             && within(range).all(|step| self.known.contains(&step))
+    }
+
+    /// Bytes of the steps that are known.
+    pub fn bytes(&self) -> u64 {
+        self.known.len() as u64 * STEP
     }
 
     /// An allocation lies in `range`.

@@ -17,8 +17,11 @@ const GPU: u32 = 90;
 /// What is loaded of an image.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
-    /// Machine code with so many bytes of variables.
-    Machine(u64),
+    /// Machine code with so many bytes of variables in device memory and in managed memory.
+    Machine {
+        bytes: u64,
+        managed: u64,
+    },
 }
 
 /// The bytes behind a pointer, as far as they themselves say.
@@ -64,9 +67,11 @@ pub fn code(image: &[u8]) -> Outcome<Code<'_>> {
 }
 
 fn machine(cubin: &[u8]) -> Outcome<Code<'static>> {
-    variables(cubin)
-        .map(Code::Machine)
-        .ok_or(Status::INVALID_IMAGE)
+    let (all, managed) = variables(cubin)
+        .zip(managed(cubin))
+        .ok_or(Status::INVALID_IMAGE)?;
+    let bytes = all.saturating_sub(managed);
+    Ok(Code::Machine { bytes, managed })
 }
 
 fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
@@ -136,4 +141,24 @@ fn variables(cubin: &[u8]) -> Option<u64> {
             }
         })
         .sum()
+}
+
+/// The sizes of the managed ones: objects whose symbols have bit 2 of `st_other` (ptxas 12.9).
+fn managed(cubin: &[u8]) -> Option<u64> {
+    let table = number(cubin, 40, 8)? as usize;
+    let mut sum = 0;
+    for index in 0..number(cubin, 60, 2)? as usize {
+        let section = table + index * 64;
+        if number(cubin, section + 4, 4)? != 2 {
+            continue;
+        }
+        let start = number(cubin, section + 24, 8)? as usize;
+        let end = start.checked_add(number(cubin, section + 32, 8)? as usize)?;
+        for symbol in cubin.get(start..end)?.chunks_exact(24) {
+            if number(symbol, 4, 1)? & 15 == 1 && number(symbol, 5, 1)? & 4 != 0 {
+                sum += number(symbol, 16, 8)?;
+            }
+        }
+    }
+    Some(sum)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use gpulimit_sim::cancel;
 use gpulimit_sim::context::{self, Context, current};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -52,6 +53,7 @@ pub fn reset(ordinal: i32) -> Outcome<()> {
 }
 
 pub fn set_primary_flags(ordinal: i32, flags: u32) -> Outcome<()> {
+    cancel::note_flags(flags);
     primary(ordinal)?.flags.store(flags, Relaxed);
     Ok(())
 }
@@ -76,6 +78,7 @@ pub fn create(out: Out<usize>, flags: u32, ordinal: i32) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     let context = Context::create(index, flags)?;
+    cancel::note_flags(flags);
     context::push(context);
     out.put(context.handle())
 }
@@ -192,6 +195,7 @@ pub fn get_flags(flags: Out<u32>) -> Outcome<()> {
 }
 
 pub fn set_flags(flags: u32) -> Outcome<()> {
+    cancel::note_flags(flags);
     here()?.flags.store(flags, Relaxed);
     Ok(())
 }

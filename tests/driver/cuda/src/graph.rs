@@ -36,6 +36,19 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
+/// Graphs that may be in no other cannot be copied either (NVIDIA's documentation; conditional nodes: measured).
+pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
+    here()?;
+    let graph = Graph::from_handle(graph)?;
+    if clone.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    if !graph.may_be_child()? || graph.has_memory()? {
+        return Err(Status::NOT_SUPPORTED);
+    }
+    clone.put(graph.copy()?.handle())
+}
+
 fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
     (0..count)
         .map(|index| Node::from_handle(list.at(index).get()?))

@@ -2,6 +2,7 @@
 //!
 //! Of an image only what takes memory is read. From PTX text: `.global` variables, and per `.entry` the `.local` memory, how long the
 //! code is, and whether it uses device `malloc`, `printf` or `assert`. From machine code: the variables; every function exists in it.
+//! Managed variables take addresses and no memory of the GPU, as `cuMemAllocManaged` does.
 //!
 //! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading mode. A library is
 //! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`, `cuLibraryGetGlobal`,
@@ -9,7 +10,7 @@
 //! loaded lazily as well: two kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by `cuModuleGetFunction`.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
@@ -23,7 +24,7 @@ use crate::binary::{self, Code};
 use crate::context::here;
 use crate::device;
 use crate::stream::implicit;
-use gpulimit_sim::abi::{In, Out, Text};
+use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
@@ -31,6 +32,8 @@ struct Module {
     generation: u64,
     image: Arc<Image>,
     start: u64,
+    /// Where its managed variables are, 0 without any.
+    managed: u64,
     /// Where its code lies, 0 before it is loaded.
     code: u64,
     /// Handles given out, by name.
@@ -67,6 +70,8 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
+    /// Handles of functions that are gone, to be handed out again.
+    free: Vec<usize>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -77,19 +82,55 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(guard.get_or_insert_default())
 }
 
+/// Handles are above this.
+const NUMBERS: usize = 0x5100_0000_0000;
+
 impl State {
     /// A number that looks like an address, for a handle.
     fn number(&mut self) -> usize {
         self.last += 16;
-        0x5100_0000_0000 + self.last
+        NUMBERS + self.last
     }
+
+    /// Whether a handle was given out.
+    fn was(&self, handle: usize) -> bool {
+        (1..=self.last).contains(&handle.wrapping_sub(NUMBERS))
+    }
+
+    /// A handle for a function: where `GPULIMIT_SIM_REUSE` is set one that has been free.
+    fn function_number(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| self.number())
+    }
+
+    /// Forgets the functions that are `gone`.
+    fn forget_functions(&mut self, gone: impl Fn(&Function) -> bool) {
+        static REUSE: LazyLock<bool> =
+            LazyLock::new(|| std::env::var_os("GPULIMIT_SIM_REUSE").is_some());
+        let free = self.functions.extract_if(|_, function| gone(function));
+        let free = free.map(|(handle, _)| handle);
+        if *REUSE {
+            self.free.extend(free);
+        } else {
+            free.for_each(drop);
+        }
+    }
+}
+
+/// A variable: where it lies in the memory of its kind, and its size.
+#[derive(Clone, Copy)]
+struct Variable {
+    is_managed: bool,
+    at: u64,
+    bytes: u64,
 }
 
 /// What an image holds.
 #[derive(Default)]
 struct Image {
-    globals: HashMap<String, (u64, u64)>,
+    globals: HashMap<String, Variable>,
     bytes: u64,
+    /// Bytes of managed variables.
+    managed: u64,
     locals: HashMap<String, u64>,
     needs: Needs,
     /// Bytes.
@@ -100,7 +141,7 @@ struct Image {
 /// Bytes of code for a store in PTX: 120,000 took 20 MiB (measured).
 const PER_STORE: u64 = 174;
 
-/// `.global .align 4 .b8 name[1024];` → name and bytes.
+/// `.global .align 4 .b8 name[1024][0x10];` → name and bytes.
 fn variable(statement: &str) -> Option<(String, u64)> {
     let statement = statement
         .split('=')
@@ -112,21 +153,50 @@ fn variable(statement: &str) -> Option<(String, u64)> {
         let digits = word.strip_prefix('.')?.strip_prefix(['b', 'u', 's', 'f'])?;
         Some(digits.parse::<u64>().ok()? / 8)
     })?;
-    let last = statement.split_whitespace().last()?;
-    match last.split_once('[') {
-        Some((name, rest)) => {
-            let count = rest.split(']').next()?.trim().parse::<u64>().ok()?;
-            Some((name.to_owned(), width * count))
+    let (front, dimensions) = match statement.split_once('[') {
+        Some((front, rest)) => (front, rest),
+        None => (statement, ""),
+    };
+    let name = front.split_whitespace().last()?;
+    let count = |dimension: &str| {
+        let number = dimension.trim().trim_end_matches(']').trim();
+        match number.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => number.parse::<u64>().ok(),
         }
-        None => Some((last.to_owned(), width)),
+    };
+    dimensions
+        .split('[')
+        .filter(|dimension| !dimension.is_empty())
+        .try_fold(width, |bytes, dimension| {
+            bytes.checked_mul(count(dimension)?)
+        })
+        .map(|bytes| (name.to_owned(), bytes))
+}
+
+/// The text without its comments.
+fn without_comments(text: &str) -> String {
+    let mut rest = text;
+    let mut found = String::new();
+    while let Some(at) = rest.find("//").into_iter().chain(rest.find("/*")).min() {
+        let (front, comment) = rest.split_at(at);
+        found += front;
+        let (end, length) = match comment.starts_with("//") {
+            true => ("\n", 0),
+            false => ("*/", 2),
+        };
+        rest = comment.get(2..).unwrap_or_default();
+        rest = rest.find(end).map_or("", |at| &rest[at + length..]);
     }
+    found + rest
 }
 
 fn open(image: &[u8]) -> Outcome<Image> {
     Ok(match binary::code(image)? {
         Code::Text(text) => read(text.split(|byte| *byte == 0).next().unwrap_or_default()),
-        Code::Machine(bytes) => Image {
+        Code::Machine { bytes, managed } => Image {
             bytes,
+            managed,
             ..Image::default()
         },
     })
@@ -144,10 +214,7 @@ fn read(image: &[u8]) -> Image {
         ..Image::default()
     };
     let mut entry = None;
-    for line in text
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default().trim())
-    {
+    for line in without_comments(text).lines().map(str::trim) {
         if line.starts_with(".extern") {
             found.needs.heap |= line.contains(" malloc");
             found.needs.printf |= line.contains(" vprintf");
@@ -161,9 +228,19 @@ fn read(image: &[u8]) -> Image {
             found.locals.insert(name.clone(), 0);
             entry = Some(name);
         } else if line.contains(".global") && !line.starts_with("ld") && !line.starts_with("st") {
+            let is_managed = line.contains(".managed");
             if let Some((name, bytes)) = variable(line) {
-                found.globals.insert(name, (found.bytes, bytes));
-                found.bytes += bytes.next_multiple_of(256);
+                let sum = match is_managed {
+                    true => &mut found.managed,
+                    false => &mut found.bytes,
+                };
+                let variable = Variable {
+                    is_managed,
+                    at: *sum,
+                    bytes,
+                };
+                *sum += bytes.next_multiple_of(256);
+                found.globals.insert(name, variable);
             }
         } else if line.starts_with("st.") {
             found.code += PER_STORE;
@@ -211,11 +288,16 @@ fn place(image: Arc<Image>, context: &'static Context) -> Outcome<usize> {
         }
         return Err(status);
     }
+    let managed = match image.managed {
+        0 => 0,
+        bytes => blocks::allocate_managed(context, bytes)?,
+    };
     let module = Module {
         context,
         generation: context.id(),
         image,
         start,
+        managed,
         code: 0,
         functions: HashMap::new(),
     };
@@ -325,10 +407,8 @@ fn module_in(library: usize, context: &'static Context) -> Outcome<usize> {
     static LOADING: Mutex<()> = Mutex::new(());
     let look = || {
         with(|state| {
-            let found = state
-                .libraries
-                .get(&library)
-                .ok_or(Status::INVALID_HANDLE)?;
+            let found = state.libraries.get(&library);
+            let found = found.ok_or_else(|| no_library(library))?;
             let module = found.modules.get(&context.index).copied();
             let lives = |module: &usize| state.modules.get(module).is_some_and(Module::lives);
             Ok((module.filter(lives), Arc::clone(&found.image)))
@@ -366,26 +446,55 @@ pub fn library_global(
 pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()> {
     driver()?;
     let name = name.str()?;
-    out.put(with(|state| {
-        let last = state.number();
-        let found = state.libraries.get_mut(&library);
-        let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = found.image.function(library, true, name)?;
-        let handle = *found.kernels.entry(name.to_owned()).or_insert(last);
-        state.functions.insert(handle, function);
-        Ok(handle)
-    })?)
+    out.put(with(|state| state.kernel(library, name))?)
+}
+
+/// What a handle gets that is no library's.
+fn no_library(handle: usize) -> Status {
+    match handle {
+        0 => Status::INVALID_HANDLE,
+        _ => fatal(Status::INVALID_HANDLE),
+    }
+}
+
+fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
+    let found = state.libraries.get(&library);
+    let found = found.ok_or(Status::INVALID_HANDLE)?;
+    Ok(found.image.locals.keys().cloned().collect())
+}
+
+/// NVIDIA's documentation: as `cuLibraryGetKernel` of each. A handle of another kind is taken for a library without kernels (measured, H200, 580.159.04).
+pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
+    driver()?;
+    if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
+        return Ok(());
+    }
+    let names = with(|state| names(state, library))?;
+    for (index, name) in names.iter().take(count as usize).enumerate() {
+        list.at(index)
+            .put(with(|state| state.kernel(library, name))?)?;
+    }
+    Ok(())
+}
+
+/// Ends in a memory fault with a handle of another kind, as functions do that read a library (measured, H200, 580.159.04).
+pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
+    driver()?;
+    let names = with(|state| names(state, library)).map_err(|error| match library {
+        0 => error,
+        _ => fatal(error),
+    })?;
+    count.put(names.len() as u32)
 }
 
 pub fn unload_library(library: usize) -> Outcome<()> {
     driver()?;
     let gone = with(|state| {
-        state
-            .functions
-            .retain(|_, function| !function.kernel || function.owner != library);
+        state.forget_functions(|function| function.kernel && function.owner == library);
         state.libraries.remove(&library)
     });
-    for module in gone.ok_or(Status::INVALID_HANDLE)?.modules.into_values() {
+    let gone = gone.ok_or_else(|| no_library(library))?;
+    for module in gone.modules.into_values() {
         unplace(module)?;
     }
     Ok(())
@@ -399,12 +508,13 @@ pub fn unload(handle: usize) -> Outcome<()> {
 
 fn unplace(handle: usize) -> Outcome<()> {
     let module = with(|state| {
-        state
-            .functions
-            .retain(|_, function| function.kernel || function.owner != handle);
+        state.forget_functions(|function| !function.kernel && function.owner == handle);
         state.modules.remove(&handle)
     });
     let module = module.ok_or(Status::INVALID_HANDLE)?;
+    if module.managed != 0 && module.lives() {
+        blocks::free(module.managed, Name::LEGACY)?;
+    }
     for part in [module.start, module.code] {
         if part != 0 && module.lives() {
             blocks::free_module(part)?;
@@ -435,11 +545,27 @@ fn load_code(handle: usize) -> Outcome<()> {
 
 impl State {
     fn function(&mut self, module: usize, name: &str) -> Outcome<usize> {
-        let last = self.number();
+        let last = self.function_number();
         let found = self.modules.get_mut(&module);
         let found = found.ok_or(Status::INVALID_HANDLE)?;
         let function = found.image.function(module, false, name)?;
         let handle = *found.functions.entry(name.to_owned()).or_insert(last);
+        if handle != last {
+            self.free.push(last);
+        }
+        self.functions.insert(handle, function);
+        Ok(handle)
+    }
+
+    fn kernel(&mut self, library: usize, name: &str) -> Outcome<usize> {
+        let last = self.function_number();
+        let found = self.libraries.get_mut(&library);
+        let found = found.ok_or(Status::INVALID_HANDLE)?;
+        let function = found.image.function(library, true, name)?;
+        let handle = *found.kernels.entry(name.to_owned()).or_insert(last);
+        if handle != last {
+            self.free.push(last);
+        }
         self.functions.insert(handle, function);
         Ok(handle)
     }
@@ -472,18 +598,28 @@ pub fn functions(list: Out<usize>, count: u32, module: usize) -> Outcome<()> {
     Ok(())
 }
 
+pub fn function_count(count: Out<u32>, module: usize) -> Outcome<()> {
+    driver()?;
+    count.put(with(|state| {
+        let found = state.modules.get(&module).ok_or(Status::INVALID_HANDLE)?;
+        Ok(found.image.locals.len() as u32)
+    })?)
+}
+
 pub fn global(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) -> Outcome<()> {
     driver()?;
     let name = name.str()?;
-    let (start, (offset, size)) = with(|state| {
+    let (start, variable) = with(|state| {
         let found = state.modules.get(&module).ok_or(Status::INVALID_HANDLE)?;
-        Ok((
-            found.start,
-            *found.image.globals.get(name).ok_or(Status::NOT_FOUND)?,
-        ))
+        let variable = *found.image.globals.get(name).ok_or(Status::NOT_FOUND)?;
+        let start = match variable.is_managed {
+            true => found.managed,
+            false => found.start,
+        };
+        Ok((start, variable))
     })?;
-    dptr.put_if(start + offset);
-    bytes.put_if(size as usize);
+    dptr.put_if(start + variable.at);
+    bytes.put_if(variable.bytes as usize);
     Ok(())
 }
 
@@ -493,7 +629,11 @@ pub fn loading_mode(mode: Out<i32>) -> Outcome<()> {
 
 fn known(function: usize) -> Outcome<Function> {
     driver()?;
-    with(|state| state.functions.get(&function).copied()).ok_or(Status::INVALID_HANDLE)
+    with(|state| match state.functions.get(&function) {
+        Some(known) => Ok(*known),
+        None if state.was(function) => Err(fatal(Status::INVALID_HANDLE)),
+        None => Err(Status::INVALID_HANDLE),
+    })
 }
 
 impl Function {

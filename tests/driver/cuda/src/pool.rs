@@ -1,6 +1,6 @@
 //! Stream-ordered memory and pools.
 
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -10,7 +10,7 @@ use gpulimit_sim::{Outcome, Status, blocks, capture, context};
 
 use crate::device;
 use crate::stream::implicit;
-use gpulimit_sim::abi::{In, Out};
+use gpulimit_sim::abi::{In, Out, crash};
 
 pub fn allocate(dptr: Out<u64>, bytes: usize, handle: usize, twin: bool) -> Outcome<()> {
     let driver = driver()?;
@@ -72,15 +72,64 @@ fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     }
 }
 
+/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+const PINNED: i32 = 1;
+const MANAGED: i32 = 2;
+
 pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     driver()?;
-    let device = location(props.field(8).get()?)?;
-    pool.put(Pool::make(device).handle())
+    let place = props.field(8).get()?;
+    let made = match props.field::<i32>(0).get()? {
+        PINNED => Pool::make(location(place)?),
+        MANAGED => {
+            // Nor can they be shared, or have a largest size (H200, 580.159.04).
+            if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
+                return Err(Status::INVALID_VALUE);
+            }
+            Pool::make_managed(managed_for(place)?)
+        }
+        _ => return Err(Status::INVALID_VALUE),
+    };
+    pool.put(made.handle())
+}
+
+/// The GPU that a pool of managed memory is counted for: any place will do for it, also none.
+fn managed_for(place: [i32; 2]) -> Outcome<usize> {
+    match place {
+        [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
+        [0 | 2..=4, _] => Ok(context::current().map_or(0, |context| context.device())),
+        _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+/// The default pools of managed memory, each with the kind of its place and the number of that.
+static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
+
+fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
+    let mut pools = MANAGED_DEFAULTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, pool)) = pools.iter().find(|(known, _)| *known == place) {
+        return Ok(*pool);
+    }
+    let pool = Pool::make_managed(managed_for(place)?);
+    pools.push((place, pool));
+    Ok(pool)
 }
 
 pub fn destroy(pool: usize) -> Outcome<()> {
     let driver = driver()?;
     let pool = Pool::from_handle(pool)?;
+    let defaults = MANAGED_DEFAULTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if defaults
+        .iter()
+        .any(|(_, default)| std::ptr::eq(*default, pool))
+    {
+        return Err(Status::INVALID_VALUE);
+    }
+    drop(defaults);
     if let Some(device) = pool.device() {
         let gpu = driver.gpu(device);
         if std::ptr::eq(pool, gpu.default_pool) {
@@ -116,6 +165,10 @@ pub fn set_attribute(pool: usize, attribute: i32, value: In<u8>) -> Outcome<()> 
 pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
+    if Pool::was_destroyed(pool) {
+        // RMM's tests on an H200 (580.159.03): a memory fault in this function.
+        crash();
+    }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
     match attribute {
         1..=3 => value.cast().put(answer as u32),
@@ -143,9 +196,13 @@ pub fn current_of(pool: Out<usize>, ordinal: i32) -> Outcome<()> {
 }
 
 fn set_current(index: usize, handle: usize) -> Outcome<()> {
-    let pool = Pool::from_handle(handle)?;
+    let pool = Pool::even_destroyed(handle)?;
     if pool.device() != Some(index) {
         return Err(Status::INVALID_VALUE);
+    }
+    if pool.is_managed() {
+        // Current for managed memory: `cuMemAllocAsync` goes on taking from the other (H200, 580.159.04).
+        return Ok(());
     }
     *driver()?
         .gpu(index)
@@ -159,22 +216,33 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Pinned memory (1) of a GPU is the only kind with a default pool here.
+/// Pinned memory has default pools on GPUs only here.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
-        (Some(index), 1) => Ok(index),
+        (Some(index), PINNED) => Ok(index),
         _ => Err(Status::NOT_SUPPORTED),
     }
 }
 
 pub fn default_at(pool: Out<usize>, at: In<[i32; 2]>, kind: i32) -> Outcome<()> {
-    pool.put(driver()?.gpu(place(at, kind)?).default_pool.handle())
+    let driver = driver()?;
+    match kind {
+        MANAGED => pool.put(managed_default(at.get()?)?.handle()),
+        kind => pool.put(driver.gpu(place(at, kind)?).default_pool.handle()),
+    }
 }
 
 pub fn current_at(pool: Out<usize>, at: In<[i32; 2]>, kind: i32) -> Outcome<()> {
-    pool.put(driver()?.current_pool(place(at, kind)?).handle())
+    let driver = driver()?;
+    match kind {
+        MANAGED => pool.put(managed_default(at.get()?)?.handle()),
+        kind => pool.put(driver.current_pool(place(at, kind)?).handle()),
+    }
 }
 
 pub fn set_current_at(at: In<[i32; 2]>, kind: i32, pool: usize) -> Outcome<()> {
-    set_current(place(at, kind)?, pool)
+    match kind {
+        MANAGED => driver().map(drop),
+        kind => set_current(place(at, kind)?, pool),
+    }
 }

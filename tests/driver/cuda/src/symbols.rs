@@ -11,7 +11,7 @@ use crate::{
     stream, tables, vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
-use gpulimit_sim::cancel::Whole;
+use gpulimit_sim::cancel::{Point, Whole};
 use gpulimit_sim::ipc::Handle;
 
 /// One exported function.
@@ -36,10 +36,11 @@ unsafe impl Sync for Address {}
 macro_rules! export {
     ($name:ident($($argument:ident: $type:ty),*) $handler:path $(, $twin:literal)?) => {
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: $type),*) -> i32 {
+        pub extern "C-unwind" fn $name($($argument: $type),*) -> i32 {
+            const { Point::of(stringify!($name)) }.pass();
             let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
-            SITE.run(|| code($handler($($argument,)* $($twin)?)))
+            SITE.run(|| SITE.note(code($handler($($argument,)* $($twin)?))))
         }
     };
 }
@@ -318,6 +319,7 @@ symbols! {
     cuGraphExecNodeSetParams(exec: usize, node: usize, params: In<u8>) "cuGraphExecNodeSetParams" 12020 => graph::set_node;
     cuGraphExecDestroy(exec: usize) "cuGraphExecDestroy" 10000 => graph::destroy_exec;
     cuGraphDestroy(graph: usize) "cuGraphDestroy" 10000 => graph::destroy;
+    cuGraphClone(clone: Out<usize>, graph: usize) "cuGraphClone" 10000 => graph::clone;
     cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) "cuGraphGetNodes" 10000 => graph::nodes;
     cuDeviceGraphMemTrim(device: i32) "cuDeviceGraphMemTrim" 11040 => graph::trim;
     cuDeviceGetGraphMemAttribute(device: i32, attribute: i32, value: Out<u64>) "cuDeviceGetGraphMemAttribute" 11040 => graph::attribute;
@@ -330,6 +332,7 @@ symbols! {
     cuModuleUnload(module: usize) "cuModuleUnload" 2000 => module::unload;
     cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) "cuModuleGetFunction" 2000 => module::function;
     cuModuleEnumerateFunctions(list: Out<usize>, count: u32, module: usize) "cuModuleEnumerateFunctions" 12040 => module::functions;
+    cuModuleGetFunctionCount(count: Out<u32>, module: usize) "cuModuleGetFunctionCount" 12040 => module::function_count;
     cuModuleGetGlobal_v2(dptr: Out<u64>, bytes: Out<usize>, module: usize, name: Text) "cuModuleGetGlobal" 3020 => module::global;
     cuModuleGetLoadingMode(mode: Out<i32>) "cuModuleGetLoadingMode" 11070 => module::loading_mode;
     cuLibraryLoadData(library: Out<usize>, code: Text, options: In<i32>, values: In<usize>, count: u32, library_options: In<i32>, library_values: In<usize>, library_count: u32) "cuLibraryLoadData" 12000 => module::load_library;
@@ -338,6 +341,8 @@ symbols! {
     cuLibraryGetModule(module: Out<usize>, library: usize) "cuLibraryGetModule" 12000 => module::library_module;
     cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) "cuLibraryGetKernel" 12000 => module::library_kernel;
     cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: usize, name: Text) "cuLibraryGetGlobal" 12000 => module::library_global;
+    cuLibraryEnumerateKernels(list: Out<usize>, count: u32, library: usize) "cuLibraryEnumerateKernels" 12040 => module::kernels;
+    cuLibraryGetKernelCount(count: Out<u32>, library: usize) "cuLibraryGetKernelCount" 12040 => module::kernel_count;
     cuKernelGetFunction(function: Out<usize>, kernel: usize) "cuKernelGetFunction" 12000 => module::kernel_function;
     cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: usize, device: i32) "cuKernelGetAttribute" 12000 => module::kernel_attribute;
     cuKernelSetAttribute(attribute: i32, value: i32, kernel: usize, device: i32) "cuKernelSetAttribute" 12000 => module::set_kernel_attribute;
@@ -372,6 +377,15 @@ symbols! {
     cuCheckpointProcessCheckpoint(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessCheckpoint" 12080 => checkpoint::checkpoint;
     cuCheckpointProcessRestore(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessRestore" 12080 => checkpoint::restore;
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
+
+    // The same under names that nobody hooks: what code inside of the driver makes, which no hook sees.
+    unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
+    unseenCtxCreate(context: Out<usize>, flags: u32, device: i32) "unseenCtxCreate" 2000 => context::create;
+    unseenMemPoolCreate(pool: Out<usize>, props: In<u8>) "unseenMemPoolCreate" 2000 => pool::create;
+    unseenModuleGetFunction(function: Out<usize>, module: usize, name: Text) "unseenModuleGetFunction" 2000 => module::function;
+    unseenLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) "unseenLibraryGetKernel" 2000 => module::library_kernel;
+    unseenGraphCreate(graph: Out<usize>, flags: u32) "unseenGraphCreate" 2000 => graph::create;
+    unseenGraphInstantiate(exec: Out<usize>, graph: usize, flags: u64) "unseenGraphInstantiate" 2000 => graph::instantiate_with_flags;
 
     cuProfilerStart() "cuProfilerStart" 4000 => device::profiler;
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;

@@ -538,3 +538,63 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         assert_eq!(numbers, [u32::MAX; 3]);
     });
 }
+
+/// Managed memory (H200, 580.159.04): its pools have the figures of other pools, at any place and at none, cannot be shared, and come back to
+/// the addresses that they have had. No figure of a process shows it, nor managed variables. `cuMemCreate` makes none.
+#[test]
+fn managed_pools_and_variables() {
+    alone(&[], |cuda| {
+        cuda.start();
+        let properties = |kind: i32, handles: i32, place: i32| {
+            let mut properties = [0i32; 22];
+            (properties[0], properties[1], properties[2]) = (kind, handles, place);
+            properties
+        };
+        let figures = |pool: usize| {
+            [5, 7].map(|attribute| {
+                let mut bytes = 0u64;
+                let place = &raw mut bytes as usize;
+                assert_eq!(
+                    cuda.call("cuMemPoolGetAttribute", &[pool, attribute, place]),
+                    0
+                );
+                bytes / MIB
+            })
+        };
+        for place in [0, 1, 2] {
+            let pool = properties(2, 0, place);
+            let pool = cuda.get("cuMemPoolCreate", &[pool.as_ptr() as usize]);
+            let pool = pool.expect("a pool") as usize;
+            let mut addresses = Vec::new();
+            for _ in 0..2 {
+                let memory = cuda.get("cuMemAllocFromPoolAsync", &[100 << 20, pool, 0]);
+                let memory = memory.expect("memory") as usize;
+                assert_eq!(figures(pool), [128, 100]);
+                assert_eq!(cuda.call("cuMemFreeAsync", &[memory, 0]), 0);
+                assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+                assert_eq!(figures(pool), [0, 0]);
+                addresses.push(memory);
+            }
+            assert_eq!(addresses[0], addresses[1]);
+            assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+        }
+        let shared = properties(2, 1, 1);
+        assert_eq!(
+            cuda.get("cuMemPoolCreate", &[shared.as_ptr() as usize]),
+            Err(1)
+        );
+        let mapped = properties(2, 0, 1);
+        assert_eq!(
+            cuda.get("cuMemCreate", &[2 << 20, mapped.as_ptr() as usize, 0]),
+            Err(1)
+        );
+        let location = [1i32, 0];
+        let default = cuda.get("cuMemGetDefaultMemPool", &[location.as_ptr() as usize, 2]);
+        let default = default.expect("a pool") as usize;
+        assert_eq!(cuda.call("cuMemPoolDestroy", &[default]), 1);
+        let text = c".version 8.0\n.global .attribute(.managed) .align 4 .b8 m[104857600];\n";
+        let module = cuda.get("cuModuleLoadData", &[text.as_ptr() as usize]);
+        assert!(module.is_ok());
+        assert_eq!(cuda.beyond(), 0);
+    });
+}

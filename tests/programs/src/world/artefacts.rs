@@ -84,6 +84,24 @@ pub fn shim() -> PathBuf {
     other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))
 }
 
+/// As [`shim`], of a debug build, which panics where `GPULIMIT_FAULT` says. `None` where the tests run what was built elsewhere.
+pub fn faulty_shim() -> Option<PathBuf> {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    if elsewhere().is_some() {
+        return None;
+    }
+    BUILT.get_or_init(|| {
+        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "-p", "gpulimit-shim"])
+            .current_dir(repository())
+            .env("CARGO_TARGET_DIR", target())
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "a debug build");
+    });
+    Some(target().join("debug/libgpulimit.so"))
+}
+
 /// `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();

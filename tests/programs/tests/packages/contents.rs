@@ -38,10 +38,11 @@ const ALL: [&str; 6] = [
     "share/fish/vendor_completions.d/gpulimit.fish",
     "share/doc/gpulimit/README.md",
 ];
-const SYSTEM: [&str; 3] = [
+const SYSTEM: [&str; 4] = [
     "usr/lib/systemd/system/gpulimit-apply.service",
     "usr/lib/tmpfiles.d/gpulimit.conf",
     "usr/share/gpulimit/config/policy/lab-server.toml",
+    "usr/lib/systemd/system/run-gpulimit.mount",
 ];
 
 fn named(path: &Path) -> &str {

@@ -89,3 +89,39 @@ fn it_stays_where_the_entry_cannot_be_taken_out() {
         "libgpulimit.so\n"
     );
 }
+
+#[test]
+fn its_scripts_do_not_look_at_what_the_environment_names() {
+    let Some((world, system, [old, new])) = place() else {
+        return;
+    };
+    // As `su` hands it on from a user: a library that writes down that it runs, and a root of the user's.
+    let source = world.file("evil.c");
+    let code = "#include <fcntl.h>\nconst char gpulimit_version_text[] = \"\";\n\
+                __attribute__((constructor)) static void evil(void) { open(\"/run/proof\", O_CREAT, 0600); }\n";
+    std::fs::write(&source, code).expect("written");
+    let library = world.file("libgpulimit.so");
+    let mut compiler = std::process::Command::new("cc");
+    compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source]);
+    assert!(gpulimit_programs::world::finish(compiler).status.success());
+    std::os::unix::fs::chown(&library, Some(40_001), None).expect("given");
+    let root = world.file("hers");
+    std::fs::create_dir(&root).expect("made");
+    std::os::unix::fs::chown(&root, Some(40_001), None).expect("given");
+    let with = |script: &str| {
+        system.done(&format!(
+            "export GPULIMIT_LIBRARY={} GPULIMIT_ROOT={} GPULIMIT_GROUP=evil GPULIMIT_MAX=1M\n{script}",
+            library.display(),
+            root.display()
+        ))
+    };
+    with(&format!("dpkg -i {}", old.display()));
+    system.done("gpulimit install");
+    with(&format!("dpkg -i {}", new.display()));
+    with("dpkg --remove gpulimit; dpkg --purge gpulimit; test ! -e /etc/ld.so.preload");
+    assert_eq!(system.added(), [""; 0]);
+    assert_eq!(std::fs::read_dir(&root).expect("listed").count(), 0);
+    system.done("test ! -e /run/proof");
+}

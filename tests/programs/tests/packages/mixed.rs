@@ -155,7 +155,7 @@ fn a_controller_starts_nothing_with_the_other_library() {
             text(&output.stdout).contains("does not work together"),
             "{output:?}"
         );
-        let output = mixed.run(world, &["install", "--dry-run", "--root", "/nowhere"]);
+        let output = mixed.run(world, &["install", "--dry-run"]);
         assert!(
             text(&output.stderr).contains("does not work together"),
             "{output:?}"

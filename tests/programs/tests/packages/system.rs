@@ -95,9 +95,11 @@ impl System {
         Path::new(&format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
     }
 
-    /// The root of the groups is there, as tmpfiles.d says, where systemd is installed.
+    /// systemd was asked to mount the file system of the groups, and their root is there, as tmpfiles.d says, where systemd is installed.
     #[track_caller]
     pub fn made_root(&self) {
+        let asked = self.done("cat /run/asked");
+        assert!(asked.contains("start run-gpulimit.mount"), "{asked}");
         if self.shell("command -v systemd-tmpfiles").status.success() {
             assert_eq!(self.done("stat -c '%a %U' /run/gpulimit"), "755 root\n");
         }

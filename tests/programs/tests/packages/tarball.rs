@@ -280,3 +280,135 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
     }
     assert!(done(&folder, &["--help"]).contains("--uninstall"));
 }
+
+/// Gives a file or a folder away; false where this process may not, which is said.
+fn give(path: &Path, user: u32) -> bool {
+    let given = std::os::unix::fs::lchown(path, Some(user), Some(user)).is_ok();
+    if !given {
+        eprintln!("SKIPPED: only root can be led astray");
+    }
+    given
+}
+
+#[test]
+fn prefixes_that_scripts_and_units_would_misread_are_refused() {
+    let Some([_, new]) = built::tar() else { return };
+    let world = world();
+    let folder = unpack(&world, &new);
+    for prefix in ["/", "//", "/.", "/./"] {
+        assert!(refused(&folder, &["--prefix", prefix]).contains("/ itself"));
+    }
+    let prefix = world.file("");
+    for name in [
+        "a&b", "a|b", "a$b", "a`b", "a\"b", "a'b", "a*", "a%b", "a;b", "a\\b", "a]b",
+    ] {
+        let to = prefix.join(name);
+        let error = refused(&folder, &["--prefix", to.to_str().expect("text")]);
+        assert!(error.contains("would misread"), "{error}");
+        assert!(!to.exists(), "{name}");
+    }
+    let to = prefix.join("x/../y");
+    assert!(refused(&folder, &["--prefix", to.to_str().expect("text")]).contains(".. in it"));
+    // Written in another way it is the same.
+    let to = format!("{}//./prefix/", prefix.display());
+    let said = done(&folder, &["--prefix", &to]);
+    let clean = world.file("prefix");
+    assert!(
+        said.contains(&format!(" in {}\n", clean.display())),
+        "{said}"
+    );
+    done(&clean.join("lib/gpulimit"), &["--uninstall"]);
+    assert!(!clean.exists());
+}
+
+#[test]
+fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
+    let Some([_, new]) = built::tar() else { return };
+    let world = world();
+    let folder = unpack(&world, &new);
+    let prefix = world.file("prefix");
+    let to = ["--prefix", prefix.to_str().expect("text")];
+    let elsewhere = world.file("elsewhere");
+    fs::create_dir(&elsewhere).expect("made");
+    // Links below the prefix, whoever made them.
+    for name in ["bin", "lib", "lib/gpulimit", "share", "share/gpulimit"] {
+        let link = prefix.join(name);
+        fs::create_dir_all(link.parent().expect("above")).expect("made");
+        std::os::unix::fs::symlink(&elsewhere, &link).expect("linked");
+        if !give(&elsewhere, 0) {
+            return;
+        }
+        assert!(
+            refused(&folder, &to).contains("is a symbolic link"),
+            "{name}"
+        );
+        assert_eq!(tree(&elsewhere).len(), 1, "{name}");
+        fs::remove_dir_all(&prefix).expect("removed");
+    }
+    // A prefix, a folder below it, and one above it, of somebody else.
+    for (place, other) in [
+        ("prefix", "prefix"),
+        ("prefix", "prefix/lib"),
+        ("above/prefix", "above"),
+    ] {
+        let prefix = world.file(place);
+        let other = world.file(other);
+        fs::create_dir_all(&other).expect("made");
+        fs::create_dir_all(&prefix).expect("made");
+        assert!(give(&other, 40_001));
+        let to = ["--prefix", prefix.to_str().expect("text")];
+        assert!(refused(&folder, &to).contains("belongs to user 40001"));
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o777)).expect("set");
+        assert!(give(&other, 0));
+        assert!(refused(&folder, &to).contains("may be written by others"));
+        fs::remove_dir_all(&other).expect("removed");
+    }
+}
+
+#[test]
+fn the_record_names_nothing_outside_of_the_prefix() {
+    let Some([_, new]) = built::tar() else { return };
+    let world = world();
+    let folder = unpack(&world, &new);
+    let prefix = world.file("prefix");
+    let to = prefix.to_str().expect("text");
+    let important = world.file("important");
+    fs::write(&important, "").expect("written");
+    let other = world.file("other");
+    fs::create_dir(&other).expect("made");
+    done(&folder, &["--prefix", to]);
+    let record = prefix.join("lib/gpulimit/installed");
+    let good = fs::read_to_string(&record).expect("read");
+    for line in [
+        "file ../important".to_owned(),
+        "file lib/../../important".to_owned(),
+        "file ../prefix/../important".to_owned(),
+        format!("made {}", other.display()),
+        format!("made {}/../other", prefix.display()),
+    ] {
+        fs::write(&record, format!("{good}{line}\n")).expect("written");
+        for arguments in [&["--uninstall", "--prefix", to][..], &["--prefix", to]] {
+            if line.starts_with("made") && arguments.len() == 2 {
+                continue;
+            }
+            let error = refused(&folder, arguments);
+            assert!(error.contains("is not below"), "{line}: {error}");
+            assert!(important.exists() && other.exists(), "{line}");
+            assert!(prefix.join("bin/gpulimit").exists(), "{line}");
+        }
+    }
+    // Of somebody else's prefix nothing is believed, and nothing in it is run.
+    fs::write(&record, &good).expect("written");
+    if give(&record, 40_001) {
+        assert!(
+            refused(&folder, &["--uninstall", "--prefix", to]).contains("belongs to user 40001")
+        );
+        assert!(give(&record, 0) && give(&prefix, 40_001));
+        assert!(
+            refused(&folder, &["--uninstall", "--prefix", to]).contains("belongs to user 40001")
+        );
+        assert!(give(&prefix, 0));
+    }
+    done(&folder, &["--uninstall", "--prefix", to]);
+    assert!(!prefix.exists());
+}

@@ -19,19 +19,25 @@ mount -t tmpfs -o mode=755 tmpfs "$PLACE"
 cp -a /etc "$PLACE/etc"
 cd "$PLACE"
 mkdir -m 755 local run home
-mkdir -p local/bin local/lib/gpulimit run/gpulimit
+mkdir -p local/bin local/lib/gpulimit
+# An administrator makes it, as the page says.
+[ "$NAME" = admin ] || { mkdir run/gpulimit && mount -t tmpfs -o mode=755 gpulimit run/gpulimit; }
 cp "$DRIVER"/*.so* local/lib/
 cp "$GPULIMIT" "$FILL" local/bin/
 cp "$LIBRARY" local/lib/gpulimit/
 ln -s "$(python3 -c 'import sys; print(sys.executable)')" local/bin/python
 cp "$FILES"/* home/
 rm -f etc/ld.so.preload
+# No people but those of the pages.
+sed -i -E '/^[^:]*:[^:]*:[1-9][0-9]{3,4}:/d' etc/passwd
 printf 'alice:x:41001:41001::/home:/bin/sh\nbob:x:41002:41002::/home:/bin/sh\n' >> etc/passwd
 printf 'alice:x:41001:\nbob:x:41002:\nlab:x:41003:alice,bob\n' >> etc/group
 printf 'alice:*:20000::::::\nbob:*:20000::::::\n' >> etc/shadow
 mount --bind etc /etc
 mount --bind local /usr/local
-mount --bind run /run
+mount --rbind run /run
+mkdir -p -m 700 /dev/shm/gpulimit-0
+mount -t tmpfs -o mode=700 tmpfs /dev/shm/gpulimit-0
 ldconfig
 unset LD_LIBRARY_PATH
 # Known to logins as well.
@@ -43,10 +49,12 @@ set +e
 echo READY
 "#;
 
+/// Starts a shell of alice, who is not root.
+const USER: &str = "setpriv --reuid alice --regid alice --init-groups bash --norc";
 /// What is said at the end of a block.
 const END: &str = "--- end of block ---";
 /// More than any block takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The machine, and the shell on it.
 pub struct Machine {
@@ -58,7 +66,7 @@ pub struct Machine {
 
 impl Machine {
     /// `None` where it cannot be had, which is said.
-    pub fn new() -> Option<Machine> {
+    pub fn new(name: &str) -> Option<Machine> {
         if !world::may_mount() {
             return None;
         }
@@ -66,6 +74,7 @@ impl Machine {
         let mut command = world.bare(Path::new("unshare"));
         command
             .args(["--mount", "--", "bash", "--norc"])
+            .env("NAME", name)
             .env("PLACE", world.file("system"))
             .env("GPULIMIT", world::controller())
             .env("LIBRARY", world::shim())
@@ -120,6 +129,26 @@ impl Machine {
         }
     }
 
+    /// Takes lines until all of these have come.
+    #[track_caller]
+    fn until_said(&mut self, path: &str, at: usize, says: &[String], found: &mut Vec<String>) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let (missing, _) = compare::difference(says, found);
+            if missing.is_empty() {
+                return;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left) {
+                Ok(line) => found.push(line),
+                Err(_) => panic!(
+                    "{path}:{at}: not said: {missing:#?}\nall: {}",
+                    found.join("\n")
+                ),
+            }
+        }
+    }
+
     /// Runs the commands of a block, and compares; how many they were.
     #[track_caller]
     pub fn follow(&mut self, path: &str, block: &Block) -> usize {
@@ -136,11 +165,25 @@ impl Machine {
             return 0;
         };
         let mut found = Vec::new();
+        let mut is_user = false;
         for command in commands {
-            self.type_in(command);
+            if command.by_user != is_user {
+                // The new shell reads the same input, from the next line on.
+                self.type_in(if is_user { "exit" } else { USER });
+                is_user = command.by_user;
+            }
+            if command.text.starts_with("sleep ") {
+                // Readers wait for what the page has said, however long that takes here.
+                let said = says.as_deref().unwrap_or_default();
+                self.until_said(path, *line, &said[..command.after], &mut found);
+            }
+            self.type_in(&command.text);
             if says.is_none() {
                 self.type_in("echo \"--- status $? ---\"");
             }
+        }
+        if is_user {
+            self.type_in("exit");
         }
         self.type_in(&format!("echo '{END}'"));
         assert!(self.until(END, &mut found), "{path}:{line}: no end");
@@ -158,7 +201,8 @@ impl Machine {
             if missing.is_empty() && more.is_empty() {
                 return commands.len();
             }
-            let late = missing.is_empty() || Instant::now() > until;
+            // A line that is not on the page stays wrong, whatever comes after it.
+            let late = !more.is_empty() || Instant::now() > until;
             match self.output.recv_timeout(Duration::from_secs(10)) {
                 Ok(line) if !late => found.push(line),
                 Err(RecvTimeoutError::Timeout) if !late => {}

@@ -19,7 +19,7 @@ fn follow(path: &str) -> usize {
             continue;
         };
         if !machines.contains_key(on.as_str()) {
-            let Some(machine) = Machine::new() else {
+            let Some(machine) = Machine::new(on) else {
                 return 0;
             };
             machines.insert(on, machine);

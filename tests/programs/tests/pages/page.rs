@@ -1,10 +1,25 @@
-//! The code blocks of a page, and which of them are to be run.
+//! The code blocks of a page, and which of them the test runs.
 //!
-//! `<!-- test: NAME -->` before a block runs it on the machine of that name, `<!-- test: NAME, writes PATH -->` makes a file of it there, and
-//! `<!-- no test: WHY -->` does neither. In a block with prompts (`$`, or `#` for root)
-//! all else is what the commands say, `…` on a line of its own for any further lines; in one without, every line is a command that must succeed.
+//! `<!-- test: NAME -->` before a block runs it on the machine of that name,
+//! `<!-- test: NAME, writes PATH -->` writes it to a file there, and `<!-- no test: WHY -->` skips it.
+//!
+//! In a block with prompts (`$`, or `#` for root) the other lines are what the commands print; `…` on
+//! a line of its own stands for any further lines. Where a block has both prompts, alice types the
+//! commands after `$`. Before a command that begins with `sleep` the test waits until all that the
+//! page shows above it has been printed. In a block without prompts every line is a command that must
+//! succeed.
 
 use gpulimit_programs::world::repository;
+
+/// A command of a block.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Command {
+    pub text: String,
+    /// How many lines the page has said before it, in its block.
+    pub after: usize,
+    /// Whether alice types it, in a block in which root types other commands.
+    pub by_user: bool,
+}
 
 /// A block of code.
 #[derive(Debug)]
@@ -15,7 +30,7 @@ pub enum Block {
         on: String,
         /// Where it begins, as a line of the page.
         line: usize,
-        commands: Vec<String>,
+        commands: Vec<Command>,
         /// `None`: each must succeed.
         says: Option<Vec<String>>,
     },
@@ -102,19 +117,28 @@ fn block(mark: &str, language: &str, line: usize, content: &[&str]) -> Block {
             .or(line.strip_prefix("# "))
             .map(str::to_owned)
     };
-    let commands: Vec<String> = content.iter().filter_map(|line| prompt(line)).collect();
-    let (commands, says) = match commands.is_empty() {
-        true => (
-            content.iter().map(|line| (*line).to_owned()).collect(),
-            None,
-        ),
-        false => {
-            let answers = content.iter().filter(|line| prompt(line).is_none());
-            (
-                commands,
-                Some(answers.map(|line| (*line).to_owned()).collect()),
-            )
+    let (mut commands, mut says) = (Vec::new(), Vec::new());
+    let has_root = content.iter().any(|line| line.starts_with("# "));
+    for line in content {
+        match prompt(line) {
+            Some(text) => commands.push(Command {
+                text,
+                after: says.len(),
+                by_user: has_root && line.starts_with("$ "),
+            }),
+            None => says.push((*line).to_owned()),
         }
+    }
+    let (commands, says) = match commands.is_empty() {
+        true => {
+            let command = |text: String| Command {
+                text,
+                after: 0,
+                by_user: false,
+            };
+            (says.into_iter().map(command).collect(), None)
+        }
+        false => (commands, Some(says)),
     };
     Block::Run {
         on: on.to_owned(),
@@ -126,6 +150,11 @@ fn block(mark: &str, language: &str, line: usize, content: &[&str]) -> Block {
 
 #[test]
 fn blocks_are_told_apart() {
+    let command = |text: &str, after, by_user| Command {
+        text: text.to_owned(),
+        after,
+        by_user,
+    };
     let page = Page::of(
         "# T\n```\nls\n```\n<!-- test: a -->\n```\n$ x 1\nsaid\n# y\n```\n<!-- test: b -->\n```sh\nz 1 # why\n```\n\
          <!-- no test: none here -->\n```\nw\n```\n```toml\nv = 1\n```\n",
@@ -144,7 +173,7 @@ fn blocks_are_told_apart() {
     };
     assert_eq!(
         (on.as_str(), &commands[..]),
-        ("a", &["x 1".to_owned(), "y".to_owned()][..])
+        ("a", &[command("x 1", 0, true), command("y", 1, false)][..])
     );
     assert_eq!(says.as_deref(), Some(&["said".to_owned()][..]));
 }

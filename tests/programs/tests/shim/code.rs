@@ -1,6 +1,7 @@
 //! Code with large variables: refused before the driver takes memory for them.
 
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use gpulimit::ledger::Category;
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 /// Room for two of 300 MiB, and not for three.
 const CAP: u64 = CONTEXT + 800 * MIB;
@@ -186,4 +187,195 @@ fn compressed_text() {
     program.end();
     world.judge_end(CAP);
     std::fs::remove_file(file).unwrap();
+}
+
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/src/image/fixtures");
+
+/// A text with these declarations and a kernel.
+fn ptx(declarations: &str) -> String {
+    format!(
+        ".version 8.0\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n{{\n ret;\n}}\n"
+    )
+}
+
+/// A fat binary with these texts, each for GPUs of a compute capability.
+fn fatbin(texts: &[(u8, String)]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (capability, text) in texts {
+        let mut header = [0u8; 64];
+        (header[0], header[4], header[28]) = (1, 64, *capability);
+        header[8..16].copy_from_slice(&(text.len() as u64).to_le_bytes());
+        body.extend(header);
+        body.extend(text.as_bytes());
+    }
+    let mut image = vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+    image.extend((body.len() as u64).to_le_bytes());
+    image.extend(body);
+    image
+}
+
+const LARGE: &str = ".visible .global .align 4 .b8 data[1073741824];";
+
+/// Whatever stands beside a declaration, it is paid for before the driver takes its memory.
+#[test]
+fn images_that_seem_to_take_less() {
+    let mut entries = vec![(50, ptx("")); 5000];
+    entries.push((90, ptx(LARGE)));
+    let texts = [
+        ptx(&format!("// .extern declarations: none\n{LARGE}")),
+        ptx(&format!("/* .extern */ {LARGE}")),
+        ptx(&LARGE.replace(".align", "/* .managed */ .align")),
+        ptx(&LARGE.replace("1073741824", "0x40000000")),
+        ptx(&LARGE.replace("1073741824", "1024][1048576")),
+    ];
+    let images = texts.into_iter().map(String::into_bytes);
+    for image in images.chain([fatbin(&entries)]) {
+        let world = World::new(CAP);
+        let file = world.file("image");
+        std::fs::write(&file, image).expect("an image");
+        let file = file.display();
+        let mut program = world.on_gpu();
+        program.expect(&[
+            (&format!("image a {file}"), "2"),
+            (&format!("image-file a {file}"), "2"),
+            (&format!("library-image a {file}"), "0"),
+            ("library-module a", "2"),
+            ("unload-library a", "0"),
+        ]);
+        world.judge(CAP);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn what_is_commented_out_costs_nothing() {
+    let world = World::new(CAP);
+    let file = world.file("image");
+    std::fs::write(&file, ptx(&format!("// {LARGE}\n/*\n{LARGE}\n*/"))).expect("an image");
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 790M", "0"),
+        (&format!("image b {}", file.display()), "0"),
+        ("launch b", "0"),
+    ]);
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// What a library takes that cannot be read shows when it is loaded: at once, so that it can be closed again where it does not fit.
+#[test]
+fn unreadable_libraries_are_loaded_while_they_are_opened() {
+    let world = World::new(CAP);
+    let mut image = std::fs::read(format!("{FIXTURES}/managed.cubin")).expect("a cubin");
+    // The size of an entry of the table of sections, which the simulated driver does not look at; and no variable is managed.
+    image[58] = 128;
+    let symbols = u64::from_le_bytes(image[40..48].try_into().expect("eight")) as usize + 3 * 64;
+    image[symbols + 4] = 0;
+    let file = world.file("odd.cubin");
+    std::fs::write(&file, image).expect("an image");
+    let open = |name| format!("library-image {name} {}", file.display());
+    let mut program = world.on_gpu();
+    program.expect(&[(&open("a"), "0")]);
+    assert!(world.machine().used() > CONTEXT + 400 * MIB, "loaded");
+    program.expect(&[(&open("b"), "2"), ("library-launch a", "0")]);
+    assert!(world.machine().used() < CONTEXT + 410 * MIB, "undone");
+    assert!(world.counted(0).abs_diff(world.machine().used()) <= 2 * MIB);
+    program.expect(&[("context other 0 v2", "2"), ("unload-library a", "0")]);
+    assert_eq!(world.machine().used(), CONTEXT);
+    program.expect(&[("alloc c 780M", "0"), ("free c", "0")]);
+    program.end();
+    world.settle();
+    assert_eq!(world.usage(0).charged, 0);
+}
+
+/// Managed variables are charged before their code is loaded, and apart from the others: NVML shows them nowhere.
+#[test]
+fn managed_variables() {
+    for image in ["managed.cubin", "managed.ptx"] {
+        let world = World::new(CAP);
+        let (module, library) = (
+            |name| format!("image {name} {FIXTURES}/{image}"),
+            |name| format!("library-image {name} {FIXTURES}/{image}"),
+        );
+        let is = |managed: u64, own: u64| {
+            let usage = world.usage(0);
+            let taken = world.machine().used().saturating_sub(CONTEXT);
+            assert_eq!(
+                usage.by[Category::Managed as usize],
+                managed * MIB,
+                "{image}"
+            );
+            assert_eq!(taken / (100 * MIB), own / 100, "{image}");
+            assert!(usage.charged >= CONTEXT + (managed + own) * MIB);
+        };
+        let mut program = world.on_gpu();
+        program.expect(&[(&module("a"), "0")]);
+        is(302, 100);
+        program.expect(&[(&module("b"), "2"), ("alloc c 400M", "2")]);
+        is(302, 100);
+        program.expect(&[("launch a", "0"), ("unload a", "0")]);
+        is(0, 0);
+        // Those of a library are there as long as it is, in whatever context.
+        program.expect(&[(&library("a"), "0")]);
+        is(302, 0);
+        program.expect(&[("library-module a", "0"), (&library("b"), "0")]);
+        is(604, 100);
+        program.expect(&[
+            ("library-launch b", "2"),
+            ("unload-library a", "0"),
+            ("library-launch b", "0"),
+        ]);
+        is(302, 100);
+        program.expect(&[("unload-library b", "0")]);
+        is(0, 0);
+        // A module goes with its context.
+        program.expect(&[(&module("a"), "0"), ("reset 0", "0")]);
+        assert_eq!(world.usage(0).by[Category::Managed as usize], 0);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+/// The driver has freed a function's handle, and nobody has told the library yet: another thread gets it for a function that needs more.
+#[test]
+fn a_handle_that_comes_back_is_paid_for() {
+    const BEHIND: &str = "3000000000";
+    for (load, first, unload) in [
+        ("module old 64M", "launch old", "unload old"),
+        (
+            "library old 64M",
+            "library-launch old",
+            "unload-library old",
+        ),
+    ] {
+        let cap = CONTEXT + 200 * MIB;
+        let world = World::new(cap);
+        let mut command = world.limited(world::program());
+        command.env("GPULIMIT_SIM_REUSE", "1");
+        let mut program = Session::start(command);
+        program.expect(&[("start", "0 0"), (load, "0"), (first, "0")]);
+        let call = if load.starts_with("library") {
+            "cuLibraryUnload"
+        } else {
+            "cuModuleUnload"
+        };
+        world.machine().knob("delay", &format!("{call}:{BEHIND}"));
+        program.expect(&[(&format!("aside {{\n{unload}\n}}"), "0")]);
+        let is_gone = || world.machine().used() < CONTEXT + 64 * MIB;
+        assert!(world::eventually(is_gone), "{unload}");
+        let launch = if load.starts_with("library") {
+            program.expect(&[("kernel-library new 8192", "0")]);
+            "library-launch new"
+        } else {
+            program.expect(&[("kernels new 8192", "0")]);
+            "launch new"
+        };
+        // It takes more than there is.
+        program.expect(&[(launch, "2"), ("await", "0:1"), (launch, "2")]);
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
 }

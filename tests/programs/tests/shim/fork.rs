@@ -1,6 +1,6 @@
 //! Forked children are members of their own; a new program in the same process is one too.
 
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
 
@@ -150,4 +150,19 @@ fn a_fork_of_a_program_with_threads() {
     world.judge(CAP);
     program.end_quietly();
     world.judge_end(CAP);
+}
+
+/// A child that is forked by one thread while another one redirects the driver's symbols has no lock of the parent's.
+#[test]
+fn while_the_drivers_symbols_are_redirected() {
+    let asks = world::library("asks", &[]).display().to_string();
+    let world = World::new(2048 * MIB);
+    let mut command = world.limited(&world::compile("redirected", &["-pthread", "-rdynamic"]));
+    command.arg(asks);
+    let mut program = Session::start(command);
+    assert_eq!(program.line(), "child 0 2");
+    assert_eq!(program.line(), "child's end 0, opened 1");
+    let (status, said) = program.end();
+    assert!(status.success(), "{status}: {said}");
+    world.judge_end(2048 * MIB);
 }

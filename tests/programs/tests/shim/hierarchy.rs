@@ -144,7 +144,9 @@ fn min_holds_from_the_moment_it_is_set() {
     let min = "min=1G".parse().expect("a setting");
     kept.write_limits(|limits| match min {
         gpulimit::limits::Setting::Size(key, size) => {
-            limits.set(gpulimit::limits::Selector::All, key, size);
+            limits
+                .set_extent(gpulimit::limits::Selector::All, key, size, &[], false)
+                .expect("a size");
         }
         _ => unreachable!("min is a size"),
     })

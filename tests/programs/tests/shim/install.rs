@@ -28,6 +28,10 @@ rm -f /etc/ld.so.preload
 alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
 "#;
 
+/// Puts the library into every program at its own place: `gpulimit uninstall` of another test counts
+/// all processes with a library at the path of an installed one.
+const IN_PLACE: &str = "echo \"$LIBRARY\" > /etc/ld.so.preload\n";
+
 /// Runs a script where the system is the test's own; `None` where that cannot be.
 fn run(world: &World, script: &str) -> Option<Output> {
     if !world::may_mount() {
@@ -142,5 +146,159 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001
     assert_eq!(text(&output.stderr), "");
     let ledger = group.ledger().expect("readable");
     assert!(ledger.devices().is_empty(), "nobody was there");
+    world.settle();
+}
+
+#[test]
+fn root_by_su_runs_nothing_that_the_callers_environment_names() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    let place = world.file("users");
+    std::fs::create_dir(&place).expect("made");
+    if chown(&place, Some(40_001), None).is_err() {
+        eprintln!("SKIPPED: only root can make files of other users");
+        return;
+    }
+    // Of what `su` keeps, GPULIMIT_LIBRARY names a library and GPULIMIT_ROOT a directory of the user's. The library writes down
+    // which program runs it with root's rights.
+    let script = r#"
+echo 'reda:x:40001:40001::/:/bin/sh' >> /etc/passwd
+printf '%s sufficient pam_permit.so\n' auth account session > /etc/pam.d/su
+cat > "$USERS/evil.c" <<END
+#include <fcntl.h>
+#include <unistd.h>
+const char gpulimit_version_text[] = "$VERSION";
+__attribute__((constructor)) static void evil(void) {
+    if (geteuid() == 0) close(open("$PLACE/proof", O_CREAT | O_WRONLY, 0600));
+}
+END
+cc -shared -fPIC -o "$USERS/libgpulimit.so" "$USERS/evil.c"
+chown 40001 "$USERS/libgpulimit.so"
+# The library works, and is what the test is about.
+LD_PRELOAD="$USERS/libgpulimit.so" /bin/true
+test -e "$PLACE/proof"; rm "$PLACE/proof"
+"$GPULIMIT" install --library "$LIBRARY" > /dev/null
+reda() {
+    setpriv --reuid 40001 --regid 40001 --clear-groups env LD_PRELOAD="$USERS/libgpulimit.so" GPULIMIT_MAX=1M \
+        GPULIMIT_LIBRARY="$USERS/libgpulimit.so" GPULIMIT_ROOT="$USERS/groups" su "$@"
+}
+reda -c true || exit 0
+echo "su works"
+reda -c 'echo "preload=$LD_PRELOAD library=${GPULIMIT_LIBRARY##*/}"'
+for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/null' install "install --library $USERS/libgpulimit.so"; do
+    reda -c "$GPULIMIT $verb" > "$PLACE/said" 2>&1 || true
+    grep -q 'belongs to user 40001' "$PLACE/said" || { echo "$verb says:"; cat "$PLACE/said"; }
+    test ! -e "$PLACE/proof" || { echo "$verb ran it"; rm "$PLACE/proof"; }
+done
+"#;
+    let version = gpulimit::version::text();
+    let script = format!("USERS={}\nVERSION='{version}'\n{script}", place.display());
+    let Some(output) = run(&world, &script) else {
+        return;
+    };
+    let said = said(&output);
+    if said.is_empty() {
+        eprintln!("SKIPPED: su does not let anybody in here: {output:?}");
+        return;
+    }
+    assert_eq!(said, ["su works", "preload= library=libgpulimit.so"]);
+    world.settle();
+}
+
+#[test]
+fn libraries_of_ld_preload_do_not_get_before_us() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    let driver = world::driver();
+    let path = format!("-Wl,-rpath,{}", driver.display());
+    let mut programs = Vec::new();
+    for (way, arguments) in [("linked", &["-lcuda"][..]), ("named", &["-DNAMED", "-ldl"])] {
+        for bound in ["lazy", "now"] {
+            let tag = format!(".{way}-{bound}");
+            let bound = format!("-Wl,-z,{bound}");
+            let arguments = [arguments, &[path.as_str(), bound.as_str()]].concat();
+            programs.push(world::compile_for("secure", &tag, &arguments));
+        }
+    }
+    let wrapper = world::library("wraps_dlsym", &[]);
+    let both = world::library_for("wraps_dlsym", ".dlopen", &["-DDLOPEN"]);
+    let driver = driver.display();
+    let (wrapper, both) = (wrapper.display(), both.display());
+    let preloads = [
+        "libc.so.6".to_owned(),
+        "libdl.so.2".to_owned(),
+        format!("{driver}/libcuda.so.1"),
+        format!("{driver}/libnvidia-ml.so.1:{driver}/libcuda.so.1"),
+        format!("libc.so.6:{driver}/libcuda.so.1"),
+        wrapper.to_string(),
+        format!("libc.so.6:{wrapper}"),
+        both.to_string(),
+        format!("{driver}/libcuda.so.1:{both}"),
+    ];
+    let mut script = String::from(IN_PLACE);
+    for preload in &preloads {
+        for program in &programs {
+            let program = program.display();
+            script += &format!(
+                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n\
+                 alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n"
+            );
+        }
+    }
+    let Some(output) = run(&world, &script) else {
+        return;
+    };
+    let said = said(&output);
+    let mut said = said.iter();
+    for preload in &preloads {
+        for program in &programs {
+            let what = format!("LD_PRELOAD={preload} {}", program.display());
+            let limited = format!("secure 0 {LIMITED}");
+            assert_eq!(said.next(), Some(&limited), "{what}");
+            let free = "secure 0 library 1 blocks many status 2".to_owned();
+            assert_eq!(said.next(), Some(&free), "{what} without a limit");
+        }
+    }
+    assert_eq!(said.next(), None);
+    let errors = text(&output.stderr);
+    let wrapped = preloads.iter().filter(|it| it.contains("wraps_dlsym"));
+    let times = wrapped.count() * programs.len() * 2;
+    assert_eq!(errors.matches("wraps_dlsym: alive").count(), times);
+    assert!(!errors.contains("ld.so"), "{errors}");
+    world.settle();
+}
+
+#[test]
+fn the_runtime_in_a_program_does_not_get_past_us_by_ld_preload() {
+    let Some(archive) = world::static_runtime() else {
+        eprintln!("SKIPPED: there is no libcudart_static.a");
+        return;
+    };
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    let archive = archive.display().to_string();
+    let mut script = String::from(IN_PLACE);
+    let driver = world::driver();
+    let driver = driver.display();
+    for bound in ["lazy", "now"] {
+        let flag = format!("-Wl,-z,{bound}");
+        let arguments = [
+            "-DLINKED",
+            &flag,
+            &archive,
+            "-lpthread",
+            "-lrt",
+            "-lm",
+            "-ldl",
+        ];
+        let program = world::compile_for("runtime", &format!("-static-{bound}"), &arguments);
+        for preload in ["libc.so.6", &format!("{driver}/libcuda.so.1")] {
+            script += &format!(
+                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} | grep -m1 '^cudaMalloc '\n",
+                program.display()
+            );
+        }
+    }
+    let Some(output) = run(&world, &script) else {
+        return;
+    };
+    assert_eq!(said(&output), ["cudaMalloc 2"; 4], "{output:?}");
     world.settle();
 }

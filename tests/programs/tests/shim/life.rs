@@ -1,6 +1,7 @@
 //! The life of a process: how it begins, multiplies, moves and ends. Each program does the same with and without us, in status, output and
 //! errors; what it holds is counted exactly while it lives, and nothing is left of it.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -187,6 +188,83 @@ fn threads_that_were_cancelled_before() {
     }
 }
 
+/// Calls in which NVIDIA's driver ends a cancelled thread (tests/driver/src/cancel.rs).
+const ENDING: [&str; 8] = [
+    "create",
+    "retain",
+    "destroy",
+    "load",
+    "async",
+    "synchronize",
+    "synchronize-stream",
+    "free",
+];
+
+#[test]
+fn threads_that_are_cancelled_in_the_driver() {
+    for call in ENDING {
+        lives("cancelled_in", &[call]);
+    }
+}
+
+#[test]
+fn threads_that_are_cancelled_where_a_context_sleeps_that_is_there() {
+    lives("cancelled_in", &["free", "later"]);
+}
+
+#[test]
+fn threads_that_are_cancelled_where_the_primary_context_sleeps_that_is_there() {
+    lives("cancelled_in", &["free", "later-primary"]);
+}
+
+/// Programs that are linked against the driver call our functions also where they have no limit.
+#[test]
+fn threads_that_are_cancelled_in_the_driver_without_a_limit() {
+    by_every_door("cancelled_in", |program| {
+        for call in ENDING {
+            let world = World::without_group(&[]);
+            let expected = watch(with(world.bare(program), &[call]), || ());
+            let found = watch(with(world.preloaded(program), &[call]), || ());
+            assert_eq!(found, expected, "{program:?} {call}");
+        }
+    });
+}
+
+#[test]
+fn standard_error_that_takes_no_line_at_once() {
+    for kind in [
+        "pipe",
+        "closed-pipe",
+        "full-pipe",
+        "pending",
+        "socket",
+        "closed-socket",
+        "full-socket",
+        "full-datagrams",
+        "terminal",
+        "stopped-terminal",
+        "full-terminal",
+        "background",
+        "full-disk",
+        "large-file",
+    ] {
+        let program = world::compile("unread", &[]);
+        same_life(&program, &[kind]);
+    }
+}
+
+#[test]
+fn pipes_that_take_no_line_at_once_on_old_kernels() {
+    let (old_kernel, program) = (
+        world::compile("old_kernel", &[]),
+        world::compile("unread", &[]),
+    );
+    let program = program.to_str().expect("UTF-8");
+    for kind in ["pipe", "closed-pipe", "full-pipe"] {
+        same_life(&old_kernel, &["4.13", program, kind]);
+    }
+}
+
 #[test]
 fn signals_all_the_time() {
     lives("interrupted", &[]);
@@ -329,4 +407,39 @@ fn to_another_user_root_and_namespace() {
     for how in ["setuid", "chroot", "user", "mount", "pid", "descriptors"] {
         lives("moves", &[how]);
     }
+}
+
+/// A program in the world's shell under `ulimit -f`: it may make no file larger than so many blocks of 512 bytes.
+fn with_file_size(blocks: u32, mut shell: Command) -> Session {
+    let script = format!("ulimit -f {blocks}; exec \"$@\"");
+    shell.args(["-c", &script, "sh"]).arg(world::program());
+    Session::start(shell)
+}
+
+#[test]
+fn limits_on_the_size_of_files_end_no_program() {
+    // The figure of a context, which is a file in the root, is not kept then.
+    for (blocks, figures) in [(1 << 20, 1), (0, 0)] {
+        let world = World::new(2 << 30);
+        let mut program = with_file_size(blocks, world.limited(Path::new("/bin/sh")));
+        program.expect(&[("start", "0 0"), ("alloc a 1M", "0"), ("free a", "0")]);
+        let (status, errors) = program.end();
+        assert!(status.success(), "{status:?}: {errors}");
+        let names = fs::read_dir(world.root().path()).expect("a root");
+        let names = names.map(|entry| entry.expect("listed").file_name());
+        let kept = names.filter(|name| name.to_string_lossy().starts_with(".context-"));
+        assert_eq!(kept.count(), figures, "{errors}");
+        world.judge_end(2 << 30);
+    }
+
+    // A group of its own cannot be made, and that is said.
+    let world = World::without_group(&[]);
+    let mut shell = world.preloaded(Path::new("/bin/sh"));
+    shell.env("GPULIMIT_MAX", "1G");
+    let mut program = with_file_size(16, shell);
+    let started = program.say("start");
+    assert_ne!(started, "0 0");
+    let (status, errors) = program.end();
+    assert_eq!(status.signal(), None, "{errors}");
+    assert!(errors.contains("ulimit -f"), "{errors}");
 }

@@ -26,3 +26,93 @@ fn a_panic_ends_in_the_library() {
         world.judge_end(CAP);
     }
 }
+
+/// Where a debug build panics between the charge for a call and the call; what the program does before, and the call.
+const FAULTS: &[(&str, &[&str], &str)] = &[
+    ("large", &[], "alloc x 300M"),
+    ("small", &[], "alloc x 64K"),
+    // A spare block pays.
+    ("small", &["alloc a 64K", "free a"], "alloc x 64K"),
+    // The group is full, and a block of the driver's reserve pays.
+    ("small", &["alloc a 64K", "fill b 2M"], "alloc x 64K"),
+    ("array", &[], "array x 4096,4096"),
+    ("vmm", &[], "create x 300M 0"),
+    ("managed", &[], "managed x 300M"),
+    ("pool", &[], "async x 300M"),
+    // The headroom of the pool pays.
+    ("pool", &["async a 1M"], "async x 1M"),
+    ("unknown-pool", &["unseen-pool p 0"], "async-from x p 300M"),
+    ("measured", &[], "stream x"),
+    (
+        "graph",
+        &[
+            "graph g",
+            "alloc-node n g 300M",
+            "free-node g n",
+            "instantiate x g",
+        ],
+        "launch-graph x",
+    ),
+];
+
+/// A program with a debug build of the library. `None` where the tests run what was built elsewhere, which has no faults.
+fn faulty(world: &World, point: &str) -> Option<Session> {
+    let Some(library) = world::faulty_shim() else {
+        eprintln!("skipped: there is no debug build of the library");
+        return None;
+    };
+    let mut command = world.limited(world::program());
+    command.env("LD_PRELOAD", library);
+    if !point.is_empty() {
+        command.env("GPULIMIT_FAULT", point);
+    }
+    Some(Session::start(command))
+}
+
+#[test]
+fn what_is_paid_for_a_call_goes_back_when_the_library_panics() {
+    for (point, before, call) in FAULTS {
+        let world = World::new(CAP);
+        let Some(mut program) = faulty(&world, "") else {
+            return;
+        };
+        program.expect(&[("start", "0 0")]);
+        for command in *before {
+            program.say(command);
+        }
+        let (charged, counted) = (world.usage(0).charged, world.counted(0));
+        program.say(&format!("setenv GPULIMIT_FAULT {point}"));
+        assert_eq!(program.say(call), "999", "{point}: {call}");
+        program.say("unsetenv GPULIMIT_FAULT");
+        assert!(world.usage(0).charged <= charged, "{point}: {call}");
+        assert_eq!(world.counted(0), counted, "{point}: {call}");
+        assert_eq!(program.say(call), "0", "{point}: {call}");
+        // All that the group has left, and no more.
+        program.say("fill rest 2M");
+        assert_eq!(program.say("alloc y 4M"), "2", "{point}: {call}");
+        world.judge(CAP);
+        let (status, said) = program.end();
+        assert!(status.success(), "{status}: {said}");
+        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        world.judge_end(CAP);
+    }
+}
+
+/// A fault in the question whether there is a limit is no reason to run without one.
+#[test]
+fn the_limit_holds_after_a_panic_at_the_first_call() {
+    for (point, first) in [("question", "0"), ("first-use", "999")] {
+        let world = World::new(CAP);
+        let Some(mut program) = faulty(&world, point) else {
+            return;
+        };
+        program.expect(&[("init", "0"), ("retain 0", first)]);
+        program.say("unsetenv GPULIMIT_FAULT");
+        program.expect(&[("start", "0 0"), ("alloc a 1G", "0"), ("alloc b 1G", "2")]);
+        world.judge(CAP);
+        let (status, said) = program.end();
+        assert!(status.success(), "{status}: {said}");
+        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        world.judge_end(CAP);
+    }
+}

@@ -57,6 +57,8 @@ impl Machine {
     /// environment but what scripts/mutants has to say.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
         const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
+            && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } && mkdir -p \"$1/etc/gpulimit\" \
+                && cp \"$1/policy.toml\" \"$1/etc/gpulimit/gpulimit.toml\" && mount --bind \"$1/etc\" /etc; fi \
             && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
             && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts /etc/hosts; fi \
             && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid --init-groups env -i \"$@\"";
@@ -203,7 +205,7 @@ fn no_variable_leads_out_of_the_assigned_group() {
         alice.end();
     }
     for name in ["lab", "lab/bob", "bob", "job-1-2"] {
-        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy; only groups below it";
+        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, and programs run only in it and in groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
     // Taken out after the start.
@@ -245,7 +247,7 @@ fn a_job_gets_a_group_below_where_that_is_allowed() {
     assert_eq!(third.numbers("info")[2], 1000 * MIB);
 
     let machine = Machine::new(1);
-    machine.apply("[group.all]\nmax = '2000M'\n[[rule]]\ngroup = 'all'\n");
+    machine.apply("[group.all]\nmax = '2000M'\n[[rule]]\nuser = '*'\ngroup = 'all'\n");
     machine.closed(
         ALICE,
         &[("GPULIMIT_MAX", "1000M")],
@@ -275,23 +277,132 @@ fn rules_by_what_a_program_is() {
     }
 }
 
+/// What a user can do with namespaces of his own, none of which takes a privilege. `$1` is the program.
+const NAMESPACES: [&str; 8] = [
+    "exec unshare -r \"$1\"",
+    "exec unshare -U \"$1\"",
+    "exec unshare -r unshare -r \"$1\"",
+    "exec unshare -r unshare -r unshare -U \"$1\"",
+    "exec unshare -rC \"$1\"",
+    "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run/gpulimit && exec \"$1\"' sh \"$1\"",
+    "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run && exec \"$1\"' sh \"$1\"",
+    // The map of users, and the namespace that a process says it is in, are those of the machine.
+    "exec 9< /proc/self/ns/user && exec unshare -rm sh -c 'p=/run && mount -t tmpfs tmpfs $p && mkdir -p $p/self/ns $p/self/fd \
+        && echo 0 0 4294967295 > $p/self/uid_map && : > $p/user && mount --bind /proc/self/fd/9 $p/user && ln -s /proc/user $p/self/ns/user \
+        && mkdir $p/gpulimit && mount --bind \"$2\" $p/gpulimit && mount --rbind $p /proc && exec \"$1\"' sh \"$1\" \"$2\"",
+];
+
 #[test]
-fn a_user_namespace_does_not_make_somebody_else_of_a_user() {
+fn in_a_user_namespace_the_gpu_is_closed() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    // Both who is exempted by what he executes and who is limited by it.
+    let policy = format!("{POLICY}[[rule]]\nexecutable = \"*\"\ngroup = \"none\"\n");
+    machine.apply(&policy);
+    if !unprivileged_namespaces(&machine) {
+        eprintln!("skipped: users may not make namespaces here");
+        return;
+    }
+    let library = world::shim();
+    let library = library.to_str().expect("UTF-8");
+    for script in NAMESPACES {
+        for uid in [ALICE, 41_003] {
+            let mut command = machine.command(uid, Path::new("sh"), &[("LD_PRELOAD", library)]);
+            command.args(["-c", script, "sh"]).arg(world::program());
+            command.arg(machine.world.root().path());
+            let mut program = Session::start(command);
+            program.expect(&[("init", "0"), ("retain 0", "800")]);
+            let (_, errors) = program.end();
+            assert!(
+                errors.contains(
+                    "no GPU memory for this program: this program is in a user namespace"
+                ),
+                "{script}: {errors}"
+            );
+        }
+    }
+    // Outside of them nothing has changed.
+    is_limited(&mut machine.start(ALICE, &[]));
+    machine
+        .start(41_003, &[])
+        .expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
+}
+
+#[test]
+fn in_a_user_namespace_nothing_changes_where_there_are_no_rules() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    if !unprivileged_namespaces(&machine) {
+        eprintln!("skipped: users may not make namespaces here");
+        return;
+    }
+    let library = world::shim();
+    let library = library.to_str().expect("UTF-8");
+    let own = machine.world.file("own");
+    fs::create_dir(&own).expect("made");
+    std::os::unix::fs::chown(&own, Some(ALICE), Some(ALICE)).expect("given");
+    let root = own.join("root");
+    let root = root.to_str().expect("UTF-8");
+    let start = |script: &str, variables: &[(&str, &str)]| {
+        let variables = [&[("LD_PRELOAD", library)], variables].concat();
+        let mut command = machine.command(ALICE, Path::new("sh"), &variables);
+        command.args(["-c", script, "sh"]).arg(world::program());
+        command.arg(machine.world.root().path());
+        Session::start(command)
+    };
+    // The last one has no `/proc`, which the driver needs.
+    let scripts = &NAMESPACES[..NAMESPACES.len() - 1];
+    let all = |with_root: bool| {
+        for script in scripts {
+            start(script, &[]).expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
+            // A limit that he gives himself holds.
+            if with_root && script.contains("unshare -r ") && !script.contains("-U") {
+                let own = [("GPULIMIT_ROOT", root), ("GPULIMIT_MAX", "2000M")];
+                is_limited(&mut start(script, &own));
+            }
+        }
+    };
+    all(true);
+    // Nor with a policy that has no rules.
+    machine.apply("[group.a]\nmax = '1000M'\n");
+    assert!(!machine.rules().exists());
+    for script in scripts.iter().filter(|script| !script.contains("tmpfs")) {
+        start(script, &[]).expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
+    }
+}
+
+/// As docs/containers.md says for engines without root: the image's own file system, and the root of groups at a place of its own.
+#[test]
+fn a_rootless_container_is_in_the_group_that_its_user_mounts() {
     if !may_run() {
         return;
     }
     let machine = Machine::new(1);
     machine.apply(POLICY);
-    let library = world::shim();
-    let library = library.to_str().expect("UTF-8");
-    let mut command = machine.command(ALICE, Path::new("unshare"), &[("LD_PRELOAD", library)]);
-    command.arg("-r").arg(world::program());
     if !unprivileged_namespaces(&machine) {
         eprintln!("skipped: users may not make namespaces here");
         return;
     }
-    let mut alice = Session::start(command);
-    is_limited(&mut alice);
+    const CONTAINER: &str = "exec unshare -rm sh -c 'p=/run/inside && mount -t tmpfs tmpfs /etc \
+        && mount --bind /run/gpulimit /mnt && mount -t tmpfs tmpfs /run && mkdir $p && mount --bind /mnt $p \
+        && GPULIMIT_ROOT=$p exec \"$1\"' sh \"$1\"";
+    let library = world::shim();
+    let library = library.to_str().expect("UTF-8");
+    for (group, is_hers) in [("lab/alice", true), ("lab/bob", false)] {
+        let variables = [("LD_PRELOAD", library), ("GPULIMIT_GROUP", group)];
+        let mut command = machine.command(ALICE, Path::new("sh"), &variables);
+        command.args(["-c", CONTAINER, "sh"]).arg(world::program());
+        let mut program = Session::start(command);
+        if is_hers {
+            is_limited(&mut program);
+        } else {
+            program.expect(&[("init", "0"), ("retain 0", "800")]);
+        }
+    }
 }
 
 fn unprivileged_namespaces(machine: &Machine) -> bool {
@@ -516,7 +627,9 @@ fn every_shipped_policy_is_applied() {
             let would = run(&["apply", "--dry-run", path]);
             assert_eq!(machine.world.root().groups().expect("groups").len(), 0);
             let does = run(&["apply", path]);
-            assert_eq!(would, format!("{does}dry run: nothing was changed\n"));
+            let as_done = would.replace("would be ", "");
+            assert_ne!(as_done, would);
+            assert_eq!(as_done, format!("{does}dry run: nothing was changed\n"));
             assert!(does.contains("rules: "), "{does}");
             assert_eq!(run(&["apply", path]), "nothing to change\n");
         }

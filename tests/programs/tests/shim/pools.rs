@@ -550,3 +550,151 @@ fn growth_that_another_thread_sees_is_charged_once() {
     program.end();
     world.judge_end(cap);
 }
+
+fn managed(world: &World) -> u64 {
+    world.usage(0).by[Category::Managed as usize] / MIB
+}
+
+/// Pools of managed memory: their figures are those of other pools, but the GPU keeps what they have had until they are destroyed.
+#[test]
+fn managed_pools_are_charged_in_full_and_shown_apart() {
+    let cap = CONTEXT + 800 * MIB;
+    for make in [
+        "managed-pool p 0",
+        "managed-pool p none",
+        "managed-pool p host",
+        "default-managed-pool p 0",
+        "default-managed-pool p host",
+        "current-managed-pool p none",
+    ] {
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            (make, "0"),
+            ("stream s", "0"),
+            ("async-from a p 300M s", "0"),
+        ]);
+        assert_eq!(managed(&world), 320, "{make}");
+        assert_eq!(world.machine().used() / (100 * MIB), CONTEXT / (100 * MIB));
+        program.expect(&[
+            ("alloc b 460M", "2"),
+            ("async-from b p 600M s", "2"),
+            ("async-from b p 1000G s", "2"),
+            ("pool-bytes p", "335544320 314572800"),
+        ]);
+        world.judge(cap);
+        // Given back to the pool, which has nothing then, and not to the group.
+        program.expect(&[
+            ("free-async a s", "0"),
+            ("sync s", "0"),
+            ("trim p 0", "0"),
+            ("pool-bytes p", "0 0"),
+            ("alloc b 480M", "2"),
+            ("alloc b 460M", "0"),
+        ]);
+        assert_eq!(managed(&world), 320, "{make}");
+        // What it has had it can have again in a full group.
+        program.expect(&[
+            ("async-from a p 300M s", "0"),
+            ("async-from c p 100M s", "2"),
+            ("free a", "0"),
+            ("free b", "0"),
+            ("sync s", "0"),
+        ]);
+        assert_eq!(managed(&world), 320, "{make}");
+        world.judge(cap);
+        let gone = match make.starts_with("managed") {
+            true => "0",
+            false => "1",
+        };
+        program.expect(&[("destroy-pool p", gone)]);
+        assert_eq!(managed(&world), if gone == "0" { 0 } else { 320 }, "{make}");
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
+#[test]
+fn memory_of_a_managed_pool_outlives_it_and_its_context() {
+    let cap = CONTEXT + 800 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("managed-pool p 0", "0"),
+        ("stream s", "0"),
+        ("async-from a p 300M s", "0"),
+        ("async-from b p 1M s", "0"),
+        ("destroy-pool p", "0"),
+        ("sync s", "0"),
+    ]);
+    assert_eq!(managed(&world), 320);
+    program.expect(&[("free-async a s", "0"), ("sync s", "0")]);
+    assert_eq!(managed(&world), 320);
+    program.expect(&[("alloc c 490M", "2"), ("free b", "0"), ("sync s", "0")]);
+    assert_eq!(managed(&world), 0);
+    program.expect(&[("alloc c 780M", "0"), ("free c", "0")]);
+    world.judge(cap);
+    program.expect(&[
+        ("managed-pool p 0", "0"),
+        ("async-from a p 300M s", "0"),
+        ("reset 0", "0"),
+    ]);
+    assert_eq!(managed(&world), 320);
+    program.expect(&[("destroy-pool p", "0")]);
+    assert_eq!(managed(&world), 320);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// `cuMemAllocAsync` takes from the same pool as before.
+#[test]
+fn a_managed_pool_is_not_current_for_other_memory() {
+    let cap = CONTEXT + 800 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("managed-pool p 0", "0"),
+        ("use-pool p 0", "0"),
+        ("async a 300M", "0"),
+        ("pool-bytes p", "0 0"),
+    ]);
+    assert_eq!(managed(&world), 0);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
+/// In a full group a managed pool may grow into what it has had before. Where the driver takes other addresses it is undone.
+#[test]
+fn a_managed_pool_that_grows_elsewhere_in_a_full_group_is_refused() {
+    let cap = CONTEXT + 800 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("managed-pool p 0", "0"), ("stream s", "0")]);
+    for name in ["a", "b", "c"] {
+        program.expect(&[(&format!("async-from {name} p 64M s"), "0")]);
+    }
+    program.expect(&[
+        ("free-async a s", "0"),
+        ("free-async c s", "0"),
+        ("sync s", "0"),
+        ("alloc full 570M", "0"),
+    ]);
+    assert_eq!(managed(&world), 192);
+    program.expect(&[
+        // Behind the second one: 64 MiB of it are where the pool has had nothing, and 32 of these are paid for.
+        ("async-from d p 128M s", "2"),
+        ("alloc e 2M", "2"),
+        ("async-from e p 64M s", "0"),
+        ("async-from f p 64M s", "0"),
+    ]);
+    assert_eq!(managed(&world), 256);
+    program.expect(&[("free full", "0"), ("destroy-pool p", "0")]);
+    for name in ["b", "e", "f"] {
+        program.expect(&[(&format!("free-async {name} s"), "0")]);
+    }
+    program.expect(&[("sync s", "0")]);
+    assert_eq!(managed(&world), 0);
+    program.end();
+    world.judge_end(cap);
+}

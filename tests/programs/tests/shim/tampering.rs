@@ -416,3 +416,41 @@ fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
     assert!(world.machine().peak() <= CAP);
     program.end();
 }
+
+/// A library in NVML's place may hide what only NVML could tell, but not what is known without it: linear memory, the local memory of
+/// contexts (here 264 MiB of each) and the variables of code.
+#[test]
+fn an_nvml_that_lies_hides_nothing_that_is_known() {
+    const LOCAL: u64 = 264 * MIB;
+    let cap = CONTEXT + 800 * MIB;
+    for (variable, value) in [
+        ("GPULIMIT_SIM_NVML_FIGURE", "1"),
+        ("GPULIMIT_SIM_NVML_COUNT", "4294967295"),
+    ] {
+        let world = World::new(cap);
+        let mut command = world.limited(gpulimit_programs::world::program());
+        command.env(variable, value);
+        let mut program = world::Session::start(command);
+        program.expect(&[("start", "0 0")]);
+        let mut loaded = 0;
+        for number in 0..8 {
+            let load = match number % 2 {
+                0 => program.say(&format!("module m{number} 200M")),
+                _ => {
+                    program.say(&format!("library m{number} 200M"));
+                    program.say(&format!("library-module m{number}"))
+                }
+            };
+            loaded += u64::from(load == "0");
+        }
+        let hidden = CONTEXT - LOCAL;
+        assert!((3..=5).contains(&loaded), "{variable}: {loaded} loaded");
+        let used = world.machine().used();
+        assert!(used <= cap + hidden, "{} over", used - cap);
+        assert!(world.usage(0).charged + hidden >= used);
+        program.expect(&[("alloc a 500M", "2")]);
+        program.end();
+        world.settle();
+        assert_eq!(world.usage(0).charged, 0);
+    }
+}

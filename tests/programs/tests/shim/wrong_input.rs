@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
@@ -228,4 +229,23 @@ fn other_tools_variables_are_understood() {
         program.end();
         world.judge_end(1024 * MIB);
     }
+}
+
+#[test]
+fn a_root_on_a_file_system_that_loses_locks() {
+    if !world::may_mount() {
+        return;
+    }
+    let world = World::new(512 * MIB);
+    let script = "mkdir -p \"$LAYER/up\" \"$LAYER/work\" && mount -t overlay none -o \
+        lowerdir=\"$GPULIMIT_ROOT\",upperdir=\"$LAYER/up\",workdir=\"$LAYER/work\" \
+        \"$GPULIMIT_ROOT\" && LD_PRELOAD=$LIBRARY exec \"$PROGRAM\"";
+    let mut command = world.limited(Path::new("unshare"));
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .env_remove("LD_PRELOAD")
+        .env("LIBRARY", world::shim())
+        .env("LAYER", world.file("layer"))
+        .env("PROGRAM", world::program());
+    closed(&world, Session::start(command), "lies on overlayfs, which");
 }

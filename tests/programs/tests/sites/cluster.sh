@@ -29,7 +29,16 @@ block() {
 block '**On each node**' >"$folder/install"
 grep -q task-prolog "$folder/install"
 command -v systemd-tmpfiles >/dev/null || sed -i 's/^systemd-tmpfiles .*/install -d -m 755 \/run\/gpulimit/' "$folder/install"
+# There is no systemd to ask here: the unit's file system is mounted as it says.
+cat >/usr/local/bin/systemctl <<'END'
+#!/bin/sh
+[ "$*" != 'enable --now run-gpulimit.mount' ] || {
+    mkdir -p /run/gpulimit && mount -t tmpfs -o "$(sed -n 's/^Options=//p' /etc/systemd/system/run-gpulimit.mount)" gpulimit /run/gpulimit
+}
+END
+chmod 755 /usr/local/bin/systemctl
 sh -eux "$folder/install"
+mountpoint -q /run/gpulimit
 block '**What a shard is worth**' >>/etc/gpulimit/slurm.conf
 
 dd if=/dev/urandom of=/etc/munge/munge.key bs=64 count=1 2>/dev/null

@@ -2,6 +2,7 @@
 //! the edits applied to a bundle, and by podman, which reads the file itself.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, eventually, text};
@@ -96,6 +97,21 @@ fn users_and_namespaces_of_a_container_are_limited_alike() {
             ..Start::default()
         });
         container.session.expect(&[("start", "0 0"), FITS, OVER]);
+        // Only root can write what says which group the container has.
+        let folder = engine.world.root().path().join(".containers");
+        let entries = fs::read_dir(&folder).expect("listed");
+        let mut ahead: Vec<_> = entries.map(|entry| entry.expect("there").path()).collect();
+        assert_eq!(ahead.len(), 1);
+        while let Some(path) = ahead.pop() {
+            let about = fs::symlink_metadata(&path).expect("there");
+            let is_members = path.ends_with("ledger") || path.ends_with("lock");
+            let writable = about.mode() & 0o022 != 0 && !is_members;
+            assert!(about.uid() == 0 && !writable, "{}", path.display());
+            if about.is_dir() {
+                let entries = fs::read_dir(&path).expect("listed");
+                ahead.extend(entries.map(|entry| entry.expect("there").path()));
+            }
+        }
         drop(container);
     }
     engine.nothing_is_left();

@@ -124,7 +124,7 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
     let mut linux = json!({});
     if start.mapped {
         namespaces.push("user");
-        let map = json!([{ "containerID": 0, "hostID": MAPPED, "size": 10_000 }]);
+        let map = json!([{ "containerID": 0, "hostID": MAPPED, "size": 65_536 }]);
         linux["uidMappings"] = map.clone();
         linux["gidMappings"] = map;
     }

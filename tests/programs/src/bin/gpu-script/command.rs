@@ -16,7 +16,7 @@
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
 //! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory of arrays that have none, `none` to unmap: the top row of tiles of an array, all of a mipmapped array |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
-//! | `pool NAME D`, `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
+//! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
 //! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; names for those that a conditional node may run |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
@@ -24,13 +24,16 @@
 //! | `module NAME BYTES`, `module-ex …`, `module-fat …`, `module-file …`, `image NAME FILE`, `image-file NAME FILE`, `library-image NAME FILE`, `library NAME BYTES`, `library-file …`, `library-module NAME`, `library-function NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
 //! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to load and to launch it |
 //! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by their names, that load a kernel of a library or a function of a module: those that tell about it or set something there, those that add a node with it or put it into the first node of a graph |
+//! | `listed NEW FUNCTION OWNER`, `clone-graph NEW GRAPH`, `launch-handle NAME [STREAM]`, `destroy-stream NAME [FUNCTION]` | handles got from lists and copies, used and destroyed |
+//! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside of the driver, which no hook sees |
 //! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
 //! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | other processes, moved from the GPU and back |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
+//! | `aside {`, `await` | a thread that runs a block beside the script; the answers of these threads |
 //! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
 //! | `exec` | this program anew, for the rest of standard input |
-//! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `unsetenv NAME`, `exit N` | the process |
+//! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `unsetenv NAME`, `exit N` | the process |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray, whether a panic of the library's ends in it |
 
 mod arrays;
@@ -39,6 +42,7 @@ mod code;
 mod contexts;
 mod graphs;
 mod green;
+mod handles;
 mod ipc;
 mod kernels;
 mod lazy;
@@ -73,6 +77,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         kernels::run,
         lazy::run,
         green::run,
+        handles::run,
         view::run,
         checkpoint::run,
         surroundings::run,

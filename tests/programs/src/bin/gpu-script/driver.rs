@@ -15,6 +15,7 @@ const TWINS: &[&str] = &[
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
     "cuStreamSynchronize",
+    "cuStreamEndCapture",
     "cuStreamQuery",
     "cuLaunchKernel",
     "cuLaunchKernelEx",

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use crate::command;
 use crate::driver::Driver;
@@ -46,9 +48,10 @@ impl Scope {
 
 /// Runs commands.
 pub struct Interpreter {
-    driver: Driver,
+    driver: Arc<Driver>,
     scope: Scope,
     children: Vec<i32>,
+    asides: Vec<JoinHandle<Answer>>,
 }
 
 /// The words of a command.
@@ -94,9 +97,10 @@ impl Interpreter {
     /// With nothing named yet.
     pub fn new(driver: Driver) -> Interpreter {
         Interpreter {
-            driver,
+            driver: Arc::new(driver),
             scope: Scope::default(),
             children: Vec::new(),
+            asides: Vec::new(),
         }
     }
 
@@ -152,6 +156,18 @@ impl Interpreter {
         let words = Words(shown.split_whitespace().collect());
         let answer = match words.0[0] {
             "threads" => threads(&self.driver, &self.scope, words.size(1)?, source.block()?)?,
+            "aside" => {
+                let lines = source.block()?;
+                self.asides.push(aside(&self.driver, &self.scope, lines));
+                "0".to_owned()
+            }
+            "await" => {
+                let asides = std::mem::take(&mut self.asides).into_iter();
+                let answers: Result<Vec<String>, String> = asides
+                    .map(|thread| thread.join().unwrap_or(Err("a thread died".into())))
+                    .collect();
+                answers?.join(", ")
+            }
             "fork" => {
                 let lines = source.block()?;
                 let pid = process::fork(|| self.child(lines));
@@ -188,6 +204,16 @@ impl Interpreter {
         process::write_line(&format!("{shown} = {answer}"));
         Ok(())
     }
+}
+
+/// Runs the lines in a thread of their own.
+fn aside(driver: &Arc<Driver>, scope: &Scope, lines: Vec<String>) -> JoinHandle<Answer> {
+    let (driver, mut scope) = (Arc::clone(driver), scope.clone());
+    let (_, context) = driver.get("cuCtxGetCurrent", &[]);
+    std::thread::spawn(move || {
+        driver.call("cuCtxSetCurrent", &[context as usize]);
+        repeat(&driver, &mut scope, 1, &lines)
+    })
 }
 
 /// Runs the lines in so many threads at once; their answers by thread.

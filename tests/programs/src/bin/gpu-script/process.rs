@@ -265,6 +265,13 @@ pub fn unset(name: &str) {
     unsafe { libc::unsetenv(c_string(name).as_ptr()) };
 }
 
+/// Gives the environment a variable, of which Rust's side of this program knows nothing.
+pub fn set(name: &str, value: &str) {
+    let (name, value) = (c_string(name), c_string(value));
+    // SAFETY: NUL-terminated, and copied; the script has one thread here.
+    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+}
+
 /// From now on this signal interrupts what is under way, and nothing else happens.
 pub fn catch(signal: i32) {
     extern "C" fn nothing(_: i32) {}

@@ -26,7 +26,9 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         }
         "image" | "library-image" | "image-file" => {
             let path = words.at(2)?;
-            let image = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
+            let mut image = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
+            // A text ends with a NUL in memory.
+            image.push(0);
             let path = std::ffi::CString::new(path).map_err(|error| error.to_string())?;
             let (function, source) = match name {
                 "image" => ("cuModuleLoadData", image.as_ptr() as usize),

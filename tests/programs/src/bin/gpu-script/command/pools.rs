@@ -43,6 +43,23 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 driver.get("cuMemPoolCreate", &[properties.as_ptr() as usize]),
             )
         }
+        "managed-pool" => {
+            let mut properties = place(words.at(2)?)?;
+            properties[0] = 2;
+            scope.keep(
+                words.at(1)?,
+                driver.get("cuMemPoolCreate", &[properties.as_ptr() as usize]),
+            )
+        }
+        "default-managed-pool" | "current-managed-pool" => {
+            let properties = place(words.at(2)?)?;
+            let function = match name {
+                "default-managed-pool" => "cuMemGetDefaultMemPool",
+                _ => "cuMemGetMemPool",
+            };
+            let location = properties[2..].as_ptr() as usize;
+            scope.keep(words.at(1)?, driver.get(function, &[location, 2]))
+        }
         "default-pool" => scope.keep(
             words.at(1)?,
             driver.get("cuDeviceGetDefaultMemPool", &[words.gpu(2)?]),
@@ -80,4 +97,15 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "destroy-pool" => plain(driver.call("cuMemPoolDestroy", &[scope.value(words.at(1)?)?])),
         _ => return Ok(None),
     }))
+}
+
+/// The properties of a pool at a place: `none`, `host`, or a GPU by its number.
+fn place(word: &str) -> Answer<[i32; 22]> {
+    let mut properties = placed(0);
+    (properties[2], properties[3]) = match word {
+        "none" => (0, 0),
+        "host" => (2, 0),
+        gpu => (1, gpu.parse().map_err(|_| format!("no place: {gpu}"))?),
+    };
+    Ok(properties)
 }

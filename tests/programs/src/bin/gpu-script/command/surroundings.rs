@@ -26,6 +26,10 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
             process::close_from(words.size(1)? as i32);
             plain(0)
         }
+        "setenv" => {
+            process::set(words.at(1)?, words.at(2)?);
+            plain(0)
+        }
         "unsetenv" => {
             process::unset(words.at(1)?);
             plain(0)

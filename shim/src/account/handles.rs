@@ -1,0 +1,162 @@
+//! Handles that the driver has handed out to this process and not taken back.
+//!
+//! Some functions of the driver crash when they get a handle that has been destroyed (measured: `cuMemPoolGetAttribute`). So a handle that the program
+//! passes goes to a function other than the one that the program calls only if it is known here. An unknown handle may still be a good one, made in a way
+//! that no hook sees; the program's call then pays for as much as it can take, and the driver is asked about the handle after it has accepted it.
+//!
+//! Streams, code, graphs and executable graphs are here. Contexts, pools, blocks of device memory and green contexts have tables of their own. Other
+//! handles (events, arrays, nodes, physical memory) are never passed to another function.
+
+use parking_lot::RwLock;
+
+use crate::abi::Context;
+use crate::account::maps::Map;
+
+/// A kind of handle.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Kind {
+    /// `CUstream`.
+    Stream,
+    /// `CUfunction` or `CUkernel`: the driver takes one for the other in many places.
+    Code,
+    /// `CUmodule`.
+    Module,
+    /// `CUlibrary`.
+    Library,
+    /// `CUgraph`.
+    Graph,
+    /// `CUgraphExec` whose kernels were known when it was made.
+    Exec,
+}
+
+/// Where a handle comes from. It goes with either.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Origin {
+    /// The context that it belongs to; 0 for none.
+    pub context: Context,
+    /// The module or library that it was got from; 0 for none.
+    pub owner: usize,
+}
+
+/// Handles that were taken out together.
+pub type Taken = Vec<((Kind, usize), Origin)>;
+
+/// The known handles of a process.
+#[derive(Default)]
+pub struct Handles(RwLock<Map<(Kind, usize), Origin>>);
+
+impl Handles {
+    /// The driver has handed out `handle`.
+    pub fn insert(&self, kind: Kind, handle: usize, origin: Origin) {
+        self.0.write().insert((kind, handle), origin);
+    }
+
+    /// Whether the driver has handed out `handle` and not taken it back.
+    #[inline]
+    pub fn knows(&self, kind: Kind, handle: usize) -> bool {
+        self.0.read().contains_key(&(kind, handle))
+    }
+
+    /// Where `handle` comes from; `None` when it is unknown.
+    #[inline]
+    pub fn origin(&self, kind: Kind, handle: usize) -> Option<Origin> {
+        self.0.read().get(&(kind, handle)).copied()
+    }
+
+    /// Takes `handle` out. Call before the driver is asked to destroy it, as it may hand the same one out again at once.
+    pub fn take(&self, kind: Kind, handle: usize) -> Taken {
+        let key = (kind, handle);
+        let origin = self.0.write().remove(&key);
+        origin.map(|origin| (key, origin)).into_iter().collect()
+    }
+
+    /// Takes out what was got from a module or library, and code whose origin nobody has seen. Call before the driver is asked to unload it.
+    pub fn take_code(&self, owner: usize) -> Taken {
+        let mut known = self.0.write();
+        let modules: Vec<usize> = known
+            .iter()
+            .filter(|((kind, _), origin)| *kind == Kind::Module && origin.owner == owner)
+            .map(|((_, module), _)| *module)
+            .collect();
+        let goes = |(kind, handle): &(Kind, usize), origin: &Origin| match kind {
+            Kind::Module | Kind::Library => *handle == owner || origin.owner == owner,
+            Kind::Code => [0, owner].contains(&origin.owner) || modules.contains(&origin.owner),
+            _ => false,
+        };
+        let mut taken = Taken::new();
+        known.retain(|key, origin| {
+            let stays = !goes(key, origin);
+            if !stays {
+                taken.push((*key, *origin));
+            }
+            stays
+        });
+        taken
+    }
+
+    /// Puts back what was taken out for a call that the driver has refused.
+    pub fn restore(&self, taken: Taken) {
+        self.0.write().extend(taken);
+    }
+
+    /// A context has gone, and what belonged to it.
+    pub fn forget_context(&self, context: Context) {
+        self.0
+            .write()
+            .retain(|_, origin| origin.context != context || context == 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(context: Context, owner: usize) -> Origin {
+        Origin { context, owner }
+    }
+
+    #[test]
+    fn a_handle_is_known_until_it_is_taken_out() {
+        let handles = Handles::default();
+        assert!(!handles.knows(Kind::Stream, 64));
+        handles.insert(Kind::Stream, 64, of(7, 0));
+        assert!(handles.knows(Kind::Stream, 64));
+        assert!(!handles.knows(Kind::Graph, 64), "a stream is no graph");
+        assert_eq!(handles.origin(Kind::Stream, 64), Some(of(7, 0)));
+        let taken = handles.take(Kind::Stream, 64);
+        assert!(!handles.knows(Kind::Stream, 64));
+        handles.restore(taken);
+        assert!(handles.knows(Kind::Stream, 64));
+        assert!(handles.take(Kind::Graph, 64).is_empty());
+    }
+
+    #[test]
+    fn code_goes_with_its_module_or_library() {
+        let handles = Handles::default();
+        handles.insert(Kind::Module, 1, of(7, 0));
+        handles.insert(Kind::Module, 2, of(7, 100));
+        for (code, owner) in [(10, 1), (20, 2), (30, 100), (40, 0), (50, 9)] {
+            handles.insert(Kind::Code, code, of(7, owner));
+        }
+        let known = || [10, 20, 30, 40, 50].map(|code| handles.knows(Kind::Code, code));
+        let taken = handles.take_code(100);
+        assert_eq!(known(), [true, false, false, false, true]);
+        assert!(handles.knows(Kind::Module, 1) && !handles.knows(Kind::Module, 2));
+        handles.restore(taken);
+        assert_eq!(known(), [true; 5]);
+        handles.take_code(1);
+        assert_eq!(known(), [false, true, true, false, true]);
+    }
+
+    #[test]
+    fn what_belongs_to_a_context_goes_with_it() {
+        let handles = Handles::default();
+        handles.insert(Kind::Stream, 64, of(7, 0));
+        handles.insert(Kind::Stream, 128, of(8, 0));
+        handles.insert(Kind::Graph, 192, Origin::default());
+        handles.forget_context(7);
+        handles.forget_context(0);
+        assert!(!handles.knows(Kind::Stream, 64));
+        assert!(handles.knows(Kind::Stream, 128) && handles.knows(Kind::Graph, 192));
+    }
+}

@@ -1,0 +1,164 @@
+//! The locks of the library: their order, and what may be done while one is held.
+//!
+//! All of them belong to one process and are new in a forked child (`process`). A lock may be taken while those above it are held, and no other:
+//!
+//! | lock | what it guards | while it is held |
+//! |---|---|---|
+//! | `Account::joining` | joining the group, once | files are opened, the driver is asked for its devices |
+//! | `Account::redirecting` | the driver's symbol table while it is changed | nothing is called |
+//! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
+//! | `Device::making` | making a context: two threads that retain the same one make it once | the driver is called |
+//! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
+//! | `Pools::by_handle` | the list of pools | shared: pools are looked at |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order |
+//! | `DriverShare::state` | figures of the driver's part | the ledger is changed |
+//! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
+//! | `Launched::{kernels, needs, functions}`, in this order | what has been launched | nothing is called |
+//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`) | one map | nothing: not even another lock |
+//!
+//! **Nothing waits for room in the group while a lock is held**: another thread that is about to free memory may need it. A call pays quietly
+//! under the lock; where that fails, it lets go of the lock, waits with nothing promised to it, and then begins anew (`handler::payment`).
+//!
+//! In builds with debug assertions the locks down to `alone` are checked whenever one is taken, and whenever a request is about to wait.
+
+use std::ops::Deref;
+
+/// The place of a lock that may be held during a call of the driver.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
+pub enum Place {
+    /// `Account::joining`.
+    Joining,
+    /// `Account::redirecting`.
+    Redirecting,
+    /// `Launched::on_many`.
+    OnMany,
+    /// `Device::making`.
+    Making,
+    /// `ContextMemory::alone`.
+    Alone,
+}
+
+/// A lock that is held.
+pub struct Held<G> {
+    guard: G,
+    _checked: checked::Entry,
+}
+
+/// Takes a lock, unless this breaks the order.
+#[inline]
+pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
+    let _checked = checked::Entry::new(place);
+    Held {
+        guard: take(),
+        _checked,
+    }
+}
+
+/// A request is about to wait for room in its group: this thread may hold none of these locks.
+#[inline]
+pub fn assert_none_held() {
+    checked::assert_none();
+}
+
+impl<G> Deref for Held<G> {
+    type Target = G;
+
+    fn deref(&self) -> &G {
+        &self.guard
+    }
+}
+
+#[cfg(debug_assertions)]
+mod checked {
+    use super::Place;
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// The locks that this thread holds, in the order in which it took them.
+        static HELD: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub struct Entry(Place);
+
+    impl Entry {
+        pub fn new(place: Place) -> Entry {
+            HELD.with_borrow_mut(|held| {
+                let several = place == Place::Alone && held.contains(&Place::OnMany);
+                let last = held.last().copied();
+                let in_order = last.is_none_or(|last| last < place || several && last == place);
+                assert!(in_order, "{place:?} is taken while {held:?} are held");
+                held.push(place);
+            });
+            Entry(place)
+        }
+    }
+
+    impl Drop for Entry {
+        fn drop(&mut self) {
+            HELD.with_borrow_mut(|held| {
+                let at = held.iter().rposition(|place| *place == self.0);
+                at.map(|at| held.remove(at))
+            });
+        }
+    }
+
+    pub fn assert_none() {
+        HELD.with_borrow(|held| assert!(held.is_empty(), "a wait while {held:?} are held"));
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod checked {
+    use super::Place;
+
+    pub struct Entry;
+
+    impl Entry {
+        #[inline]
+        pub fn new(_: Place) -> Entry {
+            Entry
+        }
+    }
+
+    #[inline]
+    pub fn assert_none() {}
+}
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use super::*;
+
+    fn panics(work: impl FnOnce()) -> bool {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err()
+    }
+
+    #[test]
+    fn locks_are_taken_in_order() {
+        let making = hold(Place::Making, || 1);
+        assert_eq!(*making, 1);
+        assert!(!panics(|| drop(hold(Place::Alone, || ()))));
+        assert!(panics(|| drop(hold(Place::Making, || ()))));
+        assert!(panics(|| drop(hold(Place::OnMany, || ()))));
+        drop(making);
+        assert!(!panics(|| drop(hold(Place::OnMany, || ()))));
+    }
+
+    #[test]
+    fn several_contexts_are_locked_below_one_lock_only() {
+        let one = hold(Place::Alone, || ());
+        assert!(panics(|| drop(hold(Place::Alone, || ()))));
+        drop(one);
+        let _many = hold(Place::OnMany, || ());
+        let _one = hold(Place::Alone, || ());
+        assert!(!panics(|| drop(hold(Place::Alone, || ()))));
+    }
+
+    #[test]
+    fn nothing_waits_while_a_lock_is_held() {
+        assert!(!panics(assert_none_held));
+        let making = hold(Place::Making, || ());
+        assert!(panics(assert_none_held));
+        drop(making);
+        assert!(!panics(assert_none_held));
+    }
+}

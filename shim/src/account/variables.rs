@@ -1,0 +1,85 @@
+//! Variables of code that is loaded, as far as its images tell: bytes that the driver's part has at least, whatever a measurement says.
+
+use parking_lot::Mutex;
+
+use crate::abi::{Context, Device as Ordinal, Opaque};
+use crate::account::maps::Map;
+
+struct Loaded {
+    device: Ordinal,
+    bytes: u64,
+    /// Nothing could be measured: the bytes are charged as they are.
+    is_assumed: bool,
+}
+
+/// The variables of a process's code, by module or library and context.
+#[derive(Default)]
+pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
+
+impl Variables {
+    /// A module or library has been loaded in a context of `device`, with at least so many bytes of variables.
+    pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
+        if bytes > 0 {
+            let loaded = Loaded {
+                device,
+                bytes,
+                is_assumed: false,
+            };
+            self.0.lock().insert((code, context), loaded);
+        }
+    }
+
+    /// The bytes of this code are charged without a measurement.
+    pub fn note_assumed(&self, code: Opaque, context: Context) {
+        if let Some(loaded) = self.0.lock().get_mut(&(code, context)) {
+            loaded.is_assumed = true;
+        }
+    }
+
+    /// The module or library has been unloaded. Returns the bytes on `device` that were charged without a measurement.
+    pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
+        let mut assumed = 0u64;
+        self.0.lock().retain(|(known, _), loaded| {
+            let stays = *known != code || loaded.device != device;
+            if !stays && loaded.is_assumed {
+                assumed = assumed.saturating_add(loaded.bytes);
+            }
+            stays
+        });
+        assumed
+    }
+
+    /// The context has gone, and what was loaded in it.
+    pub fn forget_context(&self, context: Context) {
+        self.0.lock().retain(|(_, known), _| *known != context);
+    }
+
+    /// Bytes on a device.
+    pub fn on(&self, device: Ordinal) -> u64 {
+        let all = self.0.lock();
+        all.values()
+            .filter(|loaded| loaded.device == device)
+            .fold(0, |sum, loaded| sum.saturating_add(loaded.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_go_with_their_code_and_with_their_context() {
+        let variables = Variables::default();
+        variables.insert(64, 1, 0, 10);
+        variables.insert(64, 2, 0, 10);
+        variables.insert(128, 1, 0, 5);
+        variables.insert(192, 3, 1, 7);
+        variables.insert(256, 1, 0, 0);
+        assert_eq!([variables.on(0), variables.on(1)], [25, 7]);
+        variables.note_assumed(64, 2);
+        assert_eq!([variables.remove(64, 1), variables.remove(64, 0)], [0, 10]);
+        assert_eq!(variables.on(0), 5);
+        variables.forget_context(1);
+        assert_eq!([variables.on(0), variables.on(1)], [0, 7]);
+    }
+}

@@ -1,0 +1,136 @@
+//! Functions that hand out handles, or take them back, and do nothing to memory.
+
+use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
+use crate::account::handles::{Kind, Origin, Taken};
+use crate::hook::Call;
+use crate::table::cuda;
+
+/// The origin of a handle that belongs to the current context.
+pub fn here() -> Origin {
+    let mut context = 0;
+    cuda::cuCtxGetCurrent(Out::of(&mut context));
+    Origin { context, owner: 0 }
+}
+
+/// Runs `real`, which destroys what was taken out of the known handles.
+fn destroy(call: Call, taken: Taken, real: impl Fn() -> Status) -> Status {
+    let status = real();
+    if status != SUCCESS {
+        call.process.handles.restore(taken);
+    }
+    status
+}
+
+/// A graph may have been handed out.
+fn handed_out(call: Call, graph: Out<Graph>, status: Status) -> Status {
+    if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
+        // A graph belongs to no context.
+        let handles = &call.process.handles;
+        handles.insert(Kind::Graph, graph, Origin::default());
+    }
+    status
+}
+
+/// `cuStreamDestroy` and `_v2`: charges nothing; the stream is known no longer.
+pub fn destroy_stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
+    let taken = call.process.handles.take(Kind::Stream, stream);
+    destroy(call, taken, || real(stream))
+}
+
+/// `cuGraphCreate`: charges nothing; the graph is known from here on.
+pub fn create_graph(
+    call: Call,
+    real: impl Fn(Out<Graph>, u32) -> Status,
+    graph: Out<Graph>,
+    flags: u32,
+) -> Status {
+    handed_out(call, graph, real(graph, flags))
+}
+
+/// `cuGraphClone`: as `cuGraphCreate`.
+pub fn clone_graph(
+    call: Call,
+    real: impl Fn(Out<Graph>, Graph) -> Status,
+    clone: Out<Graph>,
+    original: Graph,
+) -> Status {
+    handed_out(call, clone, real(clone, original))
+}
+
+/// `cuStreamEndCapture` and its twin: as `cuGraphCreate`.
+pub fn end_capture(
+    call: Call,
+    real: impl Fn(Stream, Out<Graph>) -> Status,
+    stream: Stream,
+    graph: Out<Graph>,
+) -> Status {
+    handed_out(call, graph, real(stream, graph))
+}
+
+/// `cuGraphDestroy`: charges nothing; the graph is known no longer.
+pub fn destroy_graph(call: Call, real: impl Fn(Graph) -> Status, graph: Graph) -> Status {
+    let taken = call.process.handles.take(Kind::Graph, graph);
+    destroy(call, taken, || real(graph))
+}
+
+/// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from here on. The driver answers 0 for some handles that are
+/// no modules, and another function then crashes with them (measured).
+pub fn functions(
+    call: Call,
+    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    list: Out<Opaque>,
+    count: u32,
+    module: Opaque,
+) -> Status {
+    let status = real(list, count, module);
+    let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
+        return status;
+    };
+    listed(call, status, list, count, context, module, || {
+        let mut all = 0;
+        let asked = cuda::cuModuleGetFunctionCount(Out::of(&mut all), module);
+        (asked == SUCCESS).then_some(all)
+    })
+}
+
+/// `cuLibraryEnumerateKernels`: charges nothing; the kernels of a known library are known from here on, as the functions of a module are.
+pub fn kernels(
+    call: Call,
+    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    list: Out<Opaque>,
+    count: u32,
+    library: Opaque,
+) -> Status {
+    let status = real(list, count, library);
+    if !call.process.handles.knows(Kind::Library, library) {
+        return status;
+    }
+    listed(call, status, list, count, 0, library, || {
+        let mut all = 0;
+        let asked = cuda::cuLibraryGetKernelCount(Out::of(&mut all), library);
+        (asked == SUCCESS).then_some(all)
+    })
+}
+
+/// Code that the driver has listed. It writes no more entries than there `are`, whatever the list has room for.
+fn listed(
+    call: Call,
+    status: Status,
+    list: Out<Opaque>,
+    room: u32,
+    context: usize,
+    owner: usize,
+    are: impl Fn() -> Option<u32>,
+) -> Status {
+    if status != SUCCESS || list.is_null() {
+        return status;
+    }
+    let count = are().map_or(0, |all| all.min(room));
+    let handles = &call.process.handles;
+    for code in (0..count as usize).filter_map(|at| list.at(at).read()) {
+        if !handles.knows(Kind::Code, code) {
+            handles.insert(Kind::Code, code, Origin { context, owner });
+        }
+    }
+    status
+}

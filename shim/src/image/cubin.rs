@@ -1,0 +1,184 @@
+//! What a cubin says that it takes. A cubin is an ELF file: variables lie in sections with names of their own, and symbols tell which of
+//! them are managed and which functions of the device's runtime are called.
+//!
+//! Nothing in the file is believed: whatever lies outside of it or does not add up leaves the needs [unknown](Needs::unknown), and what is
+//! known stays counted.
+
+use super::{Needs, runtime};
+
+/// The size of the ELF header, and of the header of a section.
+const HEADER: usize = 64;
+/// The size of the header of a segment.
+const SEGMENT: usize = 56;
+/// `e_machine` of cubins.
+const EM_CUDA: u16 = 190;
+/// `SHT_SYMTAB`.
+const SYMBOLS: u32 = 2;
+
+/// The numbers in a file, in little-endian order.
+#[derive(Clone, Copy)]
+struct File<'a>(&'a [u8]);
+
+impl<'a> File<'a> {
+    fn bytes<const N: usize>(self, at: usize) -> Option<[u8; N]> {
+        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
+    }
+
+    fn byte(self, at: usize) -> Option<u8> {
+        self.0.get(at).copied()
+    }
+
+    fn half(self, at: usize) -> Option<u16> {
+        self.bytes(at).map(u16::from_le_bytes)
+    }
+
+    fn word(self, at: usize) -> Option<u32> {
+        self.bytes(at).map(u32::from_le_bytes)
+    }
+
+    fn long(self, at: usize) -> Option<u64> {
+        self.bytes(at).map(u64::from_le_bytes)
+    }
+
+    /// A place in the file, or in memory of its size.
+    fn place(self, at: usize) -> Option<usize> {
+        self.long(at).and_then(|place| usize::try_from(place).ok())
+    }
+
+    /// The header of a section.
+    fn section(self, number: u16) -> Option<usize> {
+        self.place(40)?
+            .checked_add(usize::from(number).checked_mul(HEADER)?)
+    }
+
+    /// The content of the section with this header.
+    fn content(self, header: usize) -> Option<&'a [u8]> {
+        let (start, length) = (self.place(header + 24)?, self.place(header + 32)?);
+        self.0.get(start..start.checked_add(length)?)
+    }
+}
+
+/// Returns the bytes that a cubin has by its own header: up to the end of its tables of sections and segments, which come last (ptxas 11
+/// to 13). `None` where that is more than memory can hold.
+pub fn length(header: &[u8; HEADER]) -> Option<usize> {
+    let header = File(header);
+    let end = |table: usize, count: usize, each: usize| match header.half(count)? {
+        0 => Some(0),
+        count => header
+            .place(table)?
+            .checked_add(usize::from(count).checked_mul(each)?),
+    };
+    Some(end(40, 60, HEADER)?.max(end(32, 56, SEGMENT)?).max(HEADER))
+}
+
+/// Returns what a cubin takes.
+pub fn needs(cubin: &[u8]) -> Needs {
+    let mut found = Found::default();
+    let whole = found.read(File(cubin));
+    let sum = |of: fn(u64, u64) -> u64| {
+        let each = found.globals.iter().map(|(_, says, end)| of(*says, *end));
+        let all = each.fold(0, u64::saturating_add);
+        all.saturating_sub(found.managed)
+    };
+    Needs {
+        variables: sum(u64::max),
+        least: sum(u64::min),
+        managed: found.managed,
+        unknown: found.broken || whole.is_none(),
+        ..found.runtime
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    /// The sections of variables, by number, with the bytes of each as it says and as its symbols do, the managed ones among them.
+    globals: Vec<(u16, u64, u64)>,
+    managed: u64,
+    runtime: Needs,
+    /// Something could not be read.
+    broken: bool,
+}
+
+impl Found {
+    /// `None` where the sections cannot be found.
+    fn read(&mut self, file: File<'_>) -> Option<()> {
+        let is_cubin = file.bytes::<6>(0)? == *b"\x7fELF\x02\x01"
+            && file.half(18)? == EM_CUDA
+            && usize::from(file.half(58)?) == HEADER;
+        let count = file.half(60)?;
+        if !is_cubin || count == 0 {
+            return None;
+        }
+        let names = file.content(file.section(file.half(62)?)?)?;
+        let mut tables = Vec::new();
+        for number in 0..count {
+            let read = file
+                .section(number)
+                .and_then(|header| self.section(file, number, header, names));
+            match read {
+                Some(true) => tables.push(number),
+                Some(false) => {}
+                None => self.broken = true,
+            }
+        }
+        // Without symbols the driver loads nothing (measured).
+        self.broken |= tables.is_empty();
+        for number in tables {
+            self.broken |= self.table(file, number).is_none();
+        }
+        Some(())
+    }
+
+    /// Returns whether the section is a table of symbols.
+    fn section(
+        &mut self,
+        file: File<'_>,
+        number: u16,
+        header: usize,
+        names: &[u8],
+    ) -> Option<bool> {
+        let name = names.get(usize::try_from(file.word(header)?).ok()?..)?;
+        if name.starts_with(b".nv.global") {
+            self.globals.push((number, file.long(header + 32)?, 0));
+        }
+        Some(file.word(header + 4)? == SYMBOLS)
+    }
+
+    fn table(&mut self, file: File<'_>, number: u16) -> Option<()> {
+        let header = file.section(number)?;
+        let strings = u16::try_from(file.word(header + 40)?).ok()?;
+        let strings = file.content(file.section(strings)?)?;
+        self.symbols(file.content(header)?, strings)
+    }
+
+    fn symbols(&mut self, table: &[u8], strings: &[u8]) -> Option<()> {
+        const SYMBOL: usize = 24;
+        /// `STT_OBJECT`, of which the type is the lower half of `st_info`.
+        const OBJECT: u8 = 1;
+        /// `STO_CUDA_MANAGED` in `st_other` (nvcc's `__managed__`, ptxas 12.9).
+        const MANAGED: u8 = 4;
+        for symbol in table.chunks_exact(SYMBOL).map(File) {
+            let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
+            if symbol.half(6)? == 0 {
+                let name = strings.get(usize::try_from(symbol.word(0)?).ok()?..)?;
+                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+                self.runtime = self.runtime.with(runtime::of(name));
+            } else if info & 15 == OBJECT {
+                let (start, size) = (symbol.long(8)?, symbol.long(16)?);
+                if other & MANAGED != 0 {
+                    self.managed = self.managed.saturating_add(size);
+                }
+                // The driver goes by these where a section says something else (measured).
+                let section = symbol.half(6)?;
+                let found = self
+                    .globals
+                    .iter_mut()
+                    .find(|(number, ..)| *number == section);
+                if let Some((_, _, end)) = found {
+                    *end = (*end).max(start.saturating_add(size));
+                }
+            }
+        }
+        Some(())
+    }
+}

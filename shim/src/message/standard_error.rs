@@ -1,0 +1,233 @@
+//! Standard error, written without waiting and without a signal to the program.
+//!
+//! The file behind descriptor 2 is the program's and may be shared with other processes, so its flags stay as they are: `O_NONBLOCK` would
+//! be set for all of them. Each kind of file has a call that returns at once by itself:
+//!
+//! | file | call |
+//! |---|---|
+//! | socket | `sendto` with `MSG_DONTWAIT` and `MSG_NOSIGNAL` |
+//! | pipe | `pwritev2` with `RWF_NOWAIT` (Linux 6.5); before that `vmsplice` with `SPLICE_F_NONBLOCK` |
+//! | terminal | `write` to an open file description of our own with `O_NONBLOCK` |
+//! | any other | `write` |
+//!
+//! Where a system lacks or forbids these calls, a `write` that follows a `poll` is left: it waits only if somebody else fills the pipe, or
+//! the terminal has room for a part of the line.
+//!
+//! All system calls are made directly: the C library's functions of these names are cancellation points.
+#![allow(unsafe_code)]
+
+use gpulimit_core::held_signals;
+use std::ffi::{CStr, c_int, c_long};
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+
+const DESCRIPTOR: c_int = libc::STDERR_FILENO;
+
+/// This process's descriptor 2 as a file that can be opened again.
+const SELF: &CStr = c"/proc/self/fd/2";
+
+/// Bytes of a signal set in the kernel.
+const KERNEL_SET: usize = 8;
+
+/// Writes a line, at most `PIPE_BUF` bytes. A line that cannot be written at once is dropped.
+pub fn write(line: &[u8]) {
+    match kind() {
+        libc::S_IFSOCK => send(line),
+        libc::S_IFIFO => without_signals(|| write_pipe(line)),
+        libc::S_IFCHR => without_signals(|| write_device(line)),
+        _ => without_signals(|| plain(DESCRIPTOR, line)),
+    }
+}
+
+/// Widens a number to a whole register for `libc::syscall`: the upper half of a 32-bit variadic argument is undefined, and a tool such
+/// as valgrind sees that the kernel is given it.
+fn wide(number: c_int) -> c_long {
+    number.into()
+}
+
+/// The error number of a call that failed; 0 of one that did not.
+fn error(answer: c_long) -> c_int {
+    match answer {
+        -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// The kind of file behind the descriptor, an `S_IF` constant; 0 where there is none.
+fn kind() -> libc::mode_t {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills in a structure of ours, which is valid as zeroes. The C library's is the kernel's on 64-bit systems.
+    let about = unsafe {
+        libc::syscall(libc::SYS_fstat, wide(DESCRIPTOR), about.as_mut_ptr());
+        about.assume_init()
+    };
+    about.st_mode & libc::S_IFMT
+}
+
+fn send(line: &[u8]) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the line is valid for its length, and there is no address.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sendto,
+            wide(DESCRIPTOR),
+            line.as_ptr(),
+            line.len(),
+            wide(flags),
+            null::<u8>(),
+            0usize,
+        )
+    };
+}
+
+/// Returns the error number.
+fn write_pipe(line: &[u8]) -> c_int {
+    if !is_writable() {
+        return 0;
+    }
+    let at_once = match write_at_once(line) {
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL => splice(line),
+        written => return written,
+    };
+    match at_once {
+        libc::ENOSYS | libc::EPERM | libc::EACCES => plain(DESCRIPTOR, line),
+        spliced => spliced,
+    }
+}
+
+/// Writes a line with `RWF_NOWAIT`, which pipes know since Linux 6.5.
+fn write_at_once(line: &[u8]) -> c_int {
+    let part = part(line);
+    let from_here: c_long = -1;
+    // SAFETY: one part, valid for its length.
+    error(unsafe {
+        libc::syscall(
+            libc::SYS_pwritev2,
+            wide(DESCRIPTOR),
+            &raw const part,
+            1usize,
+            from_here,
+            from_here,
+            wide(libc::RWF_NOWAIT),
+        )
+    })
+}
+
+/// Puts a page with the line into the pipe. Nobody else has that page any more when this returns, so that the reader finds it as it was.
+fn splice(line: &[u8]) -> c_int {
+    // SAFETY: a fresh anonymous private mapping of at least a line's length.
+    let page = unsafe {
+        libc::mmap(
+            null_mut(),
+            line.len(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the page just mapped has room for the line, and its own part describes it; nobody uses it after this.
+    unsafe {
+        page.cast::<u8>()
+            .copy_from_nonoverlapping(line.as_ptr(), line.len());
+        let part = libc::iovec {
+            iov_base: page,
+            iov_len: line.len(),
+        };
+        let spliced = error(libc::syscall(
+            libc::SYS_vmsplice,
+            wide(DESCRIPTOR),
+            &raw const part,
+            1usize,
+            c_long::from(libc::SPLICE_F_NONBLOCK),
+        ));
+        libc::munmap(page, line.len());
+        spliced
+    }
+}
+
+/// Returns the error number.
+fn write_device(line: &[u8]) -> c_int {
+    if !is_writable() {
+        return 0;
+    }
+    let Some(own) = is_terminal().then(open_terminal).flatten() else {
+        return plain(DESCRIPTOR, line);
+    };
+    let written = plain(own, line);
+    // SAFETY: a descriptor of ours, which nobody else knows.
+    unsafe { libc::syscall(libc::SYS_close, wide(own)) };
+    written
+}
+
+fn is_terminal() -> bool {
+    let mut settings = MaybeUninit::<libc::termios>::zeroed();
+    // SAFETY: the kernel fills in a part of the C library's structure.
+    unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
+}
+
+/// An open file description of our own that does not wait.
+fn open_terminal() -> Option<c_int> {
+    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: a NUL-terminated path.
+    let own = unsafe {
+        libc::syscall(
+            libc::SYS_openat,
+            wide(libc::AT_FDCWD),
+            SELF.as_ptr(),
+            wide(flags),
+            0usize,
+        )
+    };
+    c_int::try_from(own).ok().filter(|own| *own >= 0)
+}
+
+/// Whether a pipe or device has room now, and a reader.
+fn is_writable() -> bool {
+    let mut look = libc::pollfd {
+        fd: DESCRIPTOR,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let no_time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: one structure and a time of ours, and no set of signals.
+    let ready = unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            &raw mut look,
+            1usize,
+            &raw const no_time,
+            null::<u8>(),
+            KERNEL_SET,
+        )
+    };
+    ready == 1 && look.revents == libc::POLLOUT
+}
+
+fn plain(descriptor: c_int, line: &[u8]) -> c_int {
+    // SAFETY: the line is valid for its length.
+    error(unsafe { libc::syscall(libc::SYS_write, wide(descriptor), line.as_ptr(), line.len()) })
+}
+
+fn part(line: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: line.as_ptr().cast_mut().cast(),
+        iov_len: line.len(),
+    }
+}
+
+/// Runs `write`, which returns an error number, without a signal to the program.
+fn without_signals(write: impl FnOnce() -> c_int) {
+    // A line that cannot be written is dropped.
+    let _ = held_signals::during(|| match write() {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    });
+}

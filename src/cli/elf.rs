@@ -1,0 +1,247 @@
+//! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is believed to be whole.
+
+use object::elf::ET_DYN;
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Object, ObjectSection, ObjectSymbol};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+
+/// The kind of a program.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// Started by this dynamic linker.
+    Dynamic(String),
+    /// No dynamic linker starts it.
+    Static,
+    /// Not a file of this machine's own kind: what it is.
+    Other(&'static str),
+}
+
+const HEADER: usize = 64;
+const SEGMENT: usize = 56;
+const INTERPRETER: u32 = 3;
+
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u16 = 183;
+
+/// Reads the file's headers.
+pub fn kind(mut file: &File) -> io::Result<Kind> {
+    let mut header = [0; HEADER];
+    file.read_exact(&mut header)?;
+    if header[..4] != *b"\x7fELF" {
+        return Ok(Kind::Other("no ELF file"));
+    }
+    if header[4] != 2 {
+        return Ok(Kind::Other("of 32 bits"));
+    }
+    let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    if header[5] != 1 || short(18) != MACHINE {
+        return Ok(Kind::Other("of another processor"));
+    }
+    let start = long(&header, 32);
+    let (size, count) = (short(54), short(56));
+    for number in 0..u64::from(count) {
+        let mut segment = [0; SEGMENT];
+        file.seek(SeekFrom::Start(start + number * u64::from(size)))?;
+        file.read_exact(&mut segment)?;
+        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != INTERPRETER {
+            continue;
+        }
+        let length = long(&segment, 32).min(4096);
+        let mut path = Vec::new();
+        file.seek(SeekFrom::Start(long(&segment, 8)))?;
+        file.by_ref().take(length).read_to_end(&mut path)?;
+        path.retain(|c| *c != 0);
+        return Ok(Kind::Dynamic(String::from_utf8_lossy(&path).into_owned()));
+    }
+    Ok(Kind::Static)
+}
+
+/// The symbol under which the library has its version: a text with a zero after it, in a constant that needs no relocation.
+const VERSION: &[u8] = b"gpulimit_version_text";
+/// The most bytes of a version that are looked at.
+const LONGEST_VERSION: u64 = 256;
+/// The most names of versions that are looked at: more than any C library has.
+const MOST_NAMES: usize = 4_096;
+
+/// A shared library of this machine's own kind.
+pub struct Library<'data>(ElfFile64<'data>);
+
+impl<'data> Library<'data> {
+    /// Reads the headers. The error says what the file is instead.
+    pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err("invalid ELF header".into());
+        }
+        if bytes.get(4) != Some(&2) {
+            return Err("it is of 32 bits".into());
+        }
+        let machine = bytes.get(18..20).and_then(|two| two.try_into().ok());
+        if bytes.get(5) != Some(&1) || machine.map(u16::from_le_bytes) != Some(MACHINE) {
+            return Err("it is of another processor".into());
+        }
+        let file = ElfFile64::parse(bytes).map_err(|error| format!("it is damaged: {error}"))?;
+        if file.elf_header().e_type(file.endian()) != ET_DYN {
+            return Err("it is no shared library".into());
+        }
+        Ok(Self(file))
+    }
+
+    /// The version that the file says of itself, as `version::text` has it; `None` where it is not libgpulimit.so.
+    pub fn version(&self) -> Option<String> {
+        let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
+        let mut symbols = self.0.dynamic_symbols();
+        let symbol =
+            symbols.find(|symbol| symbol.is_definition() && is_version(symbol.name_bytes()))?;
+        let section = self.0.section_by_index(symbol.section_index()?).ok()?;
+        let size = symbol.size().min(LONGEST_VERSION);
+        let bytes = section.data_range(symbol.address(), size).ok()??;
+        let text = std::str::from_utf8(bytes.split(|c| *c == 0).next()?).ok()?;
+        let is_plain = !text.is_empty() && text.bytes().all(|c| (b' '..=b'~').contains(&c));
+        is_plain.then(|| text.into())
+    }
+
+    /// The versions of the C library's symbols that this library needs, such as `GLIBC_2.17`.
+    pub fn needs(&self) -> BTreeSet<String> {
+        let (endian, data, sections) = self.parts();
+        let Ok(Some((entries, link))) = sections.gnu_verneed(endian, data) else {
+            return BTreeSet::new();
+        };
+        let Ok(strings) = sections.strings(endian, data, link) else {
+            return BTreeSet::new();
+        };
+        let names = entries
+            .map_while(Result::ok)
+            .flat_map(|(_, names)| names.map_while(Result::ok));
+        let name = |entry: &object::elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
+        names.take(MOST_NAMES).filter_map(name).collect()
+    }
+
+    /// The versions of its symbols that this library has, if it is a glibc.
+    pub fn has(&self) -> BTreeSet<String> {
+        let (endian, data, sections) = self.parts();
+        let Ok(Some((entries, link))) = sections.gnu_verdef(endian, data) else {
+            return BTreeSet::new();
+        };
+        let Ok(strings) = sections.strings(endian, data, link) else {
+            return BTreeSet::new();
+        };
+        // The first name of an entry is its own, the others are those that it follows.
+        let names = entries
+            .map_while(Result::ok)
+            .filter_map(|(_, mut names)| names.next().ok().flatten());
+        let name = |entry: &object::elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
+        names.take(MOST_NAMES).filter_map(name).collect()
+    }
+
+    fn parts(&self) -> (object::Endianness, &'data [u8], &Sections<'data>) {
+        (self.0.endian(), self.0.data(), self.0.elf_section_table())
+    }
+}
+
+type Sections<'data> =
+    object::read::elf::SectionTable<'data, object::elf::FileHeader64<object::Endianness>>;
+
+/// The name of a version of glibc's symbols.
+fn glibc(name: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(name).ok()?;
+    let number = text.strip_prefix("GLIBC_")?;
+    let is_number = number.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    is_number.then(|| text.into())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn this_program_is_dynamic() {
+        let own = File::open("/proc/self/exe").expect("readable");
+        let found = kind(&own).expect("read");
+        let Kind::Dynamic(linker) = &found else {
+            panic!("{found:?}");
+        };
+        assert!(linker.contains("/ld-"), "{linker}");
+    }
+
+    #[test]
+    fn others_are_told_apart() {
+        let own = fs::read("/proc/self/exe").expect("readable");
+        let path = std::env::temp_dir().join(format!("gpulimit-elf-{}", std::process::id()));
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = own[..4096.min(own.len())].to_vec();
+            change(&mut bytes);
+            fs::write(&path, bytes).expect("written");
+            kind(&File::open(&path).expect("readable"))
+        };
+        assert!(matches!(with(&|_| ()), Ok(Kind::Dynamic(_))));
+        assert_eq!(
+            with(&|file| file[4] = 1).expect("read"),
+            Kind::Other("of 32 bits")
+        );
+        assert_eq!(
+            with(&|file| file[18] = 40).expect("read"),
+            Kind::Other("of another processor")
+        );
+        assert_eq!(
+            with(&|file| file[0] = b'#').expect("read"),
+            Kind::Other("no ELF file")
+        );
+        // No segments at all.
+        assert_eq!(
+            with(&|file| file[56..58].fill(0)).expect("read"),
+            Kind::Static
+        );
+        assert!(with(&|file| file.truncate(10)).is_err());
+        fs::remove_file(path).expect("removed");
+    }
+
+    #[test]
+    fn what_the_c_library_has_is_enough_for_what_is_built_with_it() {
+        let maps = fs::read_to_string("/proc/self/maps").expect("readable");
+        let path = maps
+            .lines()
+            .filter_map(|line| line.find('/').map(|at| &line[at..]))
+            .find(|path| path.ends_with("/libc.so.6"))
+            .expect("a test with glibc");
+        let libc = fs::read(path).expect("readable");
+        let libc = Library::parse(&libc).expect("a library");
+        let own = fs::read("/proc/self/exe").expect("readable");
+        let own = Library::parse(&own).expect("like a library");
+        assert!(!own.needs().is_empty() && own.needs().is_subset(&libc.has()));
+        assert_eq!((own.version(), libc.version()), (None, None));
+    }
+
+    #[test]
+    fn damaged_libraries_end_in_an_answer() {
+        let own = fs::read("/proc/self/exe").expect("readable");
+        let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
+        let sections = usize::try_from(sections).expect("small");
+        // Each byte of the header and of the first sections' headers.
+        let mut bytes = own.clone();
+        for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
+            for value in [0, 0x7f, 0xff] {
+                bytes[at] = value;
+                if let Ok(library) = Library::parse(&bytes) {
+                    let _ = (library.version(), library.needs(), library.has());
+                }
+            }
+            bytes[at] = own[at];
+        }
+        for length in [0, 3, 16, 63, 64, 1_000, sections, own.len() - 1] {
+            if let Ok(library) = Library::parse(&own[..length]) {
+                let _ = (library.version(), library.needs(), library.has());
+            }
+        }
+    }
+}

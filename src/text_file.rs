@@ -1,0 +1,62 @@
+//! Small files of a root that somebody else may have put there: never waited for, and never read beyond a bound.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Reads a regular file of at most `longest` bytes, not through a link.
+///
+/// # Errors
+/// Whatever the system says, and `InvalidData` where it is something else than a regular file, or longer.
+pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
+    let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let file = OpenOptions::new()
+        .read(true)
+        // Not waiting for the writer of a FIFO that stands where the file should.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => wrong("it is a symbolic link"),
+            _ => error,
+        })?;
+    if !file.metadata()?.is_file() {
+        return Err(wrong("it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::take(file, longest + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > longest {
+        return Err(wrong("it is too long"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn only_short_regular_files_are_read() {
+        let folder = std::env::temp_dir().join(format!("gpulimit-text-{}", std::process::id()));
+        fs::create_dir(&folder).expect("made");
+        let at = |name: &str| folder.join(name);
+        let why = |name: &str| read(&at(name), 4).expect_err(name).to_string();
+        fs::write(at("short"), "four").expect("written");
+        assert_eq!(read(&at("short"), 4).expect("read"), b"four");
+        fs::write(at("long"), "fives").expect("written");
+        assert_eq!(why("long"), "it is too long");
+        symlink("short", at("link")).expect("linked");
+        assert_eq!(why("link"), "it is a symbolic link");
+        let made = std::process::Command::new("mkfifo")
+            .arg(at("fifo"))
+            .status();
+        assert!(made.is_ok_and(|status| status.success()));
+        assert_eq!(why("fifo"), "it is not a regular file");
+        assert_eq!(why("."), "it is not a regular file");
+        let missing = read(&at("missing"), 4).expect_err("missing");
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+}

@@ -1,0 +1,193 @@
+//! `run` becomes the command, and the command's group stays as long as the command lives.
+
+use crate::place::{Place, text};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a busy machine.
+const HANG: Duration = Duration::from_secs(120);
+
+#[track_caller]
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < HANG, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A command under `run` with these options, and its first line.
+fn start(place: &Place, options: &[&str], script: &str) -> (Child, String) {
+    let arguments = [&["run"], options, &["--", "sh", "-c", script]].concat();
+    let mut child = place
+        .gpulimit(&arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("piped");
+    let mut out = BufReader::with_capacity(1, out);
+    out.read_line(&mut line).expect("a line");
+    (child, line.trim_end().to_owned())
+}
+
+fn children(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
+}
+
+#[test]
+fn run_becomes_the_command() {
+    let place = Place::new();
+    let (mut child, line) = start(&place, &["--max", "4G"], "echo $$; read line");
+    assert_eq!(line, child.id().to_string(), "the same process");
+    assert_eq!(children(child.id()), "", "and no second one");
+    drop(child.stdin.take());
+    assert_eq!(child.wait().expect("ended").code(), Some(1));
+    // Also in a group that stays.
+    let (mut child, line) = start(
+        &place,
+        &["--name", "lab", "--max", "4G"],
+        "echo $$; read line",
+    );
+    assert_eq!(line, child.id().to_string());
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+}
+
+#[test]
+fn a_group_waits_for_a_command_that_uses_cuda_late() {
+    let place = Place::new();
+    let own = std::env::current_exe().expect("known");
+    let script = format!(
+        "echo $GPULIMIT_GROUP; read go; GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP exec {} --exact place::member_of --ignored < /dev/null > /dev/null",
+        own.display()
+    );
+    for parent in [&["--max", "4G"][..], &["--max", "4G", "--stat"]] {
+        let (mut child, group) = start(&place, parent, &script);
+        for _ in 0..20 {
+            place.said(&["run", "--max", "1G", "--", "true"]);
+        }
+        place.said(&["gc"]);
+        assert_eq!(place.said(&["ls"]), format!("{group}\n"));
+        let error = place.refused(1, &["rm", &group]);
+        assert!(error.contains("programs run in group"), "{error}");
+        let mut input = child.stdin.take().expect("piped");
+        input.write_all(b"go\n").expect("written");
+        assert!(child.wait().expect("ended").success(), "its group was gone");
+    }
+}
+
+#[test]
+fn ended_jobs_are_not_shown_and_go_with_the_next_clean_up() {
+    let place = Place::new();
+    place.said(&["create", "lab", "max=8G"]);
+    place.said(&["run", "--group", "lab", "--max", "4G", "--", "true"]);
+    let jobs = place.root().groups().expect("listed").len() - 1;
+    assert_eq!(jobs, 1, "nobody has removed it yet");
+    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(place.said(&["ls", "lab"]), "");
+    for verb in ["show", "tree"] {
+        let out = place.said(&[verb]);
+        assert!(out.contains("lab") && !out.contains("run-"), "{out}");
+    }
+    let said = place.said(&["gc"]);
+    assert!(said.contains("removed, its job has ended"), "{said}");
+    assert_eq!(place.root().groups().expect("listed").len(), 1);
+}
+
+#[test]
+fn a_command_that_cannot_be_executed_leaves_no_group() {
+    let place = Place::new();
+    for (command, status) in [("/etc/passwd", 126), ("no-such-command", 127)] {
+        place.refused(status, &["run", "--max", "4G", "--", command]);
+        assert_eq!(place.root().groups().expect("listed"), []);
+    }
+}
+
+#[test]
+fn a_run_that_becomes_another_run_has_a_group_for_each() {
+    let place = Place::new();
+    place.said(&["create", "lab", "max=8G"]);
+    let own = env!("CARGO_BIN_EXE_gpulimit");
+    let script = format!("echo $GPULIMIT_GROUP; {own} get $GPULIMIT_GROUP");
+    let run = |max| ["run", "--group", "lab", "--max", max, "--"];
+    let inner = [&[own][..], &run("2G"), &["sh", "-c", &script]].concat();
+    let out = place.said(&[&run("1G")[..], &inner].concat());
+    assert!(out.starts_with("lab/run-"), "{out}");
+    assert!(out.contains("max=2GiB"), "{out}");
+}
+
+/// Signals and descriptors as `cat` and `ls` find them that the script starts, bare or under `run`.
+fn surroundings(place: &Place, before: &str, options: Option<&[&str]>) -> String {
+    let look = "grep -E '^(SigBlk|SigIgn|SigCgt)' /proc/self/status; for i in 0 1 2 3 4 5 6; do test -e /proc/self/fd/$i && echo $i; done; true";
+    let run: Vec<String> = match options {
+        None => Vec::new(),
+        Some(options) => {
+            let run = place.gpulimit(&[&["run", "--max", "4G"], options, &["--"]].concat());
+            let words = std::iter::once(run.get_program()).chain(run.get_args());
+            words
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect()
+        }
+    };
+    let script = format!("{before}; exec {} sh -c \"$LOOK\"", run.join(" "));
+    let given = place.gpulimit(&[]);
+    let mut command = Command::new("bash");
+    for (name, value) in given.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command
+        .args(["-c", &script])
+        .env("LOOK", look)
+        .stdin(Stdio::null())
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+#[test]
+fn the_command_finds_signals_and_descriptors_as_they_were() {
+    let place = Place::new();
+    for before in [
+        "true",
+        "trap '' PIPE",
+        "trap '' HUP CHLD",
+        "trap '' PIPE INT; exec 0<&-",
+        "exec 0<&-",
+    ] {
+        let bare = surroundings(&place, before, None);
+        assert!(bare.contains("SigIgn"), "{bare}");
+        for options in [&[][..], &["--stat"]] {
+            let limited = surroundings(&place, before, Some(options));
+            assert_eq!(limited, bare, "{before} {options:?}");
+        }
+    }
+}
+
+#[test]
+fn with_stat_the_command_dies_with_its_parent() {
+    let place = Place::new();
+    let (mut child, line) = start(&place, &["--max", "4G", "--stat"], "echo $$; read line");
+    let command = Path::new("/proc").join(&line);
+    assert_ne!(line, child.id().to_string(), "a parent stays");
+    assert_eq!(children(child.id()).trim(), line);
+    let input = child.stdin.take();
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    let is_over = || {
+        let stat = fs::read_to_string(command.join("stat")).unwrap_or_default();
+        stat.is_empty() || stat.contains(") Z ")
+    };
+    eventually("it goes on", is_over);
+    drop(input);
+}

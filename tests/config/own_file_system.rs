@@ -1,0 +1,103 @@
+//! The file system of the groups, `config/systemd/run-gpulimit.mount`: what members of a group can use up is theirs, not that of `/run`.
+
+use crate::place::{GPULIMIT, Place, may_mount, read, repository, text};
+use std::process::Command;
+
+/// A user of a group who is not root.
+const USER: &str = "41021";
+
+/// The options of the mount unit, but for the size and the number of inodes, which are small: a test need not fill half a GiB.
+fn options() -> String {
+    let unit = read("config/systemd/run-gpulimit.mount");
+    let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
+    let options: Vec<&str> = options.expect("options").split(',').collect();
+    let small = options.iter().map(|option| match option.split_once('=') {
+        Some(("size", _)) => "size=4M".to_owned(),
+        Some(("nr_inodes", _)) => "nr_inodes=100".to_owned(),
+        _ => (*option).to_owned(),
+    });
+    let small = small.collect::<Vec<_>>().join(",");
+    assert!(
+        small.contains("size=4M") && small.contains("nr_inodes=100"),
+        "{options:?}"
+    );
+    small
+}
+
+/// A machine whose `/run` has room for 8 MiB more than what its groups may take. The user grows the ledger and fills `sub/`; what is left then is
+/// said, with what a service of root can still write.
+const MACHINE: &str = r#"set -eu
+mount -t tmpfs -o size=12M,nr_inodes=2000,mode=755 tmpfs /run
+mkdir -m 755 /run/gpulimit
+[ -z "$OPTIONS" ] || mount -t tmpfs -o "$OPTIONS" gpulimit /run/gpulimit
+"$GPULIMIT" create lab max=1G >&2
+"$GPULIMIT" create lab/user max=1G --owner "$USER_ID" >&2
+own=/run/gpulimit/lab/sub/user
+as_user() { setpriv --reuid="$USER_ID" --regid="$USER_ID" --clear-groups "$@"; }
+"$GPULIMIT" doctor | grep -c "is not a file system of its own" || true
+as_user dd if=/dev/zero of="$own/ledger" bs=1M seek=17 count=100 2>/dev/null && echo "the ledger takes all"
+"$GPULIMIT" show lab/user 2>&1 | grep -c "of another length" || true
+as_user sh -c 'i=0; while mkdir "$0/sub/$i" 2>/dev/null; do i=$((i + 1)); [ $i -lt 3000 ] || exit 1; done' "$own" || echo "directories without end"
+if dd if=/dev/zero of=/run/service bs=1M count=6 2>/dev/null; then echo "root has room"; fi
+rm -f /run/service
+if mkdir /run/service; then echo "root has inodes"; fi
+"$GPULIMIT" create other max=1G 2>/dev/null && echo "and groups have room"
+"$GPULIMIT" rm --recursive --force lab/user >&2 || rm -r "$own"
+"$GPULIMIT" create other max=1G >&2 && echo "until it is removed"
+"#;
+
+fn machine(options: &str) -> String {
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", MACHINE])
+        .env_remove("LD_PRELOAD")
+        .env_remove("GPULIMIT_ROOT")
+        .env("OPTIONS", options)
+        .env("GPULIMIT", GPULIMIT)
+        .env("USER_ID", USER)
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+#[test]
+fn members_fill_their_own_file_system_and_not_that_of_run() {
+    if !may_mount() {
+        return;
+    }
+    assert_eq!(
+        machine(&options()),
+        "0\n1\nroot has room\nroot has inodes\nuntil it is removed\n"
+    );
+    // Without it they do, and doctor says so.
+    let said = machine("");
+    assert!(said.starts_with("1\n1\n"), "{said}");
+    assert!(
+        !said.contains("root has room") && !said.contains("root has inodes"),
+        "{said}"
+    );
+}
+
+/// It is not mounted over groups, of which nobody would then know.
+#[test]
+fn systemd_takes_the_unit_and_leaves_groups_alone() {
+    let unit = read("config/systemd/run-gpulimit.mount");
+    assert!(unit.contains("ConditionDirectoryNotEmpty=!/run/gpulimit\n"));
+    assert!(unit.contains("Where=/run/gpulimit\n"));
+    // The root is in its place before the groups are made, and rules do not wait for it in vain.
+    let apply = read("config/systemd/gpulimit-apply.service");
+    let after = apply.lines().find(|line| line.starts_with("After="));
+    assert!(after.expect("an order").contains("run-gpulimit.mount"));
+    assert!(!apply.contains("Requires"));
+    let place = Place::new();
+    let tried = Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .arg(repository("config/systemd/run-gpulimit.mount"))
+        .current_dir(place.at(""))
+        .output();
+    let Ok(tried) = tried else {
+        eprintln!("skipped: there is no systemd-analyze");
+        return;
+    };
+    assert!(!text(&tried.stderr).contains("run-gpulimit"), "{tried:?}");
+}

@@ -1,0 +1,369 @@
+//! On which file systems groups work: each one is mounted, in a mount namespace of the test, and either holds all that groups need or is refused with
+//! its name.
+//!
+//! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` does what it says.
+#![allow(unsafe_code)]
+
+use gpulimit::device::DeviceId;
+use gpulimit::group::{GroupError, Insistence, Member, Root};
+use gpulimit::ledger::{DeviceIndex, Ledger, LedgerError, NoWitness, Pressure, Witness};
+use gpulimit::limits::{Key, LimitSet, Limits, Selector};
+use gpulimit::units::Size;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const GIB: u64 = 1 << 30;
+const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
+
+/// Has nothing to give back and knows nothing of the dead.
+struct Nothing;
+
+impl Pressure for Nothing {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}
+
+/// Runs the test `inside` in a mount namespace where `/mnt` is an empty tmpfs.
+fn run(file_system: &str) {
+    // SAFETY: asks the kernel a question that cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: {file_system}: only root can mount");
+        return;
+    }
+    let exe = std::env::current_exe().expect("known");
+    let script = "mount -t tmpfs -o size=1g none /mnt && exec \"$0\" --exact inside --nocapture";
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(exe)
+        .env("FILE_SYSTEM", file_system)
+        .stdin(Stdio::null())
+        .output()
+        .expect("unshare is of util-linux");
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
+    let all = format!("{}{said}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{file_system}: {all}");
+    assert!(
+        all.contains("CHECKED") || all.contains("SKIPPED"),
+        "{file_system}: nothing was checked: {all}"
+    );
+}
+
+#[test]
+fn inside() {
+    let Ok(name) = std::env::var("FILE_SYSTEM") else {
+        return;
+    };
+    match name.split_once(' ') {
+        None => {
+            if let Some(place) = Place::of(&name) {
+                holds_groups(place.path());
+                println!("CHECKED {name}");
+            }
+        }
+        Some(("overlayfs", upper)) => {
+            if let Some(place) = Place::of(upper) {
+                overlay_is_refused(place.path());
+                println!("CHECKED {name}");
+            }
+        }
+        Some(("fuse", subtype)) => {
+            if let Some(place) = Place::of(&name) {
+                let fuse = format!("fuse.{subtype}");
+                is_refused(place.path(), &fuse, "between machines");
+                println!("CHECKED {name}");
+            }
+        }
+        Some(_) => panic!("{name}: unknown"),
+    }
+}
+
+/// A place on one file system.
+enum Place {
+    Mount(PathBuf),
+    /// Served by this program, which ends with it.
+    Served(PathBuf, Child),
+}
+
+impl Place {
+    /// `None`, said aloud, where this machine lacks what that takes.
+    fn of(name: &str) -> Option<Self> {
+        let path = Path::new("/mnt/place");
+        fs::create_dir(path).expect("made");
+        let (kind, option) = name.split_once(' ').unwrap_or((name, ""));
+        if kind == "tmpfs" {
+            return Some(Self::Mount(path.into()));
+        }
+        let known = fs::read_to_string("/proc/filesystems").expect("readable");
+        if !known
+            .lines()
+            .any(|line| line.ends_with(&format!("\t{kind}")))
+        {
+            return skip(name, "this kernel does not have it");
+        }
+        if kind == "fuse" {
+            return Self::served(path, name, option);
+        }
+        let image = "/mnt/image";
+        let file = fs::File::create(image).expect("made");
+        file.set_len(400 << 20).expect("as long as xfs wants it");
+        let made = Command::new(format!("/usr/sbin/mkfs.{kind}"))
+            .args(["-q", image])
+            .output();
+        match made {
+            Err(_) => return skip(name, "no mkfs: run scripts/setup filesystems"),
+            Ok(made) => assert!(made.status.success(), "{made:?}"),
+        }
+        let mounted = Command::new("mount")
+            .args(["-o", "loop", image])
+            .arg(path)
+            .output()
+            .expect("mount is of util-linux");
+        if !mounted.status.success() {
+            let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+            assert!(said.contains("loop"), "{said}");
+            return skip(name, "no loop device is left here");
+        }
+        Some(Self::Mount(path.into()))
+    }
+
+    fn served(path: &Path, name: &str, subtype: &str) -> Option<Self> {
+        fs::create_dir("/mnt/behind").expect("made");
+        let mut command = Command::new("bindfs");
+        command.args(["-f", "/mnt/behind"]).arg(path);
+        if !subtype.is_empty() {
+            command.args(["-o", &format!("subtype={subtype}")]);
+        }
+        let Ok(server) = command.spawn() else {
+            return skip(name, "no bindfs: run scripts/setup filesystems");
+        };
+        let place = Self::Served(path.into(), server);
+        let since = Instant::now();
+        let is_mounted = || {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+            mounts.contains(" /mnt/place ")
+        };
+        while !is_mounted() {
+            assert!(since.elapsed() < Duration::from_secs(60), "bindfs hangs");
+            sleep(Duration::from_millis(10));
+        }
+        Some(place)
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Mount(path) | Self::Served(path, _) => path,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Self::Served(_, server) = self {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+fn skip<T>(name: &str, why: &str) -> Option<T> {
+    eprintln!("SKIPPED: {name}: {why}");
+    None
+}
+
+fn gpulimit(root: &Path, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
+        .args(arguments)
+        .env("GPULIMIT_ROOT", root)
+        .output()
+        .expect("run");
+    let [out, err] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+    (output.status.success(), format!("{out}{err}"))
+}
+
+/// What another process sees of the group: its living members, and what they have charged.
+fn seen(root: &Path) -> (usize, u64) {
+    let (fine, said) = gpulimit(root, &["ps", "lab", "--json"]);
+    assert!(fine, "{said}");
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let processes = said["processes"].as_array().expect("a list");
+    let running = processes
+        .iter()
+        .filter(|process| process["state"] == "running");
+    let used = running
+        .clone()
+        .filter_map(|process| process["total"].as_u64());
+    (running.count(), used.sum())
+}
+
+/// All that groups need of a file system: shared figures, locks that live as long as the member, limits that change.
+fn holds_groups(place: &Path) {
+    let root = place.join("root");
+    let (fine, said) = gpulimit(&root, &["create", "lab", "max=4G"]);
+    assert!(fine, "{said}");
+    let groups = Root::at(&root).expect("a root");
+    let ledger = groups.group("lab").and_then(|group| group.ledger());
+    let ledger = ledger.expect("opened");
+    let member = Member::join(&groups, "lab").expect("joined");
+    let device = member.device(GPU, 80 * GIB).expect("known");
+    let charge = |bytes| {
+        member
+            .charge(&device, bytes, &Nothing, Insistence::Full)
+            .is_ok()
+    };
+    assert!(charge(3 * GIB) && !charge(2 * GIB));
+    assert!(ledger.has_live());
+    assert_eq!(seen(&root), (1, 3 * GIB));
+    let (fine, said) = gpulimit(&root, &["set", "lab", "max=6G"]);
+    assert!(fine, "{said}");
+    assert_eq!(member.max(&device), 6 * GIB);
+    assert!(charge(2 * GIB));
+    let (removed, _) = gpulimit(&root, &["rm", "lab"]);
+    assert!(!removed, "somebody is in it");
+    // As a program does that closes everything.
+    let all = fs::read_dir("/proc/self/fd").expect("listed");
+    let open = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    for descriptor in open
+        .filter(|descriptor: &i32| *descriptor > 2)
+        .collect::<Vec<_>>()
+    {
+        let to = fs::read_link(format!("/proc/self/fd/{descriptor}"));
+        assert!(
+            !to.is_ok_and(|to| to.starts_with(&root)),
+            "a descriptor of ours"
+        );
+    }
+    drop(member);
+    assert!(!ledger.has_live());
+    drop(ledger);
+    let (fine, said) = gpulimit(&root, &["rm", "lab"]);
+    assert!(fine, "{said}");
+    let (_, said) = gpulimit(&root, &["doctor"]);
+    let name = gpulimit::file_system::FileSystem::of(&root).expect("there");
+    let line = format!("{} on {}, owner root", root.display(), name.name);
+    assert!(said.contains(&line), "{said}");
+}
+
+/// Every verb that makes a group, who joins one that is there, and doctor name the file system and the remedy.
+fn is_refused(place: &Path, name: &str, why: &str) {
+    let root = place.join("root");
+    let is_named = |said: &str| {
+        assert!(said.contains(&format!("lies on {name}, which")), "{said}");
+        assert!(
+            said.contains(why) && said.contains("GPULIMIT_ROOT=/"),
+            "{said}"
+        );
+    };
+    let (fine, said) = gpulimit(&root, &["create", "lab", "max=4G"]);
+    assert!(!fine);
+    is_named(&said);
+    let (_, said) = gpulimit(&root, &["doctor"]);
+    is_named(&said);
+    assert!(said.contains("cannot be applied"), "{said}");
+    let (fine, _) = gpulimit(&root, &["show", "lab"]);
+    assert!(!fine, "nothing was made");
+}
+
+/// An overlay whose lower directory has a group already, as an image of a container may, and an empty one.
+fn overlay_is_refused(upper: &Path) {
+    for name in ["lower", "upper", "work", "merged", "empty"] {
+        fs::create_dir(upper.join(name)).expect("made");
+    }
+    let lower = Root::at(upper.join("lower/there")).expect("a root");
+    let limits = LimitSet::all(Size::Bytes(4 * GIB));
+    drop(lower.create("lab", &limits).expect("created"));
+    let options =
+        ["lower", "upper", "work"].map(|name| format!("{name}dir={}", upper.join(name).display()));
+    let merged = upper.join("merged");
+    let mounted = Command::new("mount")
+        .args(["-t", "overlay", "none", "-o", &options.join(",")])
+        .arg(&merged)
+        .output()
+        .expect("mount is of util-linux");
+    assert!(mounted.status.success(), "{mounted:?}");
+    is_refused(&merged, "overlayfs", "copies a file");
+    // A group that is there, and whose files are still those of the lower directory.
+    let there = Root::at(merged.join("there")).expect("a root");
+    match Member::join(&there, "lab") {
+        Err(GroupError::FileSystem(unsuitable)) => assert_eq!(unsuitable.name, "overlayfs"),
+        joined => panic!("{:?}", joined.map(drop)),
+    }
+    // What that check is for: the copy that `set` writes is not the file that was mapped.
+    let path = merged.join("there/lab/limits");
+    let mapped = Limits::open(&path).expect("opened");
+    let double = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Bytes(8 * GIB));
+    Limits::write(&path, double).expect("written");
+    assert_eq!(mapped.max(&GPU, 80 * GIB), 4 * GIB, "not seen");
+    // Without the name of the file system the lock tells: to who makes a ledger, and to who joins one.
+    let lost = |error: LedgerError| match error {
+        LedgerError::FileSystem(unsuitable) => {
+            assert_eq!(unsuitable.name, "overlayfs");
+            assert!(unsuitable.to_string().contains("drops the lock"));
+        }
+        other => panic!("{other}"),
+    };
+    lost(Ledger::create(&merged.join("ledger"), 0o600).expect_err("refused"));
+    assert!(!merged.join("ledger").exists());
+    let ledger = Ledger::open(&merged.join("there/lab/ledger")).expect("opened");
+    let ledger = std::sync::Arc::new(ledger);
+    let own = gpulimit::ledger::Identity::of_self();
+    lost(ledger.claim(&own, "").map(drop).expect_err("refused"));
+}
+
+#[test]
+fn tmpfs_holds_groups() {
+    run("tmpfs");
+}
+
+#[test]
+fn ext4_holds_groups() {
+    run("ext4");
+}
+
+#[test]
+fn xfs_holds_groups() {
+    run("xfs");
+}
+
+#[test]
+fn btrfs_holds_groups() {
+    run("btrfs");
+}
+
+#[test]
+fn fuse_holds_groups() {
+    run("fuse");
+}
+
+#[test]
+fn fuse_of_other_machines_is_refused() {
+    run("fuse sshfs");
+}
+
+#[test]
+fn overlayfs_is_refused_over_tmpfs() {
+    run("overlayfs tmpfs");
+}
+
+#[test]
+fn overlayfs_is_refused_over_ext4() {
+    run("overlayfs ext4");
+}
+
+#[test]
+fn overlayfs_is_refused_over_xfs() {
+    run("overlayfs xfs");
+}
+
+#[test]
+fn overlayfs_is_refused_over_btrfs() {
+    run("overlayfs btrfs");
+}

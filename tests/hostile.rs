@@ -1,0 +1,130 @@
+//! What users leave lying about for root, and the containers' roots for the host's: root's commands run into it and nothing happens.
+//!
+//! Each trap is set by an unprivileged user where one can set it. The tests take root, and say so where they are not.
+
+#[path = "hostile/apply.rs"]
+mod apply;
+#[path = "hostile/damage.rs"]
+mod damage;
+#[path = "hostile/doctor.rs"]
+mod doctor;
+#[path = "hostile/library.rs"]
+mod library;
+#[path = "hostile/secrets.rs"]
+mod secrets;
+#[path = "hostile/signals.rs"]
+mod signals;
+#[path = "hostile/silent.rs"]
+mod silent;
+#[path = "hostile/terminal.rs"]
+mod terminal;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A user whom nobody trusts.
+const ALICE: u32 = 40_001;
+
+/// Longer than any command takes that does not hang, on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A directory of root's, in which `hers` is a directory of Alice's.
+struct Ground(PathBuf);
+
+impl Ground {
+    /// `None` where this process is not root, and cannot be anybody else.
+    fn new() -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if gpulimit::group::effective_user() != 0 {
+            eprintln!("SKIPPED: only root can be led astray, and only root can act as other users");
+            return None;
+        }
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-hostile-{}-{next}", std::process::id());
+        let ground = Self(Path::new("/dev/shm").join(name));
+        ground.make("", 0, 0o755);
+        ground.make("hers", ALICE, 0o755);
+        Some(ground)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Makes a directory.
+    fn make(&self, name: &str, owner: u32, mode: u32) -> PathBuf {
+        let path = self.at(name);
+        fs::create_dir(&path).expect("made");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("set");
+        chown(&path, Some(owner), Some(owner)).expect("given");
+        path
+    }
+
+    /// Writes a file.
+    fn write(&self, name: &str, text: impl AsRef<[u8]>, owner: u32, mode: u32) -> PathBuf {
+        let path = self.at(name);
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("set");
+        chown(&path, Some(owner), Some(owner)).expect("given");
+        path
+    }
+
+    /// The controller, as root runs it, with groups of this ground's own.
+    fn gpulimit(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir(&self.0)
+            .env("GPULIMIT_ROOT", self.at("groups"))
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a command that must come to an end, and returns everything that it says.
+#[track_caller]
+fn run(command: &mut Command) -> (Option<i32>, String) {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("started");
+    let start = Instant::now();
+    while child.try_wait().expect("asked").is_none() {
+        if start.elapsed() > PATIENCE {
+            child.kill().expect("killed");
+            let said = child.wait_with_output().expect("ended");
+            panic!("{command:?} hangs: {}", text(&said));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("ended");
+    (output.status.code(), text(&output))
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
+}
+
+/// A command of Alice's.
+fn alice(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.uid(ALICE).gid(ALICE).current_dir("/");
+    command
+}

@@ -1,0 +1,226 @@
+//! `apply` among groups whose directories belong to a user, who changes what is there at the same time.
+
+use crate::{Ground, run};
+use gpulimit::group::{Access, Members, Root};
+use gpulimit::limits::LimitSet;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A user of every system, whom policies can name.
+const DAEMON: &str = "daemon";
+
+/// The groups `lab`, `lab/hers` of the user, and two below that, one in the other, all made by root.
+struct Tree {
+    root: Root,
+    user: u32,
+    /// The directory of `lab/hers/team`, which is the user's.
+    team: PathBuf,
+    /// A file of root's.
+    secret: PathBuf,
+}
+
+impl Tree {
+    fn new(ground: &Ground) -> Self {
+        let uid = Command::new("id").args(["-u", DAEMON]).output();
+        let uid = String::from_utf8(uid.expect("id").stdout).expect("text");
+        let path = ground.make("groups", 0, 0o755);
+        let secret = ground.write("secret", "for root only", 0, 0o600);
+        let tree = Self {
+            root: Root::at(&path).expect("a root"),
+            user: uid.trim().parse().expect("a number"),
+            team: path.join("lab/sub/hers/sub/team"),
+            secret,
+        };
+        tree.create("lab", 0);
+        for name in ["lab/hers", "lab/hers/team", "lab/hers/team/job"] {
+            tree.create(name, tree.user);
+        }
+        tree
+    }
+
+    fn create(&self, name: &str, owner: u32) {
+        let access = Access {
+            owner: Some(owner),
+            members: Members::Owner,
+        };
+        let made = self.root.create_for(name, &LimitSet::default(), access);
+        assert!(made.expect("created").new);
+    }
+
+    fn secret_mode(&self) -> u32 {
+        fs::metadata(&self.secret).expect("there").mode() & 0o7777
+    }
+}
+
+/// Everybody may be in it; who owns it stays.
+const FOR_ALL: Access = Access {
+    owner: None,
+    members: Members::All,
+};
+
+#[test]
+fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
+    let Some(ground) = Ground::new() else { return };
+    let tree = Tree::new(&ground);
+    let job = tree.root.group("lab/hers/team/job").expect("there");
+    let ledger = tree.team.join("ledger");
+    let own = fs::read(&ledger).expect("read");
+    type Trap<'a> = (&'a str, &'a dyn Fn());
+    let traps: [Trap<'_>; 3] = [
+        // As kernels without fs.protected_hardlinks let users make one.
+        ("hard link", &|| {
+            fs::hard_link(&tree.secret, &ledger).expect("linked")
+        }),
+        ("link", &|| symlink(&tree.secret, &ledger).expect("linked")),
+        ("pipe", &|| {
+            let made = Command::new("mkfifo").arg(&ledger).status();
+            assert!(made.expect("mkfifo").success());
+            chown(&ledger, Some(tree.user), None).expect("given");
+        }),
+    ];
+    for (what, trap) in traps {
+        fs::remove_file(&ledger).expect("hers to remove");
+        trap();
+        // Whether it fails is up to the user, who has spoiled their own group.
+        let _ = job.give_access(FOR_ALL);
+        let made = tree
+            .root
+            .create_for("lab/hers/team/new", &LimitSet::default(), FOR_ALL);
+        drop(made);
+        assert_eq!(tree.secret_mode(), 0o600, "{what}");
+    }
+    // The same for a file as it should be: everybody is let in, up to the top.
+    fs::remove_file(&ledger).expect("hers to remove");
+    fs::write(&ledger, own).expect("written");
+    fs::set_permissions(&ledger, Permissions::from_mode(0o600)).expect("set");
+    chown(&ledger, Some(tree.user), Some(tree.user)).expect("given");
+    job.give_access(FOR_ALL).expect("changed");
+    for name in ["lab", "lab/hers", "lab/hers/team", "lab/hers/team/job"] {
+        let access = tree
+            .root
+            .group(name)
+            .expect("there")
+            .access()
+            .expect("told");
+        assert_eq!(access.members, Members::All, "{name}");
+    }
+}
+
+/// Not a test: the user, who exchanges a ledger for a link all the time, until the test ends the process.
+#[test]
+fn role() {
+    let Some(team) = std::env::var_os("HOSTILE_TEAM") else {
+        return;
+    };
+    let team = Path::new(&team);
+    println!("\n#begins");
+    loop {
+        let (ledger, link) = (team.join("ledger"), team.join("link"));
+        let _ = renameat_with(CWD, &ledger, CWD, &link, RenameFlags::EXCHANGE);
+        for path in [&ledger, &link] {
+            if fs::symlink_metadata(path).is_ok_and(|about| about.is_file()) {
+                let _ = fs::set_permissions(path, Permissions::from_mode(0o600));
+            }
+        }
+    }
+}
+
+#[test]
+fn files_that_are_exchanged_all_the_time_lead_apply_nowhere() {
+    const APPLIED: u32 = 20;
+    /// The step of `apply` that the attack is about, by itself.
+    const GIVEN: u32 = 2_000;
+    let Some(ground) = Ground::new() else { return };
+    let tree = Tree::new(&ground);
+    symlink(&tree.secret, tree.team.join("link")).expect("linked");
+    let mut user = Command::new("/proc/self/exe")
+        .args(["--exact", "apply::role", "--nocapture"])
+        .env("HOSTILE_TEAM", &tree.team)
+        .current_dir("/")
+        .uid(tree.user)
+        .gid(tree.user)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let out = BufReader::new(user.stdout.take().expect("piped"));
+    assert!(out.lines().any(|line| line.expect("read") == "#begins"));
+    let mut changed = 0;
+    for round in 0..APPLIED {
+        let members = ["owner", "all"][round as usize % 2];
+        let policy = format!(
+            "[group.lab]\nmembers = 'all'\n\
+             [group.'lab/hers']\nowner = '{DAEMON}'\nmembers = 'all'\n\
+             [group.'lab/hers/team']\nowner = '{DAEMON}'\nmembers = 'all'\n\
+             [group.'lab/hers/team/job']\nowner = '{DAEMON}'\nmembers = '{members}'\n"
+        );
+        let policy = ground.write("policy.toml", policy, 0, 0o644);
+        let (_, said) = run(ground.gpulimit(&["apply"]).arg(policy));
+        changed += u32::from(said.contains("lab/hers/team/job: members"));
+        if tree.secret_mode() != 0o600 {
+            break;
+        }
+    }
+    let job = tree.root.group("lab/hers/team/job").expect("there");
+    for _ in 0..GIVEN {
+        changed += u32::from(job.give_access(FOR_ALL).is_ok());
+        if tree.secret_mode() != 0o600 {
+            break;
+        }
+    }
+    user.kill().expect("ended");
+    user.wait().expect("ended");
+    assert_eq!(tree.secret_mode(), 0o600);
+    assert_eq!(
+        fs::read_to_string(&tree.secret).expect("read"),
+        "for root only"
+    );
+    assert!(
+        changed > 0,
+        "nothing was ever changed: the test attacks nothing"
+    );
+}
+
+#[test]
+fn a_root_in_a_directory_of_a_user_is_not_for_root_to_apply_in() {
+    let Some(ground) = Ground::new() else { return };
+    let policy = ground.write("policy.toml", "[group.lab]\n", 0, 0o644);
+    fs::create_dir(ground.at("hers/groups")).expect("made");
+    let mut command = ground.gpulimit(&["apply"]);
+    command
+        .arg(policy)
+        .env("GPULIMIT_ROOT", ground.at("hers/groups"));
+    let (status, said) = run(&mut command);
+    assert!(
+        status == Some(1) && said.contains("belongs to user 40001"),
+        "{said}"
+    );
+    assert_eq!(
+        fs::read_dir(ground.at("hers/groups"))
+            .expect("listed")
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn a_root_that_root_makes_in_a_users_directory_is_the_users() {
+    let Some(ground) = Ground::new() else { return };
+    let root = Root::at(ground.at("hers/groups")).expect("a root");
+    root.create("lab", &LimitSet::default()).expect("created");
+    for path in [root.path(), root.group("lab").expect("there").path()] {
+        let owner = fs::metadata(path).expect("there").uid();
+        assert_eq!(owner, crate::ALICE, "{}", path.display());
+    }
+    // A link in its place leads nowhere.
+    symlink(ground.at("groups"), ground.at("hers/link")).expect("linked");
+    let root =
+        Root::at(ground.at("hers/link")).map(|root| root.create("lab", &LimitSet::default()));
+    assert!(!matches!(root, Ok(Ok(_))));
+    assert!(!ground.at("groups").exists());
+}

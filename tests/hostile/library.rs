@@ -1,0 +1,164 @@
+//! Libraries that a user names or leaves where root looks for one.
+
+use crate::{ALICE, Ground, run};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles a library that calls itself ours, and says so in a file when it is loaded.
+fn library(ground: &Ground, path: &str) -> PathBuf {
+    let source = format!(
+        "#include <fcntl.h>\n\
+         const char gpulimit_version_text[] = \"{}\";\n\
+         const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
+         __attribute__((constructor)) static void f(void) {{ open(\"{}\", O_CREAT | O_WRONLY, 0600); }}\n",
+        gpulimit::version::text(),
+        proof(ground).display()
+    );
+    let source = ground.write("library.c", source, 0, 0o644);
+    let path = ground.at(path);
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wl,-soname,libgpulimit.so", "-o"])
+        .args([&path, &source])
+        .status();
+    assert!(built.expect("a C compiler").success());
+    path
+}
+
+fn proof(ground: &Ground) -> PathBuf {
+    ground.at("proof")
+}
+
+/// Runs a verb with a library of Alice's in every way that she could make root use one.
+#[track_caller]
+fn tried(ground: &Ground, arguments: &[&str], library: &Path) {
+    let mut command = ground.gpulimit(arguments);
+    let (status, said) = run(command.env("GPULIMIT_LIBRARY", library));
+    assert!(!proof(ground).exists(), "{arguments:?} loaded it: {said}");
+    assert_ne!(status, Some(0), "{arguments:?}: {said}");
+    assert!(
+        said.contains("belongs to user 40001") || said.contains("may be written by others"),
+        "{arguments:?}: {said}"
+    );
+}
+
+#[test]
+fn root_opens_no_library_that_others_can_change() {
+    let Some(ground) = Ground::new() else { return };
+    let image = ground.make("image", 0, 0o755);
+    let image = image.to_str().expect("text");
+    ground.make("image/etc", 0, 0o755);
+    ground.make("open", 0, 0o777);
+    let hers = library(&ground, "hers/libgpulimit.so");
+    std::os::unix::fs::chown(&hers, Some(ALICE), None).expect("given");
+    let in_open = library(&ground, "open/libgpulimit.so");
+    std::os::unix::fs::symlink(&hers, ground.at("libgpulimit.so")).expect("linked");
+    let link = ground.at("libgpulimit.so");
+    for library in [&hers, &in_open, &link] {
+        for arguments in [
+            &["doctor"][..],
+            &["run", "--max", "1G", "--", "true"],
+            &["cdi", "generate", "--output", "-"],
+            &["install", "--dry-run", "--root", image],
+        ] {
+            tried(&ground, arguments, library);
+        }
+        let path = library.to_str().expect("text");
+        tried(
+            &ground,
+            &["install", "--root", image, "--library", path],
+            Path::new("/nowhere"),
+        );
+    }
+}
+
+#[test]
+fn what_the_library_says_of_itself_is_read_and_not_run() {
+    let Some(ground) = Ground::new() else { return };
+    let own = library(&ground, "libgpulimit.so");
+    let mut command = ground.gpulimit(&["cdi", "generate", "--output", "-"]);
+    let (status, said) = run(command.env("GPULIMIT_LIBRARY", &own));
+    assert_eq!(status, Some(0), "{said}");
+    assert!(!proof(&ground).exists(), "its constructor ran");
+}
+
+#[test]
+fn an_image_leads_no_installation_out_of_it() {
+    let Some(ground) = Ground::new() else { return };
+    let own = library(&ground, "libgpulimit.so");
+    let own = own.to_str().expect("text");
+    // Stands for the directory of the host that a link leads to.
+    let host = ground.make("host", 0, 0o755);
+    let files = || std::fs::read_dir(&host).expect("listed").count();
+    let image = ground.make("image", 0, 0o755);
+    for name in ["etc", "run", "usr", "usr/local", "usr/local/lib"] {
+        let path = image.join(name);
+        if let Some(above) = path.parent() {
+            std::fs::create_dir_all(above).expect("made");
+        }
+        std::os::unix::fs::symlink(&host, &path).expect("linked");
+        for verb in ["install", "uninstall"] {
+            let mut command = ground.gpulimit(&[verb, "--root"]);
+            command.arg(&image);
+            if verb == "install" {
+                command.args(["--library", own]);
+            } else {
+                std::fs::write(host.join("ld.so.preload"), format!("{own}\n")).expect("written");
+            }
+            let (status, said) = run(&mut command);
+            if verb == "install" || name == "etc" {
+                assert!(
+                    status == Some(1) && said.contains("is a symbolic link"),
+                    "{said}"
+                );
+            }
+        }
+        assert_eq!(files(), 1, "{name}");
+        let text = std::fs::read_to_string(host.join("ld.so.preload")).expect("read");
+        assert_eq!(text, format!("{own}\n"));
+        std::fs::remove_file(host.join("ld.so.preload")).expect("removed");
+        std::fs::remove_file(&path).expect("removed");
+    }
+    // Who can rename the image can lead root elsewhere.
+    std::fs::create_dir_all(ground.at("hers/image/etc")).expect("made");
+    let mut command = ground.gpulimit(&["install", "--library", own, "--root"]);
+    let (status, said) = run(command.arg(ground.at("hers/image")));
+    assert!(
+        status == Some(1) && said.contains("belongs to user 40001"),
+        "{said}"
+    );
+}
+
+#[test]
+fn engines_are_told_of_nothing_that_others_can_change() {
+    let Some(ground) = Ground::new() else { return };
+    let own = library(&ground, "libgpulimit.so");
+    let generate = |program: &Path, root: &Path| {
+        let mut command = Command::new(program);
+        command
+            .args(["cdi", "generate", "--output"])
+            .arg(ground.at("cdi/gpulimit.json"))
+            .arg("--files")
+            .arg(ground.at("files"))
+            .env_clear()
+            .env("GPULIMIT_LIBRARY", &own)
+            .env("GPULIMIT_ROOT", root);
+        run(&mut command)
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_gpulimit"));
+    let hers = ground.at("hers/gpulimit");
+    std::fs::copy(program, &hers).expect("copied");
+    std::os::unix::fs::chown(&hers, Some(ALICE), None).expect("given");
+    for (program, root) in [
+        (program, ground.at("hers/groups")),
+        (&hers, ground.at("groups")),
+    ] {
+        let (status, said) = generate(program, &root);
+        assert!(
+            status == Some(1) && said.contains("belongs to user 40001"),
+            "{said}"
+        );
+        assert!(!ground.at("cdi").exists());
+    }
+    let (status, said) = generate(program, &ground.at("groups"));
+    assert_eq!(status, Some(0), "{said}");
+}

@@ -1,0 +1,89 @@
+//! Arguments of commands, which may hold secrets: other members of a group do not read them in its files.
+
+use crate::{ALICE, Ground, run};
+use gpulimit::group::{Member, Root};
+use gpulimit::ledger::{EventKind, Happening, Identity};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+const SECRET: &str = "token=hunter2";
+
+/// A member with the secret among its arguments, until the end of its stdin. Does nothing as a test.
+#[test]
+fn role() {
+    let Some(root) = std::env::var_os("HOSTILE_MEMBER_OF") else {
+        return;
+    };
+    let root = Root::at(root).expect("a root");
+    let member = Member::join(&root, "lab").expect("joined");
+    member.ledger().record(&Happening {
+        kind: EventKind::Kill,
+        device: None,
+        process: Identity::of_self(),
+        bytes: 0,
+        charged: 0,
+        max: 0,
+    });
+    println!("joined");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn members_see_names_of_commands_and_no_arguments_of_others() {
+    let Some(ground) = Ground::new() else { return };
+    ground.make("groups", 0, 0o755);
+    let (status, said) =
+        run(&mut ground.gpulimit(&["create", "lab", "--members", "all", "max=1G"]));
+    assert_eq!(status, Some(0), "{said}");
+    let mut member = Command::new(std::env::current_exe().expect("known"))
+        .args(["secrets::role", SECRET, "--nocapture"])
+        .env("HOSTILE_MEMBER_OF", ground.at("groups"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let out = BufReader::new(member.stdout.take().expect("piped"));
+    let mut lines = out.lines().map(|line| line.expect("read"));
+    assert!(lines.any(|line| line.contains("joined")));
+
+    // Nothing in the files.
+    let ledger = fs::read(ground.at("groups/lab/ledger")).expect("read");
+    let holds = |text: &str| {
+        let text = text.as_bytes();
+        ledger.windows(text.len()).any(|bytes| bytes == text)
+    };
+    assert!(holds("hostile-"), "the name of the command");
+    assert!(!holds("hunter2"));
+    // `ps` shows what /proc shows to the caller, and events only the name.
+    let (_, said) = run(&mut ground.gpulimit(&["ps", "lab"]));
+    assert!(said.contains(SECRET), "{said}");
+    let (_, said) = run(&mut ground.gpulimit(&["events", "lab"]));
+    assert!(
+        said.contains("(hostile-") && !said.contains("hunter2"),
+        "{said}"
+    );
+    let hidden = r#"mount -t proc -o hidepid=2 proc /proc || exit 9
+        exec setpriv --reuid "$ALICE" --regid "$ALICE" --clear-groups "$GPULIMIT" "$@""#;
+    for verb in ["ps", "events"] {
+        let gpulimit = ground.gpulimit(&[]);
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", hidden, "sh", verb, "lab"])
+            .env("GPULIMIT", gpulimit.get_program())
+            .env("GPULIMIT_ROOT", ground.at("groups"))
+            .env("ALICE", ALICE.to_string());
+        let (status, said) = run(&mut command);
+        if status == Some(9) {
+            eprintln!("SKIPPED: no file system of processes can be mounted here");
+            break;
+        }
+        assert_eq!(status, Some(0), "{said}");
+        assert!(
+            said.contains("hostile-") && !said.contains("hunter2"),
+            "{said}"
+        );
+    }
+    drop(member.stdin.take());
+    assert!(member.wait().is_ok_and(|status| status.success()));
+}

@@ -1,0 +1,195 @@
+//! Signals of root's for a group whose owner has forged its ledger: they reach its members and no bystander.
+
+use crate::damage::{Random, SLOT, SLOTS};
+use crate::{Ground, run};
+use gpulimit::group::{Access, Members, Root};
+use gpulimit::ledger::{Identity, Ledger, MAX_SLOTS, SeenProcess};
+use gpulimit::limits::LimitSet;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+/// Who forges, and whom no other test is: a defect would end all processes of theirs.
+const FORGER: u32 = 40_017;
+/// A user who has nothing to do with the group.
+const STRANGER: u32 = 40_018;
+
+/// Slots that the forger holds: with a second of patience for each, root's command would not end in [`crate::PATIENCE`].
+const HELD: usize = 300;
+
+const LEDGER: &str = "GPULIMIT_TEST_LEDGER";
+const FORGERY: &str = "GPULIMIT_TEST_FORGERY";
+const BYSTANDERS: &str = "GPULIMIT_TEST_BYSTANDERS";
+
+/// What the slots of the group say.
+const FORGERIES: [&str; 3] = ["random", "start time 0", "right start time"];
+
+/// A process that ends with the test.
+struct Guarded(Child);
+
+impl Guarded {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().expect("started"))
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().expect("asked").is_none()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A group of the forger's, and processes of root's, of a stranger's and of the forger's that are no members of it.
+struct Scene {
+    ground: Ground,
+    ledger: PathBuf,
+    bystanders: Vec<Guarded>,
+    forger: Guarded,
+}
+
+impl Scene {
+    fn new(forgery: &str) -> Option<Self> {
+        let ground = Ground::new()?;
+        let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+        let access = Access {
+            owner: Some(FORGER),
+            members: Members::Owner,
+        };
+        let made = root.create_for("lab", &LimitSet::default(), access);
+        assert!(made.expect("created").new);
+        let ledger = root.group("lab").expect("there").ledger_path();
+        let sleep = |user| Guarded::start(Command::new("sleep").arg("600").uid(user).gid(user));
+        let bystanders: Vec<_> = [0, STRANGER, FORGER].map(sleep).into();
+        let pids: Vec<_> = bystanders
+            .iter()
+            .map(|one| one.0.id().to_string())
+            .collect();
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["--exact", "signals::forge", "--ignored", "--nocapture"])
+            .env(LEDGER, &ledger)
+            .env(FORGERY, forgery)
+            .env(BYSTANDERS, pids.join(" "))
+            .current_dir("/")
+            .uid(FORGER)
+            .gid(FORGER)
+            .stdout(Stdio::piped());
+        let mut forger = Guarded::start(&mut command);
+        let out = forger.0.stdout.take().expect("piped");
+        let mut lines = BufReader::new(out).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
+        Some(Self {
+            ground,
+            ledger,
+            bystanders,
+            forger,
+        })
+    }
+
+    /// Runs a command of root's, which ends the forger, and none of the bystanders.
+    #[track_caller]
+    fn root_runs(&mut self, arguments: &[&str]) -> (Option<i32>, String) {
+        let (status, said) = run(&mut self.ground.gpulimit(arguments));
+        for (whose, one) in ["root", "stranger", "forger"]
+            .iter()
+            .zip(&mut self.bystanders)
+        {
+            assert!(
+                one.lives(),
+                "the bystander of {whose} was signalled: {said}"
+            );
+        }
+        assert!(!said.contains("panicked"), "{said}");
+        let ended = self.forger.0.wait().expect("ended");
+        assert_eq!(ended.signal(), Some(9), "{said}");
+        (status, said)
+    }
+}
+
+/// What [`Scene::new`] starts as the forger; not a test.
+#[test]
+#[ignore = "a part of other tests"]
+fn forge() {
+    let path = std::env::var(LEDGER).expect("a path");
+    let forgery = std::env::var(FORGERY).expect("a name");
+    let text = std::env::var(BYSTANDERS).expect("numbers");
+    let pids: Vec<u32> = text
+        .split(' ')
+        .map(|pid| pid.parse().expect("a number"))
+        .collect();
+    let ledger = Arc::new(Ledger::open(Path::new(&path)).expect("opened"));
+    let claim = |pid: &u32| {
+        let start_time = match forgery.as_str() {
+            "right start time" => SeenProcess::by_pid(*pid).start_time().expect("seen"),
+            _ => 0,
+        };
+        let identity = Identity {
+            pid: *pid,
+            start_time,
+            ..Identity::of_self()
+        };
+        ledger.claim(&identity, "").expect("a slot")
+    };
+    let slots: Vec<_> = pids.iter().cycle().take(HELD).map(claim).collect();
+    if forgery == "random" {
+        let mut random = Random(0x5eed);
+        // Some words are right by chance, so that all kinds of slots come about.
+        let mut word = || match random.below(4) {
+            0 => 0,
+            1 => pids
+                .get(random.below(3) as usize)
+                .copied()
+                .map_or(0, u64::from),
+            _ => random.next(),
+        };
+        let bytes: Vec<u8> = (0..MAX_SLOTS as u64 * SLOT / 8)
+            .flat_map(|_| word().to_ne_bytes())
+            .collect();
+        let file = OpenOptions::new().write(true).open(&path).expect("opened");
+        file.write_all_at(&bytes, SLOTS).expect("written");
+    }
+    println!("forged");
+    std::thread::sleep(std::time::Duration::from_secs(600));
+    drop(slots);
+}
+
+#[test]
+fn kill_reaches_no_bystander_that_a_forged_slot_names() {
+    for forgery in FORGERIES {
+        let Some(mut scene) = Scene::new(forgery) else {
+            return;
+        };
+        let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
+        assert_eq!(status, Some(1), "{forgery}: {said}");
+        let line = format!("SIGKILL sent to {} (named by no slot)", scene.forger.0.id());
+        assert!(said.contains(&line), "{forgery}: {said}");
+        assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
+        let missed = said.matches("cannot signal ").count();
+        // One of the slots is the forger's, who got the signal. Random words also make slots that nobody holds.
+        match forgery {
+            "random" => assert!((1..HELD).contains(&missed), "{forgery}: {said}"),
+            _ => assert_eq!(missed, HELD - 1, "{forgery}: {said}"),
+        }
+    }
+}
+
+#[test]
+fn removal_by_force_ends_the_forger_and_no_bystander() {
+    for forgery in FORGERIES {
+        let Some(mut scene) = Scene::new(forgery) else {
+            return;
+        };
+        let (status, said) = scene.root_runs(&["rm", "--force", "lab"]);
+        assert_eq!(status, Some(0), "{forgery}: {said}");
+        assert!(!scene.ledger.exists(), "{forgery}: {said}");
+    }
+}

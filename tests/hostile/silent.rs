@@ -1,0 +1,136 @@
+//! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers a request to open a file.
+
+use crate::Ground;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+
+/// The process, which serves the file system itself. Its end ends the file system, and every wait for it.
+pub struct Process {
+    child: Child,
+    /// Kept open: the test harness in the process writes there, too, and ends where it cannot.
+    out: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts it in a mount namespace of its own. `None` where there is no FUSE.
+    pub fn start(ground: &Ground) -> Option<Self> {
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("SKIPPED: there is no /dev/fuse here");
+            return None;
+        }
+        let mut child = Command::new("unshare")
+            .arg("-m")
+            .arg(std::env::current_exe().expect("known"))
+            .args(["--exact", "silent::role", "--nocapture"])
+            .env("HOSTILE_FUSE", ground.make("silent", 0, 0o755))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut process = Self { child, out };
+        let mut lines = process.out.by_ref().lines();
+        assert!(
+            lines.any(|line| line.expect("read") == "#mounted"),
+            "the file system is not mounted"
+        );
+        Some(process)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test: the process.
+#[test]
+fn role() {
+    let Some(place) = std::env::var_os("HOSTILE_FUSE") else {
+        return;
+    };
+    let place = Path::new(&place);
+    let mount = |arguments: &[&str], from: &Path, to: &Path| {
+        let mut mount = Command::new("mount");
+        let status = mount.args(arguments).args([from, to]).status();
+        assert!(status.expect("mount").success(), "{arguments:?}");
+    };
+    let etc = Path::new("/etc");
+    mount(&["-t", "tmpfs"], Path::new("none"), etc);
+    fs::write("/etc/ld.so.preload", "").expect("written");
+    let fuse = File::options().read(true).write(true).open("/dev/fuse");
+    let fuse = fuse.expect("opened");
+    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::empty()).expect("kept");
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0",
+        fuse.as_raw_fd()
+    );
+    mount(
+        &["-i", "-t", "fuse", "-o", &options],
+        Path::new("none"),
+        place,
+    );
+    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("ours");
+    thread::spawn(move || serve(fuse));
+    let file = place.join("ld.so.preload");
+    mount(&["--bind"], &file, &etc.join("ld.so.preload"));
+    println!("\n#mounted");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// Answers what a mount asks, in the kernel's structures of version 7.31; one directory with any number of files in it.
+fn serve(mut fuse: File) {
+    const LOOKUP: u32 = 1;
+    const GETATTR: u32 = 3;
+    const OPEN: u32 = 14;
+    const READ: u32 = 15;
+    const STATFS: u32 = 17;
+    const INIT: u32 = 26;
+    const DIRECTORY: u64 = 1;
+    let mut request = vec![0; 1 << 20];
+    while let Ok(length) = fuse.read(&mut request) {
+        assert!(length >= 40, "half a request");
+        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
+        let double = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().expect("eight"));
+        let (operation, unique, node) = (word(4), double(8), double(16));
+        let reply = match operation {
+            OPEN | READ => continue,
+            LOOKUP => [words(&[2, 0, 0, 0, 0]), attributes(2)].concat(),
+            GETATTR => [words(&[0, 0]), attributes(node)].concat(),
+            STATFS => vec![0; 80],
+            // 7.31, no read-ahead, no flags; then the size of a write.
+            INIT => [words(&[31 << 32 | 7, 0, 0, 0]), vec![0; 32]].concat(),
+            _ => Vec::new(),
+        };
+        let error = if reply.is_empty() { -libc::ENOSYS } else { 0 };
+        let length = u32::try_from(16 + reply.len()).expect("small");
+        let head = [length.to_ne_bytes(), error.to_ne_bytes()].concat();
+        let head = [head, unique.to_ne_bytes().to_vec()].concat();
+        // A request whose process has been killed wants no answer.
+        let _ = fuse.write(&[head, reply].concat());
+    }
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    /// `struct fuse_attr` on a little-endian machine: node, size, blocks, three times; then, in pairs of 32 bits, the nanoseconds
+    /// of these and the mode, links and user, group and device, size of a block and flags.
+    fn attributes(node: u64) -> Vec<u8> {
+        let mode: u64 = match node {
+            DIRECTORY => 0o040_755,
+            _ => 0o100_644,
+        };
+        words(&[node, 60, 1, 0, 0, 0, 0, mode << 32, 1, 0, 4096])
+    }
+}

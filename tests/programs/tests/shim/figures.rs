@@ -1,0 +1,77 @@
+//! What is shown while requests are under way: a request that waits or is refused is in no figure.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use gpulimit::ledger::{EventKind, Usage};
+use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
+
+/// What a group uses, and the most that it has used.
+fn shown(usage: &Usage) -> (u64, u64) {
+    (usage.charged - usage.idle, usage.peak)
+}
+
+#[test]
+fn a_request_that_waits_is_in_no_figure() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait"]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    // What the request below gives back before it waits is not there then.
+    other.expect(&[("default-pool p 0", "0"), ("trim p 0", "0")]);
+    holder.expect(&[("alloc a 500M", "0")]);
+    let before = shown(&world.usage(0));
+    let told = holder.say("info");
+    other.tell("async b 200M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    for _ in 0..500 {
+        let usage = world.usage(0);
+        if usage.undecided == 0 {
+            assert_eq!(shown(&usage), before);
+        }
+        assert_eq!(holder.say("info"), told);
+    }
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    assert_eq!(world.events(EventKind::Granted).len(), 1);
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn a_request_that_is_refused_is_in_no_figure() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    other.expect(&[("default-pool p 0", "0"), ("trim p 0", "0")]);
+    holder.expect(&[("alloc a 500M", "0")]);
+    other.expect(&[("async b 200M", "2")]);
+    let before = shown(&world.usage(0));
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut looks = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                let usage = world.usage(0);
+                // Where a process did not run for a long time in the middle of a request, nobody can tell.
+                if usage.undecided == 0 {
+                    assert_eq!(shown(&usage), before);
+                    looks += 1;
+                }
+            }
+            looks
+        });
+        for _ in 0..300 {
+            if looks.is_finished() {
+                break;
+            }
+            other.expect(&[("async b 200M", "2")]);
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(looks.join().expect("the same at every look") > 0);
+    });
+    world.judge(cap);
+    drop((holder, other));
+    world.judge_end(cap);
+}

@@ -1,0 +1,149 @@
+//! Sizes that depend on the GPU: `-2G` is all of it but 2 GiB, wherever a size is written, and limits that make no sense on it.
+
+use gpulimit_programs::world::{self, Session, World, text};
+use std::process::Output;
+
+const GIB: u64 = 1 << 30;
+/// The memory of the two GPUs, as CUDA tells it.
+const CAPACITIES: [u64; 2] = [80 * GIB, 24 * GIB];
+
+fn world(gpus: usize) -> World {
+    let capacities: Vec<String> = CAPACITIES[..gpus].iter().map(u64::to_string).collect();
+    World::without_group(&[
+        ("GPULIMIT_SIM_GPUS", &gpus.to_string()),
+        ("GPULIMIT_SIM_CAPACITY", &capacities.join(",")),
+    ])
+}
+
+fn controller(world: &World, arguments: &[&str]) -> Output {
+    let mut command = world.bare(&world::controller());
+    command.env("GPULIMIT_LIBRARY", world::shim());
+    command.args(arguments).output().expect("run")
+}
+
+#[track_caller]
+fn said(world: &World, arguments: &[&str]) -> String {
+    let output = controller(world, arguments);
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    text(&output.stdout)
+}
+
+/// The UUID of a GPU.
+fn uuid(world: &World, gpu: usize) -> String {
+    world.machine().gpu(gpu).uuid.clone()
+}
+
+#[test]
+fn a_variable_leaves_the_rest_of_each_gpu() {
+    let world = world(2);
+    for (max, expected) in [
+        ("-2G", [78, 22]),
+        ("0=-1G,all=-4G", [79, 20]),
+        ("1=8G,all=-2G", [78, 8]),
+    ] {
+        let mut command = world.preloaded(world::program());
+        command.env("GPULIMIT_MAX", max);
+        let mut program = Session::start(command);
+        program.expect(&[("init", "0")]);
+        for (gpu, gib) in expected.into_iter().enumerate() {
+            let total = format!("0 {}", gib * GIB);
+            program.expect(&[(&format!("total {gpu}"), &total)]);
+        }
+    }
+    // Another process of the same job sees only the smaller GPU.
+    let job = [("GPULIMIT_MAX", "-2G"), ("GPULIMIT_GROUP", "job-1-1")];
+    for (visible, gib) in [("0", 78), ("1", 22)] {
+        let mut command = world.preloaded(world::program());
+        command.envs(job).env("CUDA_VISIBLE_DEVICES", visible);
+        let mut program = Session::start(command);
+        program.expect(&[("init", "0"), ("total 0", &format!("0 {}", gib * GIB))]);
+    }
+}
+
+#[test]
+fn every_verb_takes_it_in_both_forms() {
+    let world = world(2);
+    let get = |name: &str| {
+        let gpu = |gpu| {
+            said(
+                &world,
+                &["get", name, "max", "--device", &uuid(&world, gpu)],
+            )
+        };
+        format!("{}{}", gpu(0), gpu(1))
+    };
+    said(&world, &["create", "a", "--max", "-2G"]);
+    assert_eq!(get("a"), "78GiB\n22GiB\n");
+    said(&world, &["create", "b", "max=-2G"]);
+    assert_eq!(get("b"), "78GiB\n22GiB\n");
+    let lines = said(&world, &["set", "a", "--max=-4G"]);
+    assert!(
+        lines.contains("max=-4GiB applied to GPU 1") && lines.contains(": 20.0 GiB"),
+        "{lines}"
+    );
+    assert_eq!(get("a"), "76GiB\n20GiB\n");
+    said(&world, &["set", "b", "max=-1G", "--device", "1"]);
+    assert_eq!(get("b"), "78GiB\n23GiB\n");
+    let own = world::controller().display().to_string();
+    let show = format!("{own} get $GPULIMIT_GROUP max --device {}", uuid(&world, 1));
+    for limit in [&["--max", "-3G"][..], &["max=-3G"]] {
+        let mut run = vec!["run"];
+        run.extend(limit);
+        run.extend(["--", "sh", "-c", &show]);
+        assert_eq!(said(&world, &run), "21GiB\n", "{limit:?}");
+    }
+    let policy = world.file("p.toml");
+    std::fs::write(
+        &policy,
+        "[group.c]\nmax = '-2G'\n[group.d]\nmax = { all = '-2G', 1 = '-6G' }\n",
+    )
+    .expect("written");
+    let policy = policy.display().to_string();
+    said(&world, &["apply", &policy]);
+    assert_eq!(get("c"), "78GiB\n22GiB\n");
+    assert_eq!(get("d"), "78GiB\n18GiB\n");
+    assert_eq!(said(&world, &["apply", &policy]), "nothing to change\n");
+}
+
+#[test]
+fn what_a_gpu_does_not_have_is_said() {
+    let world = world(1);
+    let refused = |arguments: &[&str]| {
+        let output = controller(&world, arguments);
+        // The caller's mistake, and not the machine's fault: Slurm's Prolog drains a node for the latter.
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        text(&output.stderr)
+    };
+    let error = refused(&["create", "a", "--max", "-80G"]);
+    assert!(error.contains("has only 80.0 GiB"), "{error}");
+    let mut command = world.preloaded(world::program());
+    command.env("GPULIMIT_MAX", "-80G");
+    let mut program = Session::start(command);
+    assert_ne!(program.say("start"), "0 0");
+    // A size is allowed, and said to be of no use.
+    for arguments in [
+        &["create", "a", "--max", "200G"][..],
+        &["set", "a", "--max", "200G"],
+        &["set", "a", "max=90G", "high=100G"],
+    ] {
+        let output = controller(&world, arguments);
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        let warning = "is more than the 80.0 GiB of GPU 0";
+        assert!(
+            error.contains("warning: a: max=") && error.contains(warning),
+            "{error}"
+        );
+    }
+    // Of a command's own limit people are warned, on a terminal.
+    let own = world::controller();
+    let run = format!("{} run --max 200G -- true", own.display());
+    let mut terminal = world.bare(std::path::Path::new("script"));
+    terminal
+        .env("GPULIMIT_LIBRARY", world::shim())
+        .args(["-qec", &run, "/dev/null"]);
+    let output = terminal.output().expect("script, of util-linux");
+    let seen = text(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(seen.contains("warning: max=200GiB is more than"), "{seen}");
+}
