@@ -29,6 +29,8 @@ mod protection;
 mod removal;
 mod root;
 mod signals;
+#[cfg(feature = "cli")]
+mod trial;
 mod undisturbed;
 mod user;
 #[cfg(feature = "cli")]

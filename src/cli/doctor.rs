@@ -4,6 +4,7 @@ mod checks;
 mod container;
 mod files;
 mod process;
+mod root;
 mod user;
 
 use super::failure::Failure;
@@ -37,7 +38,8 @@ pub struct Args {
 
 const HELP: &str = "\
 Looks at the driver, NVML, the library and its hooks, the groups, and the
-environment; or at one process, container or user. Changes nothing.
+environment; or at one process, container or user. Makes a group to see whether
+that can be done, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor

@@ -185,7 +185,7 @@ impl fmt::Display for GroupError {
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
                         .write_str(": ask who administers it, or name a directory of your own in GPULIMIT_ROOT"),
-                    io::ErrorKind::NotFound => {
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
                     }
                     io::ErrorKind::StorageFull => f.write_str(": free some space there"),

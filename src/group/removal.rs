@@ -9,6 +9,7 @@ use super::directory::{Directory, EntryKind};
 use super::hold::Hold;
 use super::job::{self, JobState};
 use super::{BELOW, Group, GroupError, Kind, LEDGER, LIMITS, LOCK, MAX_DEPTH, Root, name, user};
+use crate::file_system;
 use crate::ledger::{Cleaned, Ledger, LedgerError, NoWitness, Witness};
 use crate::order;
 use std::ffi::OsString;
@@ -72,12 +73,17 @@ impl Root {
         };
         let mut budget = None;
         for name in Self::names(&root, &mut survey, &mut budget).map_err(failed)? {
-            let kind = root.entry(&name).ok().flatten().map(|entry| entry.kind);
-            match (name.to_str(), kind) {
-                (Some(text), Some(EntryKind::Directory)) if name::is_part(text) => {
+            let Some(entry) = root.entry(&name).ok().flatten() else {
+                continue;
+            };
+            match (name.to_str(), entry.kind) {
+                (Some(text), EntryKind::Directory) if name::is_part(text) => {
                     self.survey_group(&root, text, text, &mut survey, &mut budget);
                 }
-                (_, Some(kind)) if !contents::belongs_in_root(&name, kind) => {
+                // Made with the file system.
+                (Some("lost+found"), EntryKind::Directory)
+                    if entry.owner == 0 && file_system::is_mount_point(self.path()) => {}
+                (_, kind) if !contents::belongs_in_root(&name, kind) => {
                     survey.foreign(root.path().join(&name));
                 }
                 _ => {}

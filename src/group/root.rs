@@ -24,7 +24,7 @@ const TRIES: u32 = 1_000;
 /// Where the groups are.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Root {
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 /// Permissions of what is made below a root and not for members.
@@ -348,7 +348,7 @@ impl Root {
 
     /// Makes the root's directory. In a directory of a user root makes it with that user's rights, so that it is the user's, and by
     /// descriptor, so that nothing else gets these permissions.
-    fn make_directory(&self, mode: u32) -> Result<(), GroupError> {
+    pub(super) fn make_directory(&self, mode: u32) -> Result<(), GroupError> {
         let failed = |error| GroupError::Io {
             what: "create",
             path: self.path.clone(),

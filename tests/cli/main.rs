@@ -24,4 +24,5 @@ mod set;
 mod show;
 mod signals;
 mod tree;
+mod unusable;
 mod user;

@@ -1,25 +1,22 @@
 //! The single checks.
 
-use super::{Finding, Level};
-use crate::cli::accounts::{self, Database};
+use super::{Finding, Level, root};
+use crate::cli::accounts::Database;
 use crate::cli::check::some;
 use crate::cli::env;
 use crate::cli::install::{self, Preload};
 use crate::cli::library;
 use crate::cli::nvml::Driver;
-use crate::cli::probe::VERB;
+use crate::cli::probe::ask;
 use crate::cli::trust::Trusted;
-use gpulimit::file_system::{self, FileSystem, Unsuitable};
-use gpulimit::group::{Kind, Root, SYSTEM};
 use gpulimit::policy::compile::uncovered;
 use gpulimit::policy::rules::{Rules, Source};
 use gpulimit::policy::{self, PolicyError};
 use gpulimit::units::gib;
 use std::collections::BTreeMap;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::{env as process_env, fs};
 
 /// All checks, in the order in which things depend on each other.
 pub(super) fn all() -> Vec<Finding> {
@@ -28,40 +25,10 @@ pub(super) fn all() -> Vec<Finding> {
     findings.extend(nvml());
     findings.extend(library(has_driver));
     findings.push(system_wide());
-    findings.extend(root());
+    findings.extend(root::checks());
     findings.extend(rules());
     findings.extend(environment());
     findings
-}
-
-/// The answers of a probe: `key value` lines. `Err` says how it ended.
-fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
-    let own = process_env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new(own);
-    command.arg(VERB).arg(what).stdin(Stdio::null());
-    // The probe is to see the driver and the library as they are, not the limits of a group.
-    for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
-        command.env_remove(name);
-    }
-    match preload {
-        Some(library) => command.arg(library).env("LD_PRELOAD", library),
-        None => command.env_remove("LD_PRELOAD"),
-    };
-    let output = command.output().map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(format!(
-            "{}{}{said}",
-            output.status,
-            if said.is_empty() { "" } else { ": " }
-        ));
-    }
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let pair = |line: &str| {
-        let (key, value) = line.split_once(' ')?;
-        Some((key.to_owned(), value.to_owned()))
-    };
-    Ok(text.lines().filter_map(pair).collect())
 }
 
 fn driver() -> Vec<Finding> {
@@ -338,99 +305,6 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         }
     }
     findings
-}
-
-fn root() -> Vec<Finding> {
-    const CHECK: &str = "root";
-    let root = match Root::locate(&env) {
-        Ok(root) => root,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
-    };
-    let path = root.path().display();
-    let on = match file_system(root.path()) {
-        Ok(name) => name,
-        Err(unsuitable) => return vec![Finding::error(CHECK, unsuitable.to_string(), "")],
-    };
-    let Ok(about) = fs::metadata(root.path()) else {
-        return vec![Finding::fine(
-            CHECK,
-            format!("{path}{on}, made with the first group"),
-        )];
-    };
-    let groups = match root.groups() {
-        Ok(groups) => groups,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
-    };
-    let mut findings = vec![Finding::fine(
-        CHECK,
-        format!(
-            "{path}{on}, owner {}, mode {:04o}, groups: {}",
-            accounts::user_name(about.uid()),
-            about.permissions().mode() & 0o7777,
-            groups.len()
-        ),
-    )];
-    if root.path() == Path::new(SYSTEM)
-        && about.uid() == 0
-        && !file_system::is_mount_point(root.path())
-    {
-        findings.push(Finding::warning(
-            CHECK,
-            format!("{path} is not a file system of its own: members of its groups can fill the one of /run"),
-            "mount a tmpfs there, before there are groups: docs/systemd.md has a unit for it",
-        ));
-    }
-    let mut idle = Vec::new();
-    for group in groups {
-        match group.limits().and_then(|limits| {
-            limits.rules()?;
-            group.ledger()
-        }) {
-            Err(error) => findings.push(Finding::warning("group", error.to_string(), "")),
-            Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
-                idle.push(group.name().to_owned());
-            }
-            Ok(_) => {}
-        }
-    }
-    if !idle.is_empty() {
-        findings.push(Finding::fine(
-            "stale",
-            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
-        ));
-    }
-    for left in root.leftovers().unwrap_or_default() {
-        findings.push(Finding::warning(
-            "stale",
-            format!("{} is no complete group", left.display()),
-            "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
-        ));
-    }
-    let survey = root.survey().unwrap_or_default();
-    if let Some(first) = survey.foreign.first() {
-        let more = match survey.foreign.len() {
-            1 => String::new(),
-            count => format!(", nor were {} more entries", count - 1),
-        };
-        let name = first.to_string_lossy();
-        findings.push(Finding::warning(
-            "root",
-            format!("{} was not made by gpulimit{more}", name.escape_debug()),
-            "move it elsewhere, or correct GPULIMIT_ROOT; it is never changed or removed",
-        ));
-    }
-    findings
-}
-
-/// The file system that the root lies on, or will when it is made, as a part of a sentence.
-fn file_system(root: &Path) -> Result<String, Unsuitable> {
-    let place = root.ancestors().find(|place| place.exists());
-    let Some(place) = place else {
-        return Ok(String::new());
-    };
-    file_system::check(place)?;
-    let name = FileSystem::of(place).map(|found| found.name);
-    Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
 fn rules() -> Vec<Finding> {

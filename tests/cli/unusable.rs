@@ -1,0 +1,153 @@
+//! `doctor` in roots in which no group can be made.
+
+use crate::place::{Place, text};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// What `doctor` says of this root and below it, and whether it found an error there.
+fn doctor(place: &Place, root: &Path) -> (bool, String) {
+    let mut command = place.gpulimit(&["doctor"]);
+    let output = command.env("GPULIMIT_ROOT", root).output();
+    let out = text(&output.expect("started").stdout);
+    let lines: Vec<&str> = out.lines().collect();
+    let is_about = |line: &&&str| line.contains(" root  ") || line.contains(" -> ");
+    let about: Vec<&str> = lines.iter().filter(is_about).copied().collect();
+    let broken = about.iter().any(|line| line.starts_with("error "));
+    (broken, about.join("\n"))
+}
+
+#[track_caller]
+fn is_refused(place: &Place, root: &str, expected: &[&str]) {
+    let (broken, out) = doctor(place, Path::new(root));
+    assert!(broken, "{root}: {out}");
+    for words in expected {
+        assert!(out.contains(words), "{root}: no {words:?} in:\n{out}");
+    }
+}
+
+#[test]
+fn a_root_that_cannot_be_made() {
+    let place = Place::new();
+    fs::write(place.0.join("file"), "").expect("written");
+    for root in ["/nonexistent/a/b", "/proc/gpulimit", "/proc/self/gpulimit"] {
+        is_refused(&place, root, &[&format!("no group can be made in {root}")]);
+    }
+    let below = place.0.join("file/root").display().to_string();
+    is_refused(&place, &below, &["name a directory that can be made"]);
+}
+
+#[test]
+fn a_usable_root_is_left_as_it_was() {
+    let place = Place::new();
+    let names = |path: &Path| {
+        let entries = fs::read_dir(path).expect("listed").flatten();
+        entries.map(|entry| entry.file_name()).collect::<Vec<_>>()
+    };
+    let before = names(&place.0);
+    let (broken, out) = doctor(&place, &place.root_path());
+    assert!(
+        !broken && out.contains("made with the first group"),
+        "{out}"
+    );
+    assert_eq!(names(&place.0), before);
+    fs::create_dir(place.root_path()).expect("created");
+    let (broken, out) = doctor(&place, &place.root_path());
+    assert!(!broken && out.contains("groups: 0"), "{out}");
+    assert!(names(&place.root_path()).is_empty());
+}
+
+/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it: `script` mounts it at `$ROOT`. `None` where
+/// nothing can be mounted.
+fn mounted(place: &Place, script: &str) -> Option<String> {
+    let root = place.root_path();
+    fs::create_dir(&root).expect("created");
+    let doctor = place.gpulimit(&["doctor"]);
+    let script = format!("{script} || exit 77; \"$0\" doctor; true");
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+        .arg(doctor.get_program())
+        .env("ROOT", &root);
+    for (name, value) in doctor.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.output().expect("unshare is of util-linux");
+    if output.status.success() {
+        return Some(text(&output.stdout));
+    }
+    println!("skipped, as nothing can be mounted: {output:?}");
+    None
+}
+
+#[track_caller]
+fn is_refused_on(script: &str, expected: &[&str]) {
+    let place = Place::new();
+    let Some(out) = mounted(&place, script) else {
+        return;
+    };
+    let about = place.root_path().display().to_string();
+    let refused = format!("no group can be made in {about}");
+    for words in [&[&*refused, "Limits cannot be applied"], expected].concat() {
+        assert!(out.contains(words), "no {words:?} in:\n{out}");
+    }
+}
+
+#[test]
+fn a_root_without_room_or_for_reading_only() {
+    is_refused_on(
+        "mount -t tmpfs -o mode=0755,ro x $ROOT",
+        &["Read-only file system", "-> have root mount it for writing"],
+    );
+    is_refused_on(
+        "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } 2>/dev/null",
+        &["-> no space is left there", "size=512M"],
+    );
+    is_refused_on(
+        "mount -t tmpfs -o mode=0755,nr_inodes=3 x $ROOT && touch $ROOT/a $ROOT/b",
+        &["-> no inodes are left there", "nr_inodes=64k"],
+    );
+}
+
+#[test]
+fn what_a_file_system_is_made_with_is_not_foreign() {
+    let place = Place::new();
+    let mount = "mount -t tmpfs -o mode=0755 x $ROOT && mkdir $ROOT/lost+found";
+    if let Some(out) = mounted(&place, mount) {
+        assert!(!out.contains("lost+found"), "{out}");
+    }
+    let place = Place::new();
+    fs::create_dir_all(place.root_path().join("lost+found")).expect("created");
+    let (_, out) = doctor(&place, &place.root_path());
+    assert!(out.contains("lost+found was not made by gpulimit"), "{out}");
+}
+
+#[test]
+fn in_a_directory_of_root_another_user_is_told_what_cannot_be() {
+    let place = Place::new();
+    let about = fs::metadata(&place.0).expect("there");
+    if about.uid() != 0 {
+        println!("skipped: takes root");
+        return;
+    }
+    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("changed");
+    fs::create_dir(place.root_path()).expect("created");
+    let as_nobody = || {
+        let mut command = place.gpulimit(&["doctor"]);
+        let output = command.uid(65_534).output();
+        text(&output.expect("started").stdout)
+    };
+    let out = as_nobody();
+    assert!(out.contains("there is none that you could run in"), "{out}");
+    place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
+    let out = as_nobody();
+    assert!(
+        out.contains("whether there is room for more cannot be told"),
+        "{out}"
+    );
+}
