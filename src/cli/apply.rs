@@ -11,7 +11,7 @@ use super::{check, gpu, install, output};
 use difference::Step;
 pub use difference::Wanted;
 use gpulimit::group::{Access, Garbage, GroupError, Hold, Root, SYSTEM, effective_user};
-use gpulimit::limits::{Key, LimitSet, Selector};
+use gpulimit::limits::{ExtentError, Key, LimitSet, Selector};
 use gpulimit::policy::compile::Plan;
 use gpulimit::policy::file::Mistake;
 use gpulimit::policy::rules;
@@ -70,8 +70,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let (wanted, mut mistakes) = wanted(&file, &plan, driver)?;
     mistakes.extend(absent);
     if !mistakes.is_empty() {
-        mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
-        mistakes.dedup();
+        check::tidy(&mut mistakes);
         return Err(check::refused(&file, &mistakes));
     }
     check::warn(&file, &plan, &wanted, driver);
@@ -147,7 +146,8 @@ fn names_gpus(plan: &Plan) -> bool {
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// The groups with everything that only this machine knows, and the GPUs that it does not have.
+/// The groups with everything that only this machine knows, and what is wrong with them here: GPUs that it does not have, or that are too
+/// small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -162,12 +162,12 @@ pub fn wanted(
         sizes.sort_by_key(|(_, gpu, _)| gpu.value != "all");
         let mut seen: Vec<(Selector, Key)> = Vec::new();
         for (key, gpu, extent) in sizes {
-            let mut wrong = |why: String| {
+            let mut wrong = |why: String, absent: bool| {
                 mistakes.push(Mistake {
                     path: file.into(),
                     line: gpu.line,
                     why,
-                    absent: true,
+                    absent,
                 })
             };
             let selector = match gpu.value.as_str() {
@@ -175,20 +175,22 @@ pub fn wanted(
                 text => match gpu::resolve(text, driver) {
                     Ok(id) => Selector::Device(id),
                     Err(failure) => {
-                        wrong(failure.to_string());
+                        wrong(failure.to_string(), true);
                         continue;
                     }
                 },
             };
             if seen.contains(&(selector, *key)) {
-                wrong(format!(
+                let why = format!(
                     "'{}' names a GPU that has a {key} already: one for each GPU",
                     gpu.value
-                ));
+                );
+                wrong(why, true);
             }
             seen.push((selector, *key));
             if let Err(error) = limits.set_extent(selector, *key, *extent, &gpus, false) {
-                wrong(error.to_string());
+                let is_absent = matches!(error, ExtentError::Unknown { .. });
+                wrong(error.to_string(), is_absent);
             }
         }
         for (key, value) in &group.settings.options {
@@ -241,6 +243,17 @@ struct RulesStep {
     text: Option<String>,
 }
 
+/// The rules as they are written for all users; `None` where there are none.
+pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
+    let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
+    match text {
+        Some(text) if text.len() as u64 > rules::LONGEST => Err(Failure::new(
+            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
+        )),
+        text => Ok(text),
+    }
+}
+
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let path = root.path().join(rules::FILE);
     let there = match text_file::read(&path, rules::LONGEST) {
@@ -255,15 +268,7 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
             )));
         }
     };
-    let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
-    if text
-        .as_ref()
-        .is_some_and(|text| text.len() as u64 > rules::LONGEST)
-    {
-        return Err(Failure::new(
-            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
-        ));
-    }
+    let text = rules_text(plan)?;
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);
     let whole = there.is_none()
         || fs::symlink_metadata(&path).is_ok_and(|about| {

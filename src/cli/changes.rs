@@ -5,6 +5,7 @@ use super::figures::{self, bytes};
 use super::gpu;
 use super::groups::{self, Above};
 use super::nvml::Driver;
+use super::{env, probe};
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::Ledger;
 use gpulimit::limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
@@ -26,6 +27,30 @@ impl Changes {
         devices: &[String],
         driver: Option<&Driver>,
     ) -> Result<Self, Failure> {
+        let gpus = gpus(&settings, driver);
+        Self::worked_out(settings, devices, driver, gpus)
+    }
+
+    /// As [`Changes::new`], for a command of this environment: a GPU that is hidden from it and smaller than what -2G leaves out is no
+    /// reason to refuse.
+    pub fn of_command(
+        settings: Vec<Setting>,
+        devices: &[String],
+        driver: Option<&Driver>,
+    ) -> Result<Self, Failure> {
+        let mut gpus = gpus(&settings, driver);
+        if devices.is_empty() {
+            leave_out_hidden(&mut gpus, &settings);
+        }
+        Self::worked_out(settings, devices, driver, gpus)
+    }
+
+    fn worked_out(
+        settings: Vec<Setting>,
+        devices: &[String],
+        driver: Option<&Driver>,
+        gpus: Vec<Capacity>,
+    ) -> Result<Self, Failure> {
         let targets = gpu::selectors(devices, driver)?;
         if !devices.is_empty()
             && let Some(setting) = settings
@@ -37,10 +62,6 @@ impl Changes {
                 setting.name()
             )));
         }
-        let gpus = match settings.iter().any(depends_on_gpus) {
-            true => driver.map(Driver::capacities).unwrap_or_default(),
-            false => Vec::new(),
-        };
         let changes = Self {
             settings,
             targets,
@@ -181,6 +202,32 @@ impl Changes {
             }
         }
         lines
+    }
+}
+
+/// The GPUs that there are; empty where no size depends on them.
+fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
+    match settings.iter().any(depends_on_gpus) {
+        true => driver.map(Driver::capacities).unwrap_or_default(),
+        false => Vec::new(),
+    }
+}
+
+/// Drops those that no such size can be worked out for, if CUDA_VISIBLE_DEVICES hides them. CUDA itself is asked which these are: an index
+/// there goes by an order of its own.
+fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
+    let less = settings.iter().filter_map(|setting| match setting {
+        Setting::Size(_, Extent::AllBut(less)) => Some(*less),
+        _ => None,
+    });
+    let most = less.max().unwrap_or(0);
+    let fits = |gpu: &Capacity| gpu.1.is_some_and(|bytes| bytes > most);
+    if gpus.iter().all(fits) || env("CUDA_VISIBLE_DEVICES").is_none() {
+        return;
+    }
+    let visible = probe::visible_gpus();
+    if !visible.is_empty() {
+        gpus.retain(|gpu| fits(gpu) || visible.contains(&gpu.0.uuid));
     }
 }
 

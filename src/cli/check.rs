@@ -21,8 +21,8 @@ pub struct Args {
 
 const HELP: &str = "\
 Says everything that is wrong with the file, each with its line, and changes
-nothing. Users and unix groups that this machine does not have are said, but
-are no mistake here: `gpulimit apply` refuses them. Warns about limits that
+nothing. Users, unix groups and GPUs that this machine does not have are said,
+but are no mistake here: `gpulimit apply` refuses them. Warns about limits that
 make no sense on this machine's GPUs, and about users whom no rule covers.
 
 Examples:
@@ -33,18 +33,29 @@ Exit status: 0 when the file is right, 1 when it is not.";
 /// Checks a policy file.
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     let found = read(&args.file)?;
-    for mistake in &found.absent {
+    let driver = Driver::load().ok();
+    let (wanted, mistakes) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
+    let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if !wrong.is_empty() {
+        return Err(refused(&args.file, &wrong));
+    }
+    apply::rules_text(&found.plan)?;
+    absent.extend(found.absent);
+    tidy(&mut absent);
+    // What this machine has says nothing about another machine.
+    for mistake in &absent {
         output::note(&format!("{mistake} (right on another machine)"));
     }
-    let driver = Driver::load().ok();
-    // What this machine's GPUs are called says nothing about another machine's.
-    let (wanted, _) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
     warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
-        "{}: ok, groups: {}, rules: {}\n",
+        "{}: ok, groups: {}, rules: {}{}\n",
         args.file.display(),
         found.policy.groups.len(),
-        found.policy.rules.len()
+        found.policy.rules.len(),
+        match absent.is_empty() {
+            true => "",
+            false => "; on this machine `gpulimit apply` refuses it",
+        }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -111,6 +122,12 @@ pub fn read(path: &Path) -> Result<Found, Failure> {
     } else {
         Err(refused(path, &wrong))
     }
+}
+
+/// Puts mistakes in the order of their lines, each once.
+pub fn tidy(mistakes: &mut Vec<Mistake>) {
+    mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
+    mistakes.dedup();
 }
 
 /// Says all mistakes, and that they are in the way.

@@ -29,7 +29,9 @@ pub struct Figures {
     pub processes: Option<usize>,
     /// A limit of a group above for all GPUs that is smaller than the own one, and whose it is.
     pub above_all: Option<(Size, String)>,
-    /// The GPUs that its members have used, and those with a limit of their own.
+    /// What to call the GPUs that are not among `gpus`, where there is something to say of them.
+    pub others: Option<&'static str>,
+    /// The GPUs that its members have used, and those with a limit of their own; with them, all others that NVML lists.
     pub gpus: Vec<Gpu>,
 }
 
@@ -81,6 +83,16 @@ impl Figures {
                 ids.push(*id);
             }
         }
+        // A GPU for which the rule for all others counts is not left out beside them.
+        let has_others = has_rest(&view.rules);
+        if let (true, Some(driver)) = (has_others, driver) {
+            for (id, _) in driver.capacities() {
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }
+            ids.sort_by_key(|id| groups::index(*id, Some(driver)));
+        }
         Self {
             name: view.group.name().into(),
             title: view.title.clone(),
@@ -88,6 +100,11 @@ impl Figures {
             rules: view.rules.clone(),
             processes: view.count(|process| process.alive),
             above_all: above_all(view),
+            others: match (ids.is_empty(), has_others && driver.is_none()) {
+                (true, _) => Some("all"),
+                (_, true) => Some("others"),
+                _ => None,
+            },
             gpus: ids
                 .into_iter()
                 .map(|id| Gpu::of(view, id, driver))
@@ -242,6 +259,15 @@ impl Gpu {
             "processes": self.processes,
         })
     }
+}
+
+/// Whether there are rules for single GPUs and one for all others.
+fn has_rest(rules: &LimitSet) -> bool {
+    let has = |all: bool| {
+        let mut selectors = rules.rules.iter().map(|(selector, _)| *selector);
+        selectors.any(|selector| (selector == Selector::All) == all)
+    };
+    has(true) && has(false)
 }
 
 fn above_all(view: &View) -> Option<(Size, String)> {

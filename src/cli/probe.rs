@@ -1,16 +1,18 @@
-//! What `doctor` asks in a process of its own: one that may carry the preload, and may crash in a driver.
+//! What `doctor` and `run` ask in a process of its own: one that may carry the preload, and may crash in a driver.
 //!
 //! The answers are lines `key value` on stdout; about a running process, JSON.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
 use super::{doctor, output};
+use gpulimit::device::DeviceId;
+use gpulimit::policy;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::{env, fs};
 
 /// The hidden verb.
 pub const VERB: &str = "__probe";
@@ -28,6 +30,8 @@ pub struct Args {
 enum What {
     /// The CUDA driver.
     Driver,
+    /// The GPUs that CUDA shows.
+    Gpus,
     /// The preloaded library.
     Preload,
     /// A running process.
@@ -38,6 +42,7 @@ enum What {
 pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
+        What::Gpus => gpus(),
         What::Preload => preload(args.about.as_deref()),
         What::Process => {
             close_inherited();
@@ -50,6 +55,44 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     };
     output::print(&answer)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The answers of a probe: `key value` lines. `Err` says how it ended.
+pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
+    let own = env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(own);
+    command.arg(VERB).arg(what).stdin(Stdio::null());
+    // The probe is to see the driver and the library as they are, not the limits of a group.
+    for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
+        command.env_remove(name);
+    }
+    match preload {
+        Some(library) => command.arg(library).env("LD_PRELOAD", library),
+        None => command.env_remove("LD_PRELOAD"),
+    };
+    let output = command.output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(format!(
+            "{}{}{said}",
+            output.status,
+            if said.is_empty() { "" } else { ": " }
+        ));
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let pair = |line: &str| {
+        let (key, value) = line.split_once(' ')?;
+        Some((key.to_owned(), value.to_owned()))
+    };
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+/// The UUIDs of the GPUs that a program of this environment sees; none where the driver does not tell.
+pub fn visible_gpus() -> Vec<[u8; 16]> {
+    let answers = ask("gpus", None).unwrap_or_default().into_iter();
+    let gpus = answers.filter(|(key, _)| key == "gpu");
+    gpus.filter_map(|(_, id)| Some(id.parse::<DeviceId>().ok()?.uuid))
+        .collect()
 }
 
 /// Closes everything but the first three descriptors. A look that never ends must not hold the caller's locks, pipes and files.
@@ -98,6 +141,40 @@ fn driver() -> String {
         let _ = writeln!(out, "native {yes}");
     }
     // Not unloaded: drivers do not take that well, and the process ends here.
+    std::mem::forget(library);
+    out
+}
+
+/// A line `gpu UUID` for each GPU or MIG instance that CUDA shows here; all are written as those of GPUs.
+fn gpus() -> String {
+    let mut out = String::new();
+    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
+        return out;
+    };
+    // SAFETY: cuInit(unsigned int), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA
+    // driver API, with room for what they write; the second form of the last one tells MIG instances apart.
+    let mut ask = || unsafe {
+        let init: Symbol<extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").ok()?;
+        let count: Symbol<extern "C" fn(*mut c_int) -> c_int> =
+            library.get(b"cuDeviceGetCount\0").ok()?;
+        let get: Symbol<extern "C" fn(*mut c_int, c_int) -> c_int> =
+            library.get(b"cuDeviceGet\0").ok()?;
+        let uuid: Symbol<extern "C" fn(*mut [u8; 16], c_int) -> c_int> = library
+            .get(b"cuDeviceGetUuid_v2\0")
+            .or_else(|_| library.get(b"cuDeviceGetUuid\0"))
+            .ok()?;
+        let mut number = 0;
+        (init(0) == 0 && count(&mut number) == 0).then_some(())?;
+        for ordinal in 0..number {
+            let (mut device, mut id) = (0, [0; 16]);
+            (get(&mut device, ordinal) == 0 && uuid(&mut id, device) == 0).then_some(())?;
+            let _ = writeln!(out, "gpu {}", DeviceId::gpu(id));
+        }
+        Some(())
+    };
+    let _ = ask();
+    // Not unloaded, as above.
     std::mem::forget(library);
     out
 }

@@ -106,28 +106,6 @@ fn table(groups: &[Figures]) -> Table {
             none if none.is_empty() => UNKNOWN.into(),
             options => options,
         };
-        if group.gpus.is_empty() {
-            let said = |key: Key| match group.of_all(key) {
-                size if size == key.default() => UNKNOWN.into(),
-                size => figures::size(size),
-            };
-            let nothing = || UNKNOWN.to_owned();
-            table.row(vec![
-                group.title.clone(),
-                "all".into(),
-                figures::size(group.of_all(Key::Max)),
-                figure(above_all(group)),
-                said(Key::High),
-                said(Key::Low),
-                said(Key::Min),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                figure(group.processes),
-                options.clone(),
-            ]);
-        }
         for gpu in &group.gpus {
             table.row(vec![
                 group.title.clone(),
@@ -142,6 +120,28 @@ fn table(groups: &[Figures]) -> Table {
                 bytes(gpu.free),
                 figure(gpu.refusals),
                 figure(gpu.processes),
+                options.clone(),
+            ]);
+        }
+        if let Some(others) = group.others {
+            let said = |key: Key| match group.of_all(key) {
+                size if size == key.default() => UNKNOWN.into(),
+                size => figures::size(size),
+            };
+            let nothing = || UNKNOWN.to_owned();
+            table.row(vec![
+                group.title.clone(),
+                others.into(),
+                figures::size(group.of_all(Key::Max)),
+                figure(above_all(group)),
+                said(Key::High),
+                said(Key::Low),
+                said(Key::Min),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                figure(group.processes.filter(|_| group.gpus.is_empty())),
                 options.clone(),
             ]);
         }

@@ -1,7 +1,7 @@
 //! `gpulimit tree`: groups as they are in each other.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, SCHEMA};
+use super::figures::{self, Figures, Gpu, SCHEMA};
 use super::groups::Selection;
 use super::table::{Column, Table, figure};
 use super::{output, show};
@@ -93,22 +93,25 @@ impl Node<'_> {
     /// Adds its rows and those of the groups below it. `name` stands before its figures, `edge` before what is below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
-        if figures.gpus.is_empty() {
+        let of_gpu = |gpu: &Gpu| {
+            (
+                gpu.label.clone(),
+                figure(gpu.usage.map(gib)),
+                show::max(gpu),
+            )
+        };
+        let of_others = |others: &str| {
             let max = figures::size(figures.of_all(Key::Max));
-            table.row(vec![name.into(), "all".into(), figure(None::<u64>), max]);
-        }
+            (others.to_owned(), figure(None::<u64>), max)
+        };
+        let lines = figures.gpus.iter().map(of_gpu);
         let trunk = if self.below.is_empty() { " " } else { "│" };
-        for (at, gpu) in figures.gpus.iter().enumerate() {
+        for (at, (gpu, usage, max)) in lines.chain(figures.others.map(of_others)).enumerate() {
             let name = match at {
                 0 => name.to_owned(),
                 _ => format!("{edge}{trunk}").trim_end().to_owned(),
             };
-            table.row(vec![
-                name,
-                gpu.label.clone(),
-                figure(gpu.usage.map(gib)),
-                show::max(gpu),
-            ]);
+            table.row(vec![name, gpu, usage, max]);
         }
         for (at, node) in self.below.iter().enumerate() {
             let (branch, further) = if at + 1 < self.below.len() {

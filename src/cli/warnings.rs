@@ -12,6 +12,9 @@ use gpulimit::units::{Size, gib};
 /// Limits below this many bytes are a number whose unit was forgotten: the smallest CUDA context takes more.
 const SMALLEST: u64 = 1 << 20;
 
+/// A `max` below this many bytes leaves no room for a CUDA context, not even on the smallest GPUs.
+const SMALLEST_CONTEXT: u64 = 100 << 20;
+
 /// Returns the GPUs whose memory is known: those that NVML lists, and those that a group's ledger has seen.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
@@ -46,6 +49,18 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                 ));
             }
         }
+        let mut no_context = |bytes: u64| {
+            if let (SMALLEST..SMALLEST_CONTEXT, true) = (bytes, limits.options.count_context)
+                && let Some(max) = own.get(Key::Max)
+            {
+                say(format!(
+                    "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+                ));
+            }
+        };
+        if let Some(Size::Bytes(bytes)) = own.get(Key::Max) {
+            no_context(bytes);
+        }
         let counts = match selector {
             Selector::All => *own,
             Selector::Device(_) => limits
@@ -64,6 +79,11 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                     .all(|(there, _)| *there != Selector::Device(*id)),
             })
             .collect();
+        for (_, capacity) in &concerned {
+            if let Some(max @ Size::Percent(_)) = own.get(Key::Max) {
+                no_context(max.resolve(*capacity));
+            }
+        }
         for (id, capacity) in &concerned {
             for (key, size) in own.iter() {
                 if let Size::Bytes(bytes) = size
@@ -150,6 +170,25 @@ mod tests {
             (Selector::Device(B), Key::High, "max"),
         ];
         expect(&own, &[]);
+    }
+
+    #[test]
+    fn a_limit_without_room_for_a_context_is_said() {
+        let said = |max: &str| {
+            format!(
+                "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+            )
+        };
+        for (max, shown) in [("10M", "10MiB"), ("99M", "99MiB"), ("0.1%", "0.1%")] {
+            expect(&[(Selector::All, Key::Max, max)], &[&said(shown)]);
+        }
+        for max in ["100M", "1%"] {
+            expect(&[(Selector::All, Key::Max, max)], &[]);
+        }
+        expect(&[(Selector::All, Key::High, "10M")], &[]);
+        let mut set = limits(&[(Selector::All, Key::Max, "10M")]);
+        set.options.count_context = false;
+        assert!(of(&set, &[(A, 80 * GIB)], None).is_empty());
     }
 
     #[test]

@@ -254,3 +254,22 @@ fn groups_that_go_while_they_are_listed_are_no_error() {
         }
     });
 }
+
+/// Without a driver nobody knows which GPUs there are beside those that have rules of their own.
+#[test]
+fn the_rule_for_all_other_gpus_is_shown_beside_those_of_single_ones() {
+    let place = Place::new();
+    let gpu = GPU.to_string();
+    place.said(&["create", "lab", "--max", "4G"]);
+    place.said(&["set", "lab", "--max", "2G", "--device", &gpu]);
+    for verb in ["show", "tree"] {
+        let out = place.said(&[verb, "lab"]);
+        let lines: Vec<Vec<&str>> = out.lines().skip(1).map(words).collect();
+        assert_eq!(lines.len(), 2, "{verb}: {out}");
+        assert!(lines[0].contains(&"2.0"), "{verb}: {out}");
+        assert!(
+            lines[1].contains(&"others") && lines[1].contains(&"4.0"),
+            "{verb}: {out}"
+        );
+    }
+}

@@ -179,7 +179,7 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
         || settings.iter().any(changes::depends_on_gpus);
     let driver = driver.then(|| Driver::load().ok()).flatten();
     let driver = driver.as_ref();
-    let changes = Changes::new(settings, &args.devices, driver)?;
+    let changes = Changes::of_command(settings, &args.devices, driver)?;
     let mut limits = LimitSet::default();
     changes.apply(&mut limits)?;
     for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {

@@ -147,3 +147,146 @@ fn what_a_gpu_does_not_have_is_said() {
     assert!(output.status.success(), "{output:?}");
     assert!(seen.contains("warning: max=200GiB is more than"), "{seen}");
 }
+
+/// A GPU that is smaller than what is left out of it is in nobody's way where `CUDA_VISIBLE_DEVICES` hides it, in whatever order CUDA
+/// counts the GPUs.
+#[test]
+fn of_a_command_the_gpus_that_it_sees_count() {
+    let world = world(2);
+    let visible = |devices: &str, order: &str| {
+        let gpu = uuid(&world, 0);
+        let show = format!(
+            "{} get $GPULIMIT_GROUP max --device {gpu}",
+            world::controller().display()
+        );
+        let mut command = world.bare(&world::controller());
+        command
+            .env("GPULIMIT_LIBRARY", world::shim())
+            .env("CUDA_VISIBLE_DEVICES", devices)
+            .env("CUDA_DEVICE_ORDER", order)
+            .args(["run", "--max=-30G", "--", "sh", "-c", &show]);
+        let output = command.output().expect("run");
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let large = uuid(&world, 0);
+    for (devices, order) in [
+        ("0", "PCI_BUS_ID"),
+        ("0", "FASTEST_FIRST"),
+        (&large, "PCI_BUS_ID"),
+    ] {
+        let (code, max, error) = visible(devices, order);
+        assert_eq!((code, &*max), (Some(0), "50GiB\n"), "{devices}: {error}");
+    }
+    for devices in ["1", "0,1"] {
+        let (code, _, error) = visible(devices, "PCI_BUS_ID");
+        assert_eq!(code, Some(2), "{devices}: {error}");
+        assert!(error.contains("has only 24.0 GiB"), "{error}");
+    }
+    // What fits is worked out for hidden ones, too: another command may share the group.
+    let mut command = world.bare(&world::controller());
+    let run = ["run", "--max=-2G", "--name", "shared", "--", "true"];
+    command.env("GPULIMIT_LIBRARY", world::shim());
+    command.env("CUDA_VISIBLE_DEVICES", "0").args(run);
+    assert!(command.status().expect("run").success());
+    let max = |gpu: usize| {
+        said(
+            &world,
+            &["get", "shared", "max", "--device", &uuid(&world, gpu)],
+        )
+    };
+    assert_eq!((&*max(0), &*max(1)), ("78GiB\n", "22GiB\n"));
+}
+
+/// `check` says what `apply` refuses: with status 1 what this machine's GPUs are too small for, and in words what this machine lacks.
+#[test]
+fn check_finds_what_apply_refuses_here() {
+    let world = world(1);
+    let policy = world.file("p.toml");
+    let path = policy.display().to_string();
+    let answers = |text_of_policy: &str| {
+        std::fs::write(&policy, text_of_policy).expect("written");
+        ["check", "apply"].map(|verb| {
+            let output = controller(&world, &[verb, &path]);
+            let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+            (output.status.code(), said)
+        })
+    };
+    for (code, said) in answers("[group.a]\nmax = '-80G'\n") {
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("p.toml:2: cannot work out -80GiB"), "{said}");
+        assert!(said.contains("has only 80.0 GiB"), "{said}");
+    }
+    let [check, apply] = answers("[group.a]\nmax = { 7 = '4G' }\n");
+    assert_eq!((check.0, apply.0), (Some(0), Some(1)), "{}", check.1);
+    for words in [
+        "p.toml:2: no GPU '7'",
+        "(right on another machine)",
+        "on this machine `gpulimit apply` refuses it",
+    ] {
+        assert!(check.1.contains(words), "{words}: {}", check.1);
+    }
+}
+
+/// A limit into which not even a context fits is said, in every verb that sets one.
+#[test]
+fn a_limit_that_is_too_small_for_a_context_is_said() {
+    let world = world(1);
+    let policy = world.file("p.toml");
+    std::fs::write(&policy, "[group.c]\nmax = '10M'\n").expect("written");
+    let policy = policy.display().to_string();
+    for arguments in [
+        &["create", "a", "--max", "10M"][..],
+        &["create", "b", "--max=-81910M"],
+        &["set", "a", "--max", "0.01%"],
+        &["run", "--max", "10M", "--", "true"],
+        &["check", &policy],
+        &["apply", &policy],
+    ] {
+        let output = controller(&world, arguments);
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        assert!(
+            error.contains("warning: ") && error.contains("leaves no room for a CUDA context"),
+            "{arguments:?}: {error}"
+        );
+    }
+}
+
+/// GPUs that the rule for all others is about are shown beside those with rules of their own.
+#[test]
+fn no_gpu_under_a_rule_is_left_out() {
+    let world = world(2);
+    said(&world, &["create", "a", "--max", "4G"]);
+    said(&world, &["set", "a", "--max", "2G", "--device", "1"]);
+    let figures = |verb: &str| {
+        let out = said(&world, &[verb, "a"]);
+        let lines = out.lines().skip(1).map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.join(" ")
+        });
+        lines.collect::<Vec<_>>()
+    };
+    let [shown, tree] = ["show", "tree"].map(figures);
+    for (lines, of) in [(&shown, "show"), (&tree, "tree")] {
+        assert_eq!(lines.len(), 2, "{of}: {lines:?}");
+        assert!(
+            lines[0].contains(" 0 (GPU-") || lines[0].starts_with("0 ("),
+            "{lines:?}"
+        );
+        assert!(
+            lines[0].contains("4.0 GiB") && lines[1].contains("2.0 GiB"),
+            "{lines:?}"
+        );
+    }
+    let json = said(&world, &["show", "a", "--json"]);
+    for gpu in [0, 1] {
+        assert!(
+            json.contains(&format!("\"uuid\": \"{}\"", uuid(&world, gpu))),
+            "{json}"
+        );
+    }
+}
