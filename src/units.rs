@@ -341,6 +341,14 @@ pub struct Figure {
     like: u64,
 }
 
+impl Figure {
+    /// Whether these bytes read the same.
+    pub fn shows_as(self, bytes: u64) -> bool {
+        let (_, shift) = Gib(self.like).unit();
+        Gib(self.bytes).tenths(shift) == Gib(bytes).tenths(shift)
+    }
+}
+
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Gib(self.like).unit() {

@@ -70,19 +70,46 @@ pub fn report(
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = device.context_hint().max(device.least_context);
     message::line(format_args!(
-        "refused {} by {name} on GPU {} ({}): group {} uses {} of {}{}{}",
+        "refused {} by {name} on GPU {} ({}): group {} uses {}{}{}",
         gib(bytes),
         device.ordinal,
         device.id.short(),
         refusal.group,
-        gib(refusal.charged).in_unit_of(refusal.max),
-        gib(refusal.max),
+        Usage {
+            charged: refusal.charged,
+            reserve: member.reserve(share, refusal.group),
+            max: refusal.max,
+        },
         Holders(&holders),
         Hint {
             max: refusal.max,
             context
         },
     ));
+}
+
+/// What the group uses, as `gpulimit show` has it: `0.5 of 4.0 GiB`. What is charged beyond that is named where the figures differ for it:
+/// `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+struct Usage {
+    charged: u64,
+    reserve: u64,
+    max: u64,
+}
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            charged,
+            reserve,
+            max,
+        } = *self;
+        let used = charged.saturating_sub(reserve);
+        write!(f, "{} of {}", gib(used).in_unit_of(max), gib(max))?;
+        if gib(used).in_unit_of(max).shows_as(charged) {
+            return Ok(());
+        }
+        write!(f, " and keeps {} in reserve", gib(reserve))
+    }
 }
 
 /// Who holds what: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`.
@@ -148,6 +175,27 @@ impl fmt::Display for Hint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn usage_is_what_show_says_and_the_reserve_is_named() {
+        const MIB: u64 = 1 << 20;
+        let said = |charged, reserve, max| {
+            let (charged, reserve, max) = (charged * MIB, reserve * MIB, max * MIB);
+            Usage {
+                charged,
+                reserve,
+                max,
+            }
+            .to_string()
+        };
+        assert_eq!(
+            said(524, 4, 524),
+            "520.0 of 524.0 MiB and keeps 4.0 MiB in reserve"
+        );
+        assert_eq!(said(524, 0, 524), "524.0 of 524.0 MiB");
+        assert_eq!(said(1536, 4, 2048), "1.5 of 2.0 GiB");
+        assert_eq!(said(2, 4, 8), "0.0 of 8.0 MiB and keeps 4.0 MiB in reserve");
+    }
 
     #[test]
     fn a_few_lines_a_second() {

@@ -233,6 +233,11 @@ impl Line {
             EventKind::Reap => format!("{bytes} of {who} given back, which has ended"),
             EventKind::Kill => format!("{who} killed or told to end, it had {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
+            EventKind::Oom => {
+                format!(
+                    "{who} asked for {bytes}, and others or all are killed for it, {state} charged"
+                )
+            }
         };
         let device = match self.device {
             Some(id) => format!("GPU {}: ", groups::label(id, driver)),

@@ -1,7 +1,7 @@
 //! What a group does with a request that does not fit, in this order: members give back what they hold unused, the dead are cleaned away,
 //! the request waits, others are killed, it is refused. How much of that the group's options say.
 
-use super::kill::kill;
+use super::kill::{Target, Targets};
 use super::member::{Member, MemberDevice, Refusal, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
@@ -11,6 +11,8 @@ use crate::ledger::{
 };
 use crate::limits::{OnLimit, Oom, Options};
 use crate::order;
+use crate::units::gib;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// What a request leaves where it is.
@@ -28,6 +30,8 @@ pub(super) enum Held {
 
 /// Processes that are killed for one request, at most.
 const VICTIMS: u32 = 64;
+/// Of these the line about it names so many.
+const NAMED: usize = 3;
 /// Where several threads of a process wait, one has a place in the line; the others try at these intervals.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -93,6 +97,10 @@ impl Pressure for Current<'_> {
 
     fn witness(&self) -> &dyn Witness {
         self.pressure.witness()
+    }
+
+    fn tell(&self, line: fmt::Arguments<'_>) {
+        self.pressure.tell(line);
     }
 
     fn is_outdated(&self) -> bool {
@@ -280,7 +288,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills, where the group wants it; false when nobody was.
+    /// Kills, where the group wants it; false when nobody was. What is about to happen is written down and said before: this process may be
+    /// among those that end.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
         // Nobody dies for a refusal that comes of somebody's changes in the ledger.
         let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();
@@ -295,40 +304,58 @@ impl<'a> Request<'a, '_> {
         let own = Identity::of_self();
         let mut processes = station.ledger.processes(self.pressure.witness());
         processes.retain(|process| process.alive);
-        order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
-        let end = |process: &ProcessUsage| {
-            let killed = kill(&station.ledger, &process.identity).is_ok();
-            if killed {
-                station.ledger.record(&Happening {
-                    kind: EventKind::Kill,
-                    device: Some(index),
-                    process: process.identity,
-                    bytes: uses(process),
-                    charged: station.ledger.charged(index),
-                    max: station.bounds(self.device, index).max,
-                });
-            }
-            killed
-        };
         match oom {
-            Oom::None => false,
+            Oom::None => processes.clear(),
             // Who would kill itself is refused instead, and may make do with less.
-            Oom::KillLargest => processes
-                .iter()
-                .find(|process| uses(process) > 0)
-                .is_some_and(|largest| !is_same(&largest.identity, &own) && end(largest)),
-            Oom::KillGroup => {
-                let others = processes
-                    .iter()
-                    .filter(|process| !is_same(&process.identity, &own));
-                others.for_each(|process| {
-                    end(process);
-                });
-                processes
-                    .iter()
-                    .any(|process| is_same(&process.identity, &own) && end(process))
+            Oom::KillLargest => {
+                order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
+                processes.truncate(1);
+                processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
+            // This process ends last.
+            Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
+                !is_same(&a.identity, &own) && is_same(&b.identity, &own)
+            }),
         }
+        let Ok(targets) = Targets::of(&station.ledger) else {
+            return false;
+        };
+        let proven =
+            |process: ProcessUsage| Some((targets.named(&process.identity).ok()?, process));
+        let victims: Vec<(Target, ProcessUsage)> =
+            processes.into_iter().filter_map(proven).collect();
+        if victims.is_empty() {
+            return false;
+        }
+        let (charged, max) = (
+            station.ledger.charged(index),
+            station.bounds(self.device, index).max,
+        );
+        station.record(EventKind::Oom, index, self.bytes, charged, max);
+        self.pressure.tell(format_args!(
+            "group {} has no room for {} on GPU {}, which this process ({}) asked for: kills {}, as its oom={} says",
+            station.name,
+            gib(self.bytes),
+            self.device.id().short(),
+            own.pid,
+            Victims(&victims),
+            oom.name(),
+        ));
+        for (_, process) in &victims {
+            station.ledger.record(&Happening {
+                kind: EventKind::Kill,
+                device: Some(index),
+                process: process.identity,
+                bytes: uses(process),
+                charged,
+                max,
+            });
+        }
+        let mut killed = false;
+        for (target, _) in &victims {
+            killed |= target.send(libc::SIGKILL).is_ok();
+        }
+        killed
     }
 
     fn record(&self, kind: EventKind, refused: &Refused) {
@@ -345,6 +372,27 @@ impl<'a> Request<'a, '_> {
                 .map_or("", |station| &station.name),
             charged: refused.charged,
             max: refused.max,
+        }
+    }
+}
+
+/// Who is killed: `pid 4711 (python), pid 4712 (python) and 3 more`.
+struct Victims<'a>(&'a [(Target, ProcessUsage)]);
+
+impl fmt::Display for Victims<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (target, process)) in self.0.iter().take(NAMED).enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(
+                f,
+                "{comma}pid {} ({})",
+                target.pid,
+                process.identity.command()
+            )?;
+        }
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
         }
     }
 }

@@ -181,11 +181,6 @@ impl Target {
     }
 }
 
-/// Sends SIGKILL to the process that holds a slot.
-pub(super) fn kill(ledger: &Ledger, process: &Identity) -> io::Result<()> {
-    Targets::of(ledger)?.named(process)?.send(libc::SIGKILL)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

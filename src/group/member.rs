@@ -332,6 +332,13 @@ impl Member {
         }
     }
 
+    /// Bytes that are charged in the group of this name, our own or one above it, and not in use: `gpulimit show` leaves them out of its usage.
+    pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
+        let mut stations = self.stations(device);
+        let station = stations.find(|(station, _)| *station.name == *group);
+        station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
+    }
+
     /// What is free, of which nothing is kept for others, and what is charged at the level with the least left; `None` without any limit.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {

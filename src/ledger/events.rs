@@ -21,15 +21,17 @@ pub enum EventKind {
     High = 4,
     /// What a dead process held was given back.
     Reap = 5,
-    /// A process was killed to make room.
+    /// A process is killed to make room.
     Kill = 6,
     /// The limits were changed.
     Limits = 7,
+    /// A request is about to have processes killed.
+    Oom = 8,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Refusal,
         Self::Wait,
         Self::Granted,
@@ -37,6 +39,7 @@ impl EventKind {
         Self::Reap,
         Self::Kill,
         Self::Limits,
+        Self::Oom,
     ];
 
     /// As shown to people.
@@ -49,6 +52,7 @@ impl EventKind {
             Self::Reap => "reap",
             Self::Kill => "kill",
             Self::Limits => "limits",
+            Self::Oom => "oom",
         }
     }
 }

@@ -40,6 +40,8 @@ pub trait Pressure {
     fn is_needless(&self) -> bool {
         false
     }
+    /// Tells a person what is about to happen for the request, before it does.
+    fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }
 
 /// A level has no room for a request.

@@ -182,6 +182,17 @@ pub enum Oom {
     KillGroup,
 }
 
+impl Oom {
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::KillLargest => "kill-largest",
+            Self::KillGroup => "kill-group",
+        }
+    }
+}
+
 /// What a group does at its limit.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Options {
@@ -216,12 +227,7 @@ impl Options {
             }
             .into(),
             OptionKey::WaitTimeout => duration_text(self.wait_timeout),
-            OptionKey::Oom => match self.oom {
-                Oom::None => "none",
-                Oom::KillLargest => "kill-largest",
-                Oom::KillGroup => "kill-group",
-            }
-            .into(),
+            OptionKey::Oom => self.oom.name().into(),
             OptionKey::CountContext => if self.count_context { "yes" } else { "no" }.into(),
         }
     }

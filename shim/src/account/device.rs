@@ -881,6 +881,10 @@ impl Pressure for Reclaim<'_> {
     fn is_needless(&self) -> bool {
         self.is_needed.is_some_and(|is_needed| !is_needed())
     }
+
+    fn tell(&self, line: std::fmt::Arguments<'_>) {
+        message::line(line);
+    }
 }
 
 #[cfg(test)]

@@ -354,6 +354,7 @@ fn the_largest_itself_is_refused() {
     world.judge_end(cap);
 }
 
+/// Who asked and who is ended is written down and said before anybody is: the process that asks is among them.
 #[test]
 fn the_whole_group_is_killed_where_it_wants_that() {
     let cap = 2 * CONTEXT + 600 * MIB;
@@ -361,11 +362,24 @@ fn the_whole_group_is_killed_where_it_wants_that() {
     world.settings(&["oom=kill-group"]);
     let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
     one.expect(&[("alloc a 400M", "0")]);
+    let (holder, asker) = (one.pid(), other.pid());
     other.tell("alloc b 300M");
     assert!(eventually(|| world.machine().used() == 0));
-    for killed in [one, other] {
-        let (status, _) = killed.end();
+    let asked = world.events(EventKind::Oom);
+    let asked: Vec<_> = asked.iter().map(|event| event.what).collect();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!((asked[0].process.pid, asked[0].bytes), (asker, 300 * MIB));
+    let killed = world.events(EventKind::Kill);
+    let killed: Vec<_> = killed.iter().map(|event| event.what.process.pid).collect();
+    assert_eq!(killed, [holder, asker]);
+    for (killed, asked) in [(one, false), (other, true)] {
+        let (status, errors) = killed.end();
         assert!(!status.success());
+        let line = format!(
+            "group world has no room for 300.0 MiB on GPU GPU-46a9\u{2026}, which this process ({asker}) asked for: \
+             kills pid {holder} (gpu-script), pid {asker} (gpu-script), as its oom=kill-group says"
+        );
+        assert_eq!(errors.contains(&line), asked, "{errors}");
     }
     world.judge_end(cap);
 }

@@ -223,3 +223,18 @@ fn the_parts_in_the_line_add_up() {
     assert_eq!(errors.lines().count(), 2, "{errors}");
     world.judge_end(CAP);
 }
+
+/// What a refusal calls used is what `gpulimit show` does: what is only kept in reserve has a name of its own.
+#[test]
+fn a_refusal_and_show_have_one_figure() {
+    // Room for the context and the driver's reserve.
+    let cap = CONTEXT + 4 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 100M", "2")]);
+    let usage = world.usage(0);
+    assert_eq!(usage.charged - usage.idle, CONTEXT);
+    let (_, errors) = program.end();
+    let said = "uses 518.0 of 522.0 MiB and keeps 4.0 MiB in reserve; pid";
+    assert!(errors.contains(said), "{errors}");
+}
