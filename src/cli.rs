@@ -38,6 +38,7 @@ mod signal;
 mod signals;
 mod sizes;
 mod table;
+mod terminal;
 mod tree;
 mod trust;
 mod warnings;

@@ -168,15 +168,12 @@ fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> Strin
     let mut out = String::new();
     for finding in findings {
         // Writing to a string does not fail.
-        let _ = writeln!(
-            out,
-            "{:<8} {:<12} {}",
-            finding.level.name(),
-            finding.check,
-            Escaped(&finding.text)
-        );
+        let (level, text) = (finding.level.name(), Escaped(&finding.text));
+        let line = format!("{level:<8} {:<12} {text}", finding.check);
+        let _ = writeln!(out, "{}", output::fit(&line, 22));
         if !finding.remedy.is_empty() {
-            let _ = writeln!(out, "{:<21} -> {}", "", Escaped(&finding.remedy));
+            let line = format!("{:<21} -> {}", "", Escaped(&finding.remedy));
+            let _ = writeln!(out, "{}", output::fit(&line, 25));
         }
     }
     out.push_str(match (broken, here) {

@@ -69,7 +69,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
             if args.json {
                 format!("{}\n", line.json(driver))
             } else {
-                format!("{}\n", Escaped(&line.text(driver)))
+                output::fit(&Escaped(&line.text(driver)).to_string(), 2) + "\n"
             }
         };
         let text: String = lines.into_iter().map(print).collect();

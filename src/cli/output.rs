@@ -4,6 +4,7 @@
 //! libraries, names of directories. So everything is escaped here, whoever has checked it before: see [`Escaped`].
 
 use super::failure::Failure;
+use super::terminal;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
@@ -89,9 +90,15 @@ pub fn table(rendered: &str) -> Result<(), Failure> {
     write_as_is(rendered).map(drop)
 }
 
+/// Breaks a line for stdout, if that is a terminal: see [`terminal::fit`].
+pub fn fit(line: &str, indent: usize) -> String {
+    terminal::fit(line, indent, &io::stdout())
+}
+
 /// Writes what has been done to stdout. A failure is said and does not undo it: the status tells whether it was done.
 pub fn report(text: &str) {
-    if let Err(failure) = print(text) {
+    let fitted = text.lines().map(|line| fit(line, 2) + "\n");
+    if let Err(failure) = print(&fitted.collect::<String>()) {
         note(&format!("done, but {failure}"));
     }
 }
@@ -103,20 +110,39 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
 
 /// Says one line on stderr. Nobody is there to hear of its failure.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "gpulimit: {}", Escaped(text));
+    let line = format!("gpulimit: {}", Escaped(text));
+    let _ = writeln!(
+        io::stderr().lock(),
+        "{}",
+        terminal::fit(&line, 2, &io::stderr())
+    );
 }
 
-/// Prints what the parser of the command line says: help, or a mistake in arguments.
+/// Prints what the parser of the command line says: help, which has its width, or a mistake in arguments.
 pub fn parsing(error: &clap::Error) {
-    let plain = error.render().to_string();
+    let said = error.render();
+    let plain = said.to_string();
     let escaped = lines(&plain);
+    // What the caller wrote is in a mistake; bold letters are not told from what a terminal obeys there.
+    let text = |bold: bool| match bold && escaped == plain {
+        true => said.ansi().to_string(),
+        false => escaped.clone(),
+    };
     // Nobody is there to hear of a failure.
-    let _ = if escaped == plain {
-        error.print()
-    } else if error.use_stderr() {
-        io::stderr().lock().write_all(escaped.as_bytes())
+    let _ = if error.use_stderr() {
+        let stream = io::stderr();
+        let fitted = text(terminal::has_style(&stream))
+            .lines()
+            .fold(String::new(), |all, line| {
+                let indent = line.len() - line.trim_start().len() + 2;
+                all + &terminal::fit(line, indent, &stream) + "\n"
+            });
+        stream.lock().write_all(fitted.as_bytes())
     } else {
-        io::stdout().lock().write_all(escaped.as_bytes())
+        let stream = io::stdout();
+        stream
+            .lock()
+            .write_all(text(terminal::has_style(&stream)).as_bytes())
     };
 }
 

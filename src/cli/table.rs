@@ -1,6 +1,7 @@
 //! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
 
 use super::output::Escaped;
+use super::terminal;
 use comfy_table::{
     Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Width, presets,
 };
@@ -72,8 +73,7 @@ impl Table {
     /// The text for stdout.
     pub fn render(&self) -> String {
         if io::stdout().is_terminal() {
-            let color = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-            self.fitted(color)
+            self.fitted(terminal::has_style(&io::stdout()))
         } else {
             self.plain()
         }

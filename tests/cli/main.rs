@@ -23,6 +23,7 @@ mod run;
 mod set;
 mod show;
 mod signals;
+mod terminal;
 mod tree;
 mod unusable;
 mod user;

@@ -1,0 +1,103 @@
+//! What a terminal takes: lines of its width, and bold letters or none.
+
+use std::env;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+/// Narrower terminals break lines as they like.
+const NARROWEST: usize = 40;
+
+/// Whether bold letters are welcome: on a terminal that knows them (`TERM`), unless `NO_COLOR` asks for none.
+pub fn has_style(stream: &impl IsTerminal) -> bool {
+    let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
+    stream.is_terminal()
+        && env::var_os("TERM").as_ref().is_some_and(knows)
+        && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Breaks a line between its words where the terminal ends, and begins what follows `indent` columns further in. As it is where the stream is
+/// no terminal.
+pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
+    match width(stream) {
+        Some(width) => wrap(line, indent, width),
+        None => line.into(),
+    }
+}
+
+/// Columns; `None` where there is no terminal, or one that does not tell or is too narrow.
+fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    let size = stream
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(stream).ok())?;
+    let width = usize::from(size?.ws_col);
+    (width >= NARROWEST).then_some(width)
+}
+
+fn wrap(line: &str, indent: usize, width: usize) -> String {
+    let mut out = String::with_capacity(line.len());
+    let (mut column, mut gap) = (0, 0);
+    // Words have one space between them, figures in columns more.
+    for word in line.split(' ') {
+        let length = columns(word);
+        if length > 0 && column > indent && column + gap + length > width {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            (column, gap) = (indent, 0);
+        }
+        if length > 0 {
+            out.extend(std::iter::repeat_n(' ', gap));
+            column += gap + length;
+            gap = 0;
+        }
+        out.push_str(word);
+        gap += 1;
+    }
+    out
+}
+
+/// The columns of a word, in which there may be sequences for bold letters (`ESC [ 1 m`).
+fn columns(word: &str) -> usize {
+    let mut in_sequence = false;
+    let is_seen = |c: &char| {
+        let seen = !in_sequence && *c != '\u{1b}';
+        in_sequence = (in_sequence || *c == '\u{1b}') && *c != 'm';
+        seen
+    };
+    word.chars().filter(is_seen).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        let wrapped = |line: &str| wrap(line, 4, 20);
+        assert_eq!(wrapped("short"), "short");
+        assert_eq!(wrapped("exactly twenty chars"), "exactly twenty chars");
+        assert_eq!(
+            wrapped("just one more than it takes"),
+            "just one more than\n    it takes"
+        );
+        // Columns stay where they are.
+        assert_eq!(
+            wrapped("ok   root   a path and more"),
+            "ok   root   a path\n    and more"
+        );
+        // What is longer than a line is a line of its own.
+        assert_eq!(
+            wrapped("see /a/path/that/is/longer here"),
+            "see /a/path/that/is/longer\n    here"
+        );
+        assert_eq!(
+            wrapped("\u{1b}[1mfive\u{1b}[0m words that fit here"),
+            "\u{1b}[1mfive\u{1b}[0m words that fit\n    here"
+        );
+        let bare = wrapped("a b  c   d e f g h i j k l m n o p q r s t u v w x y z");
+        assert!(
+            bare.lines()
+                .all(|line| line.len() <= 20 && line == line.trim_end()),
+            "{bare}"
+        );
+    }
+}

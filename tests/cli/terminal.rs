@@ -1,0 +1,95 @@
+//! What a terminal gets: its width, and bold letters where they are welcome. Anything else gets plain lines.
+
+use crate::place::{GPU, Place, text};
+use std::process::Command;
+
+/// The whole output of the controller on a terminal of so many columns, which `script` makes.
+fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &str) -> String {
+    let controller = place.gpulimit(&[]);
+    let own = controller.get_program().display();
+    let mut command = Command::new("script");
+    command
+        .arg("-qec")
+        .arg(format!("stty cols {columns} rows 24; {own} {arguments}"))
+        .arg("/dev/null")
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR");
+    for (name, value) in controller.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.envs(environment.iter().copied()).output();
+    let output = output.expect("script, of util-linux");
+    text(&output.stdout).replace('\r', "")
+}
+
+/// Without a terminal, both streams.
+fn plain(place: &Place, arguments: &str) -> String {
+    let output = place.output(&arguments.split(' ').collect::<Vec<_>>());
+    text(&output.stderr) + &text(&output.stdout)
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(String::from).collect()
+}
+
+#[test]
+fn long_lines_are_broken_between_words() {
+    let place = Place::new();
+    place.said(&["create", "lab", "--max", "4G"]);
+    for arguments in [
+        "doctor",
+        "rm nolab",
+        "kill lab abc",
+        "set lab max=4Q",
+        "create lab --max 4G",
+        "set lab --max 10M",
+    ] {
+        let whole = plain(&place, arguments);
+        let longest = whole.lines().map(|line| line.chars().count()).max();
+        assert!(longest > Some(60), "{whole}");
+        let seen = seen(&place, 60, &[("NO_COLOR", "1")], arguments);
+        for line in seen.lines() {
+            // Of a single word that is longer there is nothing to break.
+            let breakable = line.split_whitespace().count() > 1;
+            let long = words(line).iter().any(|word| word.len() > 36);
+            assert!(
+                line.chars().count() <= 60 || !breakable || long,
+                "{arguments}: {seen}"
+            );
+        }
+        assert_eq!(words(&seen), words(&whole), "{arguments}");
+    }
+}
+
+#[test]
+fn bold_letters_are_for_terminals_that_take_them() {
+    let place = Place::new();
+    place.said(&["create", "lab", "--max", "4G"]);
+    place.said(&["set", "lab", "--max", "2G", "--device", &GPU.to_string()]);
+    for arguments in [
+        "show",
+        "tree",
+        "--help",
+        "run --help",
+        "kill lab abc",
+        "--no-such",
+    ] {
+        let bold = |environment: &[(&str, &str)]| {
+            seen(&place, 80, environment, arguments).contains('\u{1b}')
+        };
+        assert!(bold(&[]), "{arguments}");
+        assert!(bold(&[("NO_COLOR", "")]), "{arguments}");
+        for none in [("TERM", "dumb"), ("TERM", ""), ("NO_COLOR", "1")] {
+            assert!(!bold(&[none]), "{arguments} with {none:?}");
+        }
+        for name in ["CLICOLOR_FORCE", "FORCE_COLOR"] {
+            let mut command = place.gpulimit(&arguments.split(' ').collect::<Vec<_>>());
+            let output = command.env(name, "1").output().expect("started");
+            let said = text(&output.stdout) + &text(&output.stderr);
+            assert!(!said.contains('\u{1b}'), "{arguments} with {name}: {said}");
+        }
+    }
+}
