@@ -52,7 +52,8 @@ pub struct Device {
     share: MemberDevice,
     /// Bytes that have lost their name since the beginning.
     removed: AtomicU64,
-    /// The last measurement erred on the safe side: the next call that may measures again.
+    /// The last measurement erred on the safe side: the next call that may measures again, or the
+    /// thread that destroyed a context meanwhile.
     inexact: AtomicBool,
     used: [AtomicU64; Category::COUNT],
     /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
@@ -90,6 +91,9 @@ pub struct Device {
 pub struct Total {
     pub figure: u64,
     pub named: u64,
+    /// A thread may be destroying a context: some of what is named may be gone, and the driver's
+    /// part larger than this shows.
+    pub at_least: bool,
 }
 
 impl Total {
@@ -715,13 +719,18 @@ impl Device {
         age > MEASURE_AGE_MS
     }
 
-    /// Runs a call that may destroy a context, with all that was in it; `after` tells the account. No measurement may fall in between: it would
-    /// see the memory gone and still named, and take the driver's part for smaller than it is.
+    /// Runs a call that may destroy a context, with all that was in it; `after` tells the account.
+    /// A measurement in between may see memory that is gone and still named: it shows only what
+    /// the driver's part is at least, and is made again here.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         self.teardowns.fetch_add(1, Ordering::AcqRel);
-        let _teardown = Teardown(self);
+        let teardown = Teardown(self);
         let status = call();
         after(status);
+        drop(teardown);
+        if self.is_inexact() {
+            self.driver.measure(self);
+        }
         status
     }
 
@@ -792,18 +801,17 @@ impl Device {
             let removed_before = removed();
             let before = self.named();
             let figure = own_bytes()?;
-            if self.teardowns.load(Ordering::Acquire) > 0
-                || (figure == 0 && self.contexts.count() > 0)
-            {
+            if figure == 0 && self.contexts.count() > 0 {
                 return None;
             }
+            let at_least = self.teardowns.load(Ordering::Acquire) > 0;
             self.account.measurements.fetch_add(1, Ordering::Relaxed);
             look();
             let after = self.named();
             let gone = removed().wrapping_sub(removed_before);
             if after == before && gone == 0 {
                 self.measured_at.store(monotonic_ms(), Ordering::Relaxed);
-                self.inexact.store(false, Ordering::Relaxed);
+                self.inexact.store(at_least, Ordering::Relaxed);
             } else if attempt < ATTEMPTS {
                 continue;
             } else {
@@ -812,7 +820,11 @@ impl Device {
             // Where other threads take and free all the time, the least that was named meanwhile errs on the safe side: the sums may be
             // equal because one thread has taken what another one freed.
             let named = before.saturating_sub(gone).min(after);
-            return Some(Total { figure, named });
+            return Some(Total {
+                figure,
+                named,
+                at_least,
+            });
         }
         None
     }
@@ -828,7 +840,8 @@ impl Device {
     }
 }
 
-/// Ends with the call that destroys a context, also where that panics: as long as it lives nothing is measured.
+/// Ends with the call that destroys a context, also where that panics: as long as it lives nothing
+/// is measured exactly.
 struct Teardown<'a>(&'a Device);
 
 impl Drop for Teardown<'_> {

@@ -105,6 +105,16 @@ impl State {
         self.reserved += bytes.saturating_sub(taken);
     }
 
+    /// The driver's part, as `total` tells.
+    fn seen(&self, total: Total) -> u64 {
+        let seen = total.beyond_named();
+        if total.at_least {
+            seen.max(self.used)
+        } else {
+            seen
+        }
+    }
+
     /// Of `bytes` by which the driver's part has grown, those that have come out of the reserve.
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
@@ -130,6 +140,8 @@ pub struct Measured {
     pub used: u64,
     /// Bytes that had to be charged although the group had no room for them.
     pub overrun: u64,
+    /// Another thread destroys a context: what was taken or given back meanwhile may not show.
+    pub at_least: bool,
 }
 
 impl DriverShare {
@@ -255,7 +267,7 @@ impl DriverShare {
         // One that was begun later has been entered: it has seen whatever this one was to see, and more.
         let overrun = if number > state.measured {
             state.measured = number;
-            let (before, used) = (state.used, total.beyond_named());
+            let (before, used) = (state.used, state.seen(total));
             state.alive = total.figure > 0;
             state.assumed.clear();
             state.packed.measured(before, used);
@@ -270,6 +282,7 @@ impl DriverShare {
         Measured {
             used: state.used,
             overrun,
+            at_least: total.at_least,
         }
     }
 
@@ -361,6 +374,23 @@ mod tests {
         assert_eq!((state.excess(), state.short()), (0, BLOCK));
         state.used = 2 * BLOCK;
         assert_eq!((state.excess(), state.short()), (0, RESERVE));
+    }
+
+    #[test]
+    fn what_is_seen_while_a_context_goes_lowers_nothing() {
+        let state = State {
+            used: 50,
+            ..State::default()
+        };
+        let seen = |figure, at_least| {
+            state.seen(Total {
+                figure,
+                named: 100,
+                at_least,
+            })
+        };
+        assert_eq!((seen(151, true), seen(149, true)), (51, 50));
+        assert_eq!((seen(151, false), seen(149, false)), (51, 49));
     }
 
     #[test]

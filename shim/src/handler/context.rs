@@ -104,7 +104,8 @@ fn make(
         return status;
     };
     let grown = measured.used.saturating_sub(before);
-    if grown > 0 {
+    // Not where another context goes meanwhile: it may hide a part of this one.
+    if grown > 0 && !measured.at_least {
         device.set_context_hint(grown);
     }
     if measured.overrun > 0 {

@@ -360,7 +360,8 @@ pub fn run(
         if is_taken { heap } else { 0 }
     };
     let measured = paid.settle_offer(heap, taken);
-    let grown = measured.map(|measured| measured.used.saturating_sub(before));
+    let exact = measured.filter(|measured| !measured.at_least);
+    let grown = exact.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);
     if growth > 0 {
         let needs = (*need, at_most);
@@ -386,7 +387,9 @@ fn conclude_growth(
         return note_failure(call, device, memory, before, measured);
     }
     let growth = device.kernels.growth(memory, per_thread);
-    let is_there = |measured: Measured| measured.used.saturating_sub(before) >= growth / 2;
+    let is_there = |measured: Measured| {
+        measured.at_least || measured.used.saturating_sub(before) >= growth / 2
+    };
     // What has been dropped may come with the next kernel only, and that of a graph with its launch only.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {

@@ -454,24 +454,24 @@ fn a_look_that_something_moves_under_is_made_again() {
 }
 
 #[test]
-fn nothing_is_measured_while_a_context_goes() {
+fn what_is_measured_while_a_context_goes_is_the_least() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    let seen = Cell::new(false);
-    let none = || seen.set(look(device, 10, |_| {}).0.is_none());
+    let measured = || {
+        let total = device.total(|| {}, || Some(10)).expect("measured");
+        assert_eq!(total.at_least, device.is_inexact());
+        (total.beyond_named(), total.at_least)
+    };
     let call = || {
-        none();
-        assert!(seen.get());
+        assert_eq!(measured(), (10, true));
         CUDA_ERROR_UNKNOWN
     };
     let after = |status| {
-        none();
-        assert!(seen.get());
+        assert_eq!(measured(), (10, true));
         assert_eq!(status, CUDA_ERROR_UNKNOWN);
     };
     assert_eq!(device.tear_down(call, after), CUDA_ERROR_UNKNOWN);
-    none();
-    assert!(!seen.get());
+    assert_eq!(measured(), (10, false));
 }
 
 #[test]
@@ -509,7 +509,8 @@ fn a_panic_while_a_context_is_destroyed_does_not_end_measuring() {
     let device = join(&group);
     panics(|| device.tear_down(|| panic!("a test"), |_| {}));
     panics(|| device.tear_down(|| SUCCESS, |_| panic!("a test")));
-    assert!(device.total(|| (), || Some(0)).is_some());
+    let total = device.total(|| (), || Some(0));
+    assert!(total.is_some_and(|total| !total.at_least));
 }
 
 #[test]

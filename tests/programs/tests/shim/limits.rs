@@ -928,6 +928,32 @@ fn streams_of_green_contexts_count() {
     world.judge_end(cap);
 }
 
+/// A thread destroys a green context, and with that perhaps the primary one, as long as others make more of them.
+#[test]
+fn what_is_made_while_a_context_may_go_counts() {
+    let cap = CONTEXT + 40 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    program.expect(&[("green a 0", "0")]);
+    world
+        .machine()
+        .knob("delay", "cuGreenCtxDestroy:3000000000");
+    program.expect(&[("aside {\ndestroy-green a\n}", "0"), ("use-green a", "0")]);
+    assert!(eventually(|| program.say("sync") == "709"));
+    program.expect(&[("current 0", "0")]);
+    let answer = program.say("repeat 20 {\ngreen g 0\n}");
+    assert!(
+        answer.starts_with("0:") && answer.contains(" 2:"),
+        "{answer}"
+    );
+    let (used, usage) = (world.machine().used(), world.usage(0));
+    assert!(usage.charged >= used, "{used} of {usage:?}");
+    program.expect(&[("await", "0:1")]);
+    world.judge(cap);
+    program.end();
+    world.judge_end(cap);
+}
+
 #[test]
 fn contexts_for_graphics_are_contexts() {
     let cap = 2 * CONTEXT + 100 * MIB;
