@@ -720,6 +720,8 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
         .charge(&member.1, 5 * UNIT, &Poor::default(), Insistence::None);
     assert!(gentle.is_err());
     assert!(is_running(&mut small) && is_running(&mut large));
+    // To wait closes the input, at whose end it would leave by itself.
+    let _input = large.stdin.take();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             large.wait().expect("killed");

@@ -572,6 +572,8 @@ fn managed_pools_are_charged_in_full_and_shown_apart() {
         program.expect(&[
             (make, "0"),
             ("stream s", "0"),
+            // More than the GPU has: the host would hold the rest.
+            ("async-from a p 100G s", "2"),
             ("async-from a p 300M s", "0"),
         ]);
         assert_eq!(managed(&world), 320, "{make}");
