@@ -239,8 +239,9 @@ mod tests {
                 .map(|event| (event.what.kind, event.what.device))
                 .eq(wanted)
         );
-        assert!(numbers(&events).into_iter().eq(0..21));
-        let what = &events[20].what;
+        let count = EventKind::ALL.len() * devices.len();
+        assert!(numbers(&events).into_iter().eq(0..count as u64));
+        let what = &events[count - 1].what;
         assert_eq!((what.bytes, what.charged, what.max), (1 << 50, 2, u64::MAX));
         let process = &what.process;
         assert_eq!(
