@@ -8,6 +8,7 @@ use super::{apply, output, warnings};
 use gpulimit::policy::compile::{self, Plan};
 use gpulimit::policy::file::{self, Mistake, Policy};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -108,8 +109,16 @@ pub struct Found {
 
 /// Reads a policy file.
 pub fn read(path: &Path) -> Result<Found, Failure> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::new(format_args!("cannot read {}: {error}", path.display())))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
+            _ => "",
+        };
+        Failure::new(format_args!(
+            "cannot read {}: {error}{remedy}",
+            path.display()
+        ))
+    })?;
     let policy = file::parse(path, &text);
     let (plan, mistakes) = compile::compile(&policy, &Database);
     let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);

@@ -167,16 +167,18 @@ fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), 
 
 /// Giving things away is for root.
 fn denied(error: GroupError, args: &Args) -> Failure {
-    match &error {
-        GroupError::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied => {}
+    let (path, cause) = match &error {
+        GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {
+            (path.display(), error)
+        }
         _ => return error.into(),
-    }
+    };
     match (&args.owner, args.members.strip_prefix('@')) {
         (Some(owner), _) => Failure::new(format_args!(
-            "{error}; to give a group to another user ({owner}) is for root"
+            "cannot create {path}: {cause}; to give a group to another user ({owner}) is for root"
         )),
         (None, Some(members)) => Failure::new(format_args!(
-            "{error}; only root and its members can give a group to @{members}"
+            "cannot create {path}: {cause}; only root and its members can give a group to @{members}"
         )),
         (None, None) => error.into(),
     }

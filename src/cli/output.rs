@@ -111,11 +111,9 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
 /// Says one line on stderr. Nobody is there to hear of its failure.
 pub fn note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
-    let _ = writeln!(
-        io::stderr().lock(),
-        "{}",
-        terminal::fit(&line, 2, &io::stderr())
-    );
+    let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
+    // In one piece, so that two programs that write at once do not share a line.
+    let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// Prints what the parser of the command line says: help, which has its width, or a mistake in arguments.

@@ -1,6 +1,8 @@
 //! What a terminal gets: its width, and bold letters where they are welcome. Anything else gets plain lines.
 
 use crate::place::{GPU, Place, text};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
 /// The whole output of the controller on a terminal of so many columns, which `script` makes.
@@ -62,6 +64,23 @@ fn long_lines_are_broken_between_words() {
         }
         assert_eq!(words(&seen), words(&whole), "{arguments}");
     }
+}
+
+/// Two programs that say something on one terminal at once do not share a line. A socket keeps what is written apart.
+#[test]
+fn a_message_is_written_in_one_piece() {
+    let place = Place::new();
+    let (ours, theirs) = UnixDatagram::pair().expect("sockets");
+    let mut command = place.gpulimit(&["rm", "nolab"]);
+    let status = command.stderr(OwnedFd::from(theirs)).status();
+    assert_eq!(status.expect("started").code(), Some(1));
+    let mut line = [0; 1024];
+    let length = ours.recv(&mut line).expect("a message");
+    let line = text(&line[..length]);
+    assert!(
+        line.starts_with("gpulimit: no group 'nolab'") && line.ends_with(")\n"),
+        "{line:?}"
+    );
 }
 
 #[test]
