@@ -1,7 +1,7 @@
 //! Kubelet's protocols, as far as we speak them: device plugins (v1beta1) and who has which devices (podresources v1).
 //!
-//! Written by hand from the names and numbers that the wire demands, so that building needs no compiler of protocol buffers. The tests compare
-//! with bytes that kubelet's own code has written.
+//! The messages are written by hand from the numbers that the wire demands, so that building needs no
+//! compiler of protocol buffers. The tests compare with bytes that kubelet's own code has written.
 
 use std::collections::HashMap;
 
@@ -14,20 +14,10 @@ pub const UNHEALTHY: &str = "Unhealthy";
 /// The longest id of a unit, in characters.
 pub const LONGEST_ID: usize = 63;
 
-/// Served by kubelet: takes a [`RegisterRequest`], answers [`Empty`].
-pub const REGISTER: &str = "/v1beta1.Registration/Register";
-/// Takes [`Empty`], answers [`Options`].
-pub const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
-/// Takes [`Empty`], answers a stream of [`DeviceList`].
-pub const LIST_AND_WATCH: &str = "/v1beta1.DevicePlugin/ListAndWatch";
-/// Takes a [`PreferenceRequest`], answers a [`PreferenceResponse`].
-pub const PREFERENCE: &str = "/v1beta1.DevicePlugin/GetPreferredAllocation";
-/// Takes an [`AllocateRequest`], answers an [`AllocateResponse`].
-pub const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
-/// Takes a [`PreStartRequest`], answers [`Empty`]. Not called, as [`Options`] does not ask for it.
-pub const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
-/// Served by kubelet on another socket: takes [`Empty`], answers [`PodList`].
-pub const LIST_PODS: &str = "/v1.PodResourcesLister/List";
+// The clients and servers of the calls in build.rs: `registration_client::RegistrationClient` and so on.
+tonic::include_proto!("v1beta1.Registration");
+tonic::include_proto!("v1beta1.DevicePlugin");
+tonic::include_proto!("v1.PodResourcesLister");
 
 /// A message without fields.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -36,10 +26,10 @@ pub struct Empty {}
 /// What kubelet is to do beyond the plain protocol.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Options {
-    /// Whether it calls [`PRE_START`].
+    /// Whether it calls `PreStartContainer`.
     #[prost(bool, tag = "1")]
     pub pre_start_required: bool,
-    /// Whether it calls [`PREFERENCE`].
+    /// Whether it calls `GetPreferredAllocation`.
     #[prost(bool, tag = "2")]
     pub preference_available: bool,
 }
@@ -56,7 +46,7 @@ pub struct RegisterRequest {
     /// What pods ask for: `gpulimit.dev/gpu-memory`.
     #[prost(string, tag = "3")]
     pub resource: String,
-    /// As asked by [`OPTIONS`].
+    /// As `GetDevicePluginOptions` answers.
     #[prost(message, optional, tag = "4")]
     pub options: Option<Options>,
 }

@@ -1,13 +1,13 @@
 //! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started anew, and keeps order.
 
 use crate::allocations::Allocations;
+use crate::api::registration_client::RegistrationClient;
 use crate::api::{self, Empty, RegisterRequest};
 use crate::cards::Cards;
-use crate::grpc::{self, Status};
 use crate::options::Options;
 use crate::plugin::{Delivery, Plugin, WISHES};
 use crate::socket::{Identity, Socket};
-use crate::{library, pods, say};
+use crate::{grpc, library, pods, say};
 use gpulimit::file_system::is_mount_point;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -205,10 +205,10 @@ impl Node {
                 self.registration
                     .note(format!("kubelet knows {}", self.options.resource));
             }
-            Err(status) => {
+            Err(error) => {
                 self.known_to = None;
                 self.registration.note(format!(
-                    "kubelet does not take {}: {status}",
+                    "kubelet does not take {}: {error}",
                     self.options.resource
                 ));
             }
@@ -225,8 +225,8 @@ impl Node {
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
             Ok(_) => self.pods = Once::default(),
-            Err(status) => self.pods.note(format!(
-                "kubelet does not list its pods at {}: {status}",
+            Err(error) => self.pods.note(format!(
+                "kubelet does not list its pods at {}: {error}",
                 self.options.pods.display()
             )),
         }
@@ -288,13 +288,15 @@ impl Drop for Served {
     }
 }
 
-async fn introduce(kubelet: &Path, resource: &str) -> Result<(), Status> {
+async fn introduce(kubelet: &Path, resource: &str) -> Result<(), String> {
     let request = RegisterRequest {
         version: api::VERSION.into(),
         endpoint: ENDPOINT.into(),
         resource: resource.into(),
         options: Some(WISHES),
     };
-    let Empty {} = grpc::call(kubelet, api::REGISTER, &request).await?;
-    Ok(())
+    let answer = grpc::ask(kubelet, async |kubelet| {
+        RegistrationClient::new(kubelet).register(request).await
+    });
+    answer.await.map(|Empty {}| ())
 }

@@ -1,22 +1,23 @@
 //! The calls of kubelet.
 
 use crate::allocations::{Allocations, Grant};
+use crate::api::device_plugin_server::DevicePlugin;
 use crate::api::{
     self, AllocateRequest, AllocateResponse, CdiDevice, Device, DeviceList, Edits, Empty, Mount,
-    Options as Wishes, PreferenceRequest, PreferenceResponse, Units,
+    Options as Wishes, PreStartRequest, PreferenceRequest, PreferenceResponse, Units,
 };
 use crate::cards::Card;
-use crate::grpc::{Answer, Code, Service, Status};
 use crate::library::{INSIDE, PRELOAD};
 use crate::options::Gpus;
 use crate::units::{Share, Unit, Wrong, prefer};
 use gpulimit::device::DeviceId;
 use gpulimit::group::SYSTEM;
-use prost::Message;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tonic::{Request, Response, Status};
 
 /// More units than this on a node make kubelet's messages too long.
 const MOST_UNITS: u64 = 20_000;
@@ -45,7 +46,8 @@ pub struct Plugin {
     units: BTreeMap<DeviceId, u32>,
     allocations: Arc<Mutex<Allocations>>,
     delivery: Delivery,
-    list: watch::Sender<Vec<u8>>,
+    /// Never an error: it is what tonic's streams are made of.
+    list: watch::Sender<Result<DeviceList, Status>>,
 }
 
 impl Plugin {
@@ -78,7 +80,7 @@ impl Plugin {
             units: units.collect(),
             allocations,
             delivery,
-            list: watch::Sender::new(Vec::new()),
+            list: watch::Sender::new(Ok(DeviceList::default())),
         };
         plugin.show(cards);
         Ok(plugin)
@@ -107,8 +109,7 @@ impl Plugin {
             })
         });
         let devices = devices.collect();
-        self.list
-            .send_replace(DeviceList { devices }.encode_to_vec());
+        drop(self.list.send_replace(Ok(DeviceList { devices })));
     }
 
     /// Whether somebody listens to how the cards are: kubelet does as long as it knows us.
@@ -129,7 +130,7 @@ impl Plugin {
     }
 
     /// All of the request is looked at before anything is made.
-    fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
+    fn grant(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let share = |units: &Units| {
             let share = Share::of(&units.ids).map_err(refused)?;
             let unknown = share.units().find(|unit| {
@@ -139,7 +140,7 @@ impl Plugin {
             match unknown {
                 Some(unit) => {
                     let what = format!("there is no {unit} on this node");
-                    Err(Status::new(Code::FailedPrecondition, what))
+                    Err(Status::failed_precondition(what))
                 }
                 None => Ok(share),
             }
@@ -152,9 +153,10 @@ impl Plugin {
         let grant = |share: &Share| {
             // As many as there are at most fit.
             let bytes = share.numbers.len() as u64 * self.unit;
-            let grant = self.allocations().grant(share, bytes).map_err(|trouble| {
-                Status::new(Code::Internal, format!("cannot make a group: {trouble}"))
-            })?;
+            let grant = self
+                .allocations()
+                .grant(share, bytes)
+                .map_err(|trouble| Status::internal(format!("cannot make a group: {trouble}")))?;
             crate::say(format_args!("{}: given out", grant.name));
             Ok(self.edits(share.card, &grant))
         };
@@ -209,35 +211,55 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    let code = match wrong {
-        Wrong::Pieces { .. } | Wrong::Cards(_) => Code::ResourceExhausted,
-        _ => Code::InvalidArgument,
-    };
-    Status::new(code, wrong)
+    let text = wrong.to_string();
+    match wrong {
+        Wrong::Pieces { .. } | Wrong::Cards(_) => Status::resource_exhausted(text),
+        _ => Status::invalid_argument(text),
+    }
 }
 
-impl Service for Plugin {
-    fn call(&self, path: &str, message: &[u8]) -> Result<Answer, Status> {
-        fn read<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
-            M::decode(message).map_err(|error| Status::new(Code::InvalidArgument, error))
+/// All calls are answered by one thread, one after the other.
+#[tonic::async_trait]
+impl DevicePlugin for Plugin {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Wishes>, Status> {
+        Ok(Response::new(WISHES))
+    }
+
+    type ListAndWatchStream = WatchStream<Result<DeviceList, Status>>;
+
+    async fn list_and_watch(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        Ok(Response::new(WatchStream::new(self.list.subscribe())))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferenceRequest>,
+    ) -> Result<Response<PreferenceResponse>, Status> {
+        self.preference(request.get_ref()).map(Response::new)
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let answer = self.grant(request.get_ref());
+        if let Err(status) = &answer {
+            crate::say(format_args!("refused: {}", status.message()));
         }
-        let one = |answer: Vec<u8>| Ok(Answer::One(answer));
-        match path {
-            api::OPTIONS => one(WISHES.encode_to_vec()),
-            api::LIST_AND_WATCH => Ok(Answer::Stream(self.list.subscribe())),
-            api::PREFERENCE => one(self.preference(&read(message)?)?.encode_to_vec()),
-            api::ALLOCATE => {
-                let answer = self.allocate(&read(message)?);
-                if let Err(status) = &answer {
-                    crate::say(format_args!("refused: {}", status.text));
-                }
-                one(answer?.encode_to_vec())
-            }
-            api::PRE_START => one(Empty {}.encode_to_vec()),
-            _ => {
-                let what = format!("there is no call {path}");
-                Err(Status::new(Code::Unimplemented, what))
-            }
-        }
+        answer.map(Response::new)
+    }
+
+    /// Not called, as [`WISHES`] do not ask for it.
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        Ok(Response::new(Empty {}))
     }
 }

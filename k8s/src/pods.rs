@@ -1,7 +1,8 @@
 //! Which units pods have now, as kubelet says.
 
-use crate::api::{self, Empty, PodList};
-use crate::grpc::{self, Status};
+use crate::api::Empty;
+use crate::api::pod_resources_lister_client::PodResourcesListerClient;
+use crate::grpc;
 use crate::units::Unit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,8 +16,11 @@ pub struct Pods {
 }
 
 /// Asks kubelet who has what of a resource.
-pub async fn list(socket: &Path, resource: &str) -> Result<Pods, Status> {
-    let list: PodList = grpc::call(socket, api::LIST_PODS, &Empty {}).await?;
+pub async fn list(socket: &Path, resource: &str) -> Result<Pods, String> {
+    let list = grpc::ask(socket, async |kubelet| {
+        PodResourcesListerClient::new(kubelet).list(Empty {}).await
+    });
+    let list = list.await?;
     let mut pods = Pods {
         owners: BTreeMap::new(),
         names: BTreeSet::new(),

@@ -5,15 +5,14 @@ use gpulimit::device::DeviceId;
 use gpulimit::limits::{Key, LimitSet, Selector};
 use gpulimit::units::Size;
 use gpulimit_k8s::api::{
-    self, AllocateRequest, AllocateResponse, Choice, Edits, Empty, PreferenceRequest,
-    PreferenceResponse, Units,
+    AllocateRequest, Choice, Edits, PreStartRequest, PreferenceRequest, Units,
 };
-use gpulimit_k8s::grpc::Code;
 use gpulimit_programs::world::{Session, shim};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use tonic::Code;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("there").permissions().mode() & 0o7777
@@ -116,7 +115,10 @@ fn containers_of_one_request_are_told_apart() {
     let ids = [node.ids(0, 0..2), node.ids(0, 2..6), node.ids(1, 0..1)];
     let containers = ids.map(|ids| Units { ids }).to_vec();
     let request = AllocateRequest { containers };
-    let answer: AllocateResponse = node.kubelet.call(api::ALLOCATE, &request).expect("granted");
+    let answer = node
+        .kubelet
+        .call(async |plugin| plugin.allocate(request).await)
+        .expect("granted");
     let names: Vec<String> = answer.containers.iter().map(group_of).collect();
     for (name, (gpu, units)) in names.iter().zip([(0, 2), (0, 4), (1, 1)]) {
         assert!(limits(&node, name).same_as(&only(card(&node, gpu), units)));
@@ -129,9 +131,9 @@ fn what_is_no_share_of_one_gpu_is_refused() {
     let (one, two) = (node.ids(0, 0..3), node.ids(1, 0..2));
     let refused = |ids: &[String], code: Code, says: &[&str]| {
         let status = node.kubelet.allocate(ids).expect_err("refused");
-        assert_eq!(status.code, code, "{status}");
+        assert_eq!(status.code(), code, "{status}");
         for text in says {
-            assert!(status.text.contains(text), "{status}");
+            assert!(status.message().contains(text), "{status}");
         }
     };
     let (first, second) = (card(&node, 0).to_string(), card(&node, 1).to_string());
@@ -159,7 +161,7 @@ fn what_is_no_share_of_one_gpu_is_refused() {
     let request = AllocateRequest { containers };
     let answer = node
         .kubelet
-        .call::<AllocateResponse>(api::ALLOCATE, &request);
+        .call(async |plugin| plugin.allocate(request).await);
     assert!(answer.is_err());
     assert!(node.world.root().groups().expect("listed").is_empty());
     assert_eq!(
@@ -186,8 +188,8 @@ fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
     // The scheduler saw 80.
     let status = node.kubelet.prefer(&free, 51).expect_err("refused");
     let most = format!("the most are 50, of {}", card(&node, 1));
-    assert_eq!(status.code, Code::ResourceExhausted);
-    assert!(status.text.contains(&most), "{status}");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains(&most), "{status}");
     // What an init container of the pod had is among it, though the other GPU would fit better.
     let had = node.ids(1, 5..9);
     let choice = Choice {
@@ -198,7 +200,10 @@ fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
     let request = PreferenceRequest {
         containers: vec![choice],
     };
-    let answer: PreferenceResponse = node.kubelet.call(api::PREFERENCE, &request).expect("fits");
+    let answer = node
+        .kubelet
+        .call(async |plugin| plugin.get_preferred_allocation(request).await)
+        .expect("fits");
     let chosen = &answer.containers[0].ids;
     assert!(had.iter().all(|id| chosen.contains(id)));
     assert!(node.kubelet.allocate(chosen).is_ok());
@@ -214,20 +219,25 @@ fn calls_that_make_no_sense_are_refused_and_no_harm() {
     let node = Node::new();
     let mut stream = node.kubelet.watch();
     stream.next().expect("a list");
-    let code = |path: &str| {
-        let answer = node.kubelet.call::<Empty>(path, &Other { number: 7 });
-        answer.expect_err("refused").code
+    let code = |path| {
+        let answer = node.kubelet.call_path(path, Other { number: 7 });
+        answer.expect_err("refused").code()
     };
-    assert_eq!(code(api::ALLOCATE), Code::InvalidArgument);
-    assert_eq!(code(api::PREFERENCE), Code::InvalidArgument);
+    for path in [
+        "/v1beta1.DevicePlugin/Allocate",
+        "/v1beta1.DevicePlugin/GetPreferredAllocation",
+    ] {
+        assert_eq!(code(path), Code::Internal, "{path}");
+    }
     for path in ["/", "/v1beta1.DevicePlugin/", "/v1.DevicePlugin/Allocate"] {
         assert_eq!(code(path), Code::Unimplemented, "{path}");
     }
-    assert!(
-        node.kubelet
-            .call::<Empty>(api::PRE_START, &Empty {})
-            .is_ok()
-    );
+    let ids = Vec::new();
+    let pre_start = PreStartRequest { ids };
+    let answer = node
+        .kubelet
+        .call(async |plugin| plugin.pre_start_container(pre_start).await);
+    assert!(answer.is_ok());
     // What is not HTTP/2, and a message longer than any.
     use std::io::Write;
     let socket = node.kubelet.folder().join("gpulimit.sock");
@@ -243,9 +253,11 @@ fn calls_that_make_no_sense_are_refused_and_no_harm() {
     let request = AllocateRequest {
         containers: vec![Units { ids }],
     };
-    let status = node.kubelet.call::<Empty>(api::ALLOCATE, &request);
+    let status = node
+        .kubelet
+        .call(async |plugin| plugin.allocate(request).await);
     let status = status.expect_err("refused");
-    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
     assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
 }
 

@@ -1,11 +1,14 @@
 //! Kubelet's side: takes registrations, lists pods, calls the plugin.
 
-use gpulimit_k8s::api::{
-    self, AllocateRequest, AllocateResponse, Choice, Container, ContainerDevices, Device,
-    DeviceList, Edits, Empty, Pod, PodList, PreferenceRequest, PreferenceResponse, RegisterRequest,
-    Units,
+use gpulimit_k8s::api::device_plugin_client::DevicePluginClient;
+use gpulimit_k8s::api::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
 };
-use gpulimit_k8s::grpc::{self, Answer, Code, Service, Status, Watch};
+use gpulimit_k8s::api::registration_server::{Registration, RegistrationServer};
+use gpulimit_k8s::api::{
+    AllocateRequest, Choice, Container, ContainerDevices, Device, DeviceList, Edits, Empty, Pod,
+    PodList, PreferenceRequest, RegisterRequest, Units,
+};
 use prost::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +16,12 @@ use std::sync::{Arc, Mutex};
 use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_prost::ProstCodec;
 
 /// What kubelet is told and tells.
 #[derive(Default)]
@@ -25,23 +34,25 @@ pub struct Books {
     pub pods: PodList,
 }
 
+#[derive(Clone)]
 struct Desk(Arc<Mutex<Books>>);
 
-impl Service for Desk {
-    fn call(&self, path: &str, message: &[u8]) -> Result<Answer, Status> {
+#[tonic::async_trait]
+impl Registration for Desk {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let mut books = self.0.lock().unwrap();
-        match path {
-            api::REGISTER if books.refuses => {
-                Err(Status::new(Code::Unknown, "not today: 100 % no"))
-            }
-            api::REGISTER => {
-                let request = RegisterRequest::decode(message).expect("a registration");
-                books.registered.push(request);
-                Ok(Answer::One(Empty {}.encode_to_vec()))
-            }
-            api::LIST_PODS => Ok(Answer::One(books.pods.encode_to_vec())),
-            _ => Err(Status::new(Code::Unimplemented, path)),
+        if books.refuses {
+            return Err(Status::unknown("not today: 100 % no"));
         }
+        books.registered.push(request.into_inner());
+        Ok(Response::new(Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Desk {
+    async fn list(&self, _: Request<Empty>) -> Result<Response<PodList>, Status> {
+        Ok(Response::new(self.0.lock().unwrap().pods.clone()))
     }
 }
 
@@ -50,7 +61,7 @@ pub struct Kubelet {
     folder: PathBuf,
     books: Arc<Mutex<Books>>,
     handle: Handle,
-    tasks: Vec<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<Result<(), tonic::transport::Error>>>,
 }
 
 impl Kubelet {
@@ -86,13 +97,17 @@ impl Kubelet {
         for entry in fs::read_dir(&self.folder).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
-        for name in ["kubelet.sock", "pods.sock"] {
-            let _inside = self.handle.enter();
+        let _inside = self.handle.enter();
+        let at = |name| {
             let listener = UnixListener::bind(self.folder.join(name)).expect("a socket");
-            let desk = Arc::new(Desk(Arc::clone(&self.books)));
-            self.tasks
-                .push(self.handle.spawn(grpc::serve(listener, desk)));
-        }
+            UnixListenerStream::new(listener)
+        };
+        let desk = Desk(Arc::clone(&self.books));
+        let registrations = Server::builder()
+            .serve_with_incoming(RegistrationServer::new(desk.clone()), at("kubelet.sock"));
+        let pods = Server::builder()
+            .serve_with_incoming(PodResourcesListerServer::new(desk), at("pods.sock"));
+        self.tasks = vec![tokio::spawn(registrations), tokio::spawn(pods)];
     }
 
     pub fn stop(&mut self) {
@@ -101,33 +116,55 @@ impl Kubelet {
         }
     }
 
-    /// The plugin's socket, as it was registered last.
-    fn plugin(&self) -> PathBuf {
-        let books = self.books();
-        let last = books.registered.last().expect("registered");
-        self.folder.join(&last.endpoint)
+    /// A connection to the plugin, at its socket as it was registered last.
+    fn connect(&self) -> Channel {
+        let endpoint = self
+            .books()
+            .registered
+            .last()
+            .expect("registered")
+            .endpoint
+            .clone();
+        let socket = format!("unix://{}", self.folder.join(endpoint).display());
+        Endpoint::from_shared(socket).unwrap().connect_lazy()
     }
 
-    pub fn call<A: Message + Default>(
+    /// Calls the plugin.
+    pub fn call<A>(
         &self,
-        path: &str,
-        message: &impl Message,
+        call: impl AsyncFnOnce(&mut DevicePluginClient<Channel>) -> Result<Response<A>, Status>,
     ) -> Result<A, Status> {
-        let socket = self.plugin();
-        self.handle.block_on(grpc::call(&socket, path, message))
+        let answer = self
+            .handle
+            .block_on(async { call(&mut DevicePluginClient::new(self.connect())).await });
+        answer.map(Response::into_inner)
+    }
+
+    /// Calls whatever the path names, with whatever message.
+    pub fn call_path(
+        &self,
+        path: &'static str,
+        message: impl Message + 'static,
+    ) -> Result<Empty, Status> {
+        self.handle.block_on(async {
+            let mut plugin = Grpc::new(self.connect());
+            plugin.ready().await.expect("connected");
+            let path = PathAndQuery::from_static(path);
+            let codec = ProstCodec::<_, Empty>::default();
+            let answer = plugin.unary(Request::new(message), path, codec).await;
+            answer.map(Response::into_inner)
+        })
     }
 
     pub fn watch(&self) -> Stream {
-        let socket = self.plugin();
-        let watch = grpc::watch(&socket, api::LIST_AND_WATCH, &Empty {});
-        let watch = self.handle.block_on(watch).expect("a stream");
-        Stream(watch, self.handle.clone())
+        let stream = self.call(async |plugin| plugin.list_and_watch(Empty {}).await);
+        Stream(stream.expect("a stream"), self.handle.clone())
     }
 
     pub fn allocate(&self, ids: &[String]) -> Result<Edits, Status> {
         let containers = vec![Units { ids: ids.to_vec() }];
         let request = AllocateRequest { containers };
-        let answer: AllocateResponse = self.call(api::ALLOCATE, &request)?;
+        let answer = self.call(async |plugin| plugin.allocate(request).await)?;
         assert_eq!(answer.containers.len(), 1);
         Ok(answer.containers.into_iter().next().unwrap())
     }
@@ -139,7 +176,7 @@ impl Kubelet {
             size,
         }];
         let request = PreferenceRequest { containers };
-        let answer: PreferenceResponse = self.call(api::PREFERENCE, &request)?;
+        let answer = self.call(async |plugin| plugin.get_preferred_allocation(request).await)?;
         Ok(answer.containers.into_iter().next().unwrap().ids)
     }
 
@@ -168,11 +205,11 @@ impl Kubelet {
 }
 
 /// What `ListAndWatch` sends.
-pub struct Stream(Watch, Handle);
+pub struct Stream(Streaming<DeviceList>, Handle);
 
 impl Stream {
     pub fn next(&mut self) -> Option<Vec<Device>> {
-        let list: Result<Option<DeviceList>, Status> = self.1.block_on(self.0.next());
+        let list = self.1.block_on(self.0.message());
         list.ok().flatten().map(|list| list.devices)
     }
 }

@@ -1,7 +1,7 @@
 //! Registration, the list of units, restarts of either side, the end.
 
 use crate::rig::{Node, UNITS};
-use gpulimit_k8s::api::{self, Device, Empty, LONGEST_ID, Options};
+use gpulimit_k8s::api::{Device, Empty, LONGEST_ID, Options};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -28,7 +28,10 @@ fn it_registers_and_lists_the_memory_of_each_gpu() {
         preference_available: true,
     };
     assert_eq!(request.options, Some(wishes));
-    assert_eq!(node.kubelet.call(api::OPTIONS, &Empty {}), Ok(wishes));
+    let options = node
+        .kubelet
+        .call(async |plugin| plugin.get_device_plugin_options(Empty {}).await);
+    assert_eq!(options.expect("options"), wishes);
 
     let devices = node.kubelet.watch().next().expect("a list");
     assert_eq!(devices.len(), 2 * UNITS);
@@ -74,6 +77,11 @@ fn a_gpu_that_is_cut_is_listed_by_its_instances() {
 fn kubelet_may_come_later_and_say_no_first() {
     let mut node = Node::before_kubelet(&[], &[]);
     node.plugin.says("waiting for kubelet");
+    node.plugin
+        .says("pods.sock: Unavailable: No such file or directory (os error 2)");
+    let said = node.plugin.said();
+    let vague = said.iter().any(|line| line.contains("transport error"));
+    assert!(!vague, "{said:?}");
     node.kubelet.books().refuses = true;
     node.kubelet.start();
     node.plugin
@@ -109,6 +117,9 @@ fn a_kubelet_that_does_not_listen_is_told_again() {
     let node = Node::new();
     // Nobody has asked for the list.
     node.registrations(2);
+    // Somebody has, and hung up.
+    node.kubelet.watch().next().expect("a list");
+    node.registrations(3);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Another implementation of gRPC as kubelet, Google's own with its Python binding, as both sides of ours could be wrong alike.
+//! Another implementation of gRPC as kubelet, Google's own with its Python binding: in the other
+//! tests both sides are tonic.
 
 use crate::rig::{Node, UNITS, cached, group_of};
 use gpulimit_k8s::api::{
@@ -57,9 +58,6 @@ fn another_grpc_gets_the_same_answers() {
         refused.starts_with("RESOURCE_EXHAUSTED a container's memory must be on one GPU"),
         "{refused}"
     );
-    assert!(
-        answers["Unknown"].starts_with("UNIMPLEMENTED there is no call"),
-        "{said}"
-    );
+    assert!(answers["Unknown"].starts_with("UNIMPLEMENTED"), "{said}");
     assert_eq!(answers["PreStartContainer"], "");
 }
