@@ -21,6 +21,7 @@ mod install;
 mod k8s_device_plugin;
 mod kill;
 mod library;
+mod look;
 mod ls;
 mod man;
 mod nvml;

@@ -47,7 +47,7 @@ pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_unchecked, note_usage, try_charge,
     try_charge_ahead, uncharge, uncharge_idle,
 };
-pub use maps::MappedFile;
+pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;
 pub(crate) use os::exists as process_exists;
 pub use protection::{Protection, child_key};

@@ -10,12 +10,16 @@ mod damage;
 mod doctor;
 #[path = "hostile/library.rs"]
 mod library;
+#[path = "groups/nothing.rs"]
+mod nothing;
 #[path = "hostile/secrets.rs"]
 mod secrets;
 #[path = "hostile/signals.rs"]
 mod signals;
 #[path = "hostile/silent.rs"]
 mod silent;
+#[path = "hostile/stuck.rs"]
+mod stuck;
 #[path = "hostile/terminal.rs"]
 mod terminal;
 

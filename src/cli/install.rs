@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
+pub use trial::uses;
 
 /// Whether every program of this machine gets the library.
 pub fn is_installed() -> bool {
@@ -306,18 +307,29 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     if !library.exists() || library::own().is_ok_and(is_own) {
         return Ok(ExitCode::SUCCESS);
     }
-    let users = if place.is_here() {
-        trial::users(&library)
+    let (users, silent) = if place.is_here() {
+        trial::users(&library)?
     } else {
-        Vec::new()
+        Default::default()
     };
+    let some = |pids: &[u32]| {
+        let some: Vec<String> = pids.iter().take(8).map(u32::to_string).collect();
+        some.join(", ")
+    };
+    if !silent.is_empty() {
+        return Err(Failure::new(format_args!(
+            "{} stays: whether processes use it cannot be seen, their memory maps do not answer ({} in all, such as {}); end them and call `gpulimit uninstall` again",
+            inside.display(),
+            silent.len(),
+            some(&silent)
+        )));
+    }
     if !users.is_empty() {
-        let some: Vec<String> = users.iter().take(8).map(u32::to_string).collect();
         output::print(&format!(
             "{} stays: programs use it ({} in all, such as {}); call `gpulimit uninstall` again when they have ended\n",
             inside.display(),
             users.len(),
-            some.join(", ")
+            some(&users)
         ))?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -4,8 +4,8 @@ use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::pids::Pids;
-use super::{output, signal};
-use gpulimit::group::{Group, Target, Targets};
+use super::{look, output, signal};
+use gpulimit::group::{Group, Look, Target, Targets};
 use gpulimit::ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
 use std::fmt::Write as _;
 use std::io::{Error, ErrorKind};
@@ -83,8 +83,9 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
         // Writing to a string does not fail.
         let _ = writeln!(out, "{group}: {name} sent to {who}");
     };
-    let targets = proven(&group, &ledger)?;
-    let (named, unnamed) = targets.all(&processes);
+    let look = look::members();
+    let targets = proven(&group, &ledger, &look)?;
+    let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
     // One bound for all slots: a member may hold all of them, and name others in each.
     let until = Instant::now() + PATIENCE;
@@ -115,13 +116,22 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
         output::note(&format!("cannot signal {who}: {}", why(error)));
         status = ExitCode::FAILURE;
     }
+    if missed.len() > found
+        && let Some(note) = unseen(&silent)
+    {
+        output::note(&note);
+    }
     output::report(&out);
     Ok(status)
 }
 
 /// The processes of a group, as far as they can be proven.
-fn proven<'a>(group: &Group, ledger: &'a Ledger) -> Result<Targets<'a>, Failure> {
-    Targets::of(ledger).map_err(|error| {
+pub fn proven<'a>(
+    group: &Group,
+    ledger: &'a Ledger,
+    look: &'a Look<'a>,
+) -> Result<Targets<'a>, Failure> {
+    Targets::of(ledger, look).map_err(|error| {
         let path = group.ledger_path();
         Failure::new(format_args!("cannot look at {}: {error}", path.display()))
     })
@@ -150,8 +160,23 @@ fn why(error: &Error) -> String {
         ErrorKind::PermissionDenied => {
             "it belongs to another user, or the owner of the group could not signal it".into()
         }
+        ErrorKind::TimedOut => {
+            "its memory map did not answer, so that it is not proven to be a member".into()
+        }
         _ => error.to_string(),
     }
+}
+
+/// A line on processes that may hold slots which name others.
+fn unseen(silent: &[u32]) -> Option<String> {
+    let some: Vec<String> = silent.iter().take(8).map(u32::to_string).collect();
+    (!some.is_empty()).then(|| {
+        format!(
+            "processes whose memory maps do not answer may be members ({} in all): {}",
+            silent.len(),
+            some.join(", ")
+        )
+    })
 }
 
 /// The group that a process is in.
@@ -185,14 +210,10 @@ fn send_to(
 }
 
 /// Kills all processes of a group; what stands in the way.
-pub fn end_all(group: &Group, ledger: &Ledger) -> Option<Failure> {
+pub fn end_all(group: &Group, ledger: &Ledger, targets: &Targets<'_>) -> Option<Failure> {
     let mut processes = ledger.processes(&NoWitness);
     processes.retain(|process| process.alive);
-    let targets = match proven(group, ledger) {
-        Ok(targets) => targets,
-        Err(failure) => return Some(failure),
-    };
-    let (named, unnamed) = targets.all(&processes);
+    let (named, unnamed, silent) = targets.all(&processes);
     let killed = unnamed.iter().map(|target| target.send(libc::SIGKILL));
     let found = killed.filter(Result::is_ok).count();
     let mut missed = Vec::new();
@@ -204,8 +225,9 @@ pub fn end_all(group: &Group, ledger: &Ledger) -> Option<Failure> {
         }
     }
     missed.into_iter().nth(found).map(|(process, error)| {
+        let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
         Failure::new(format_args!(
-            "cannot kill {} ({}) in group '{}': {}",
+            "cannot kill {} ({}) in group '{}': {}{unseen}",
             process.identity.pid,
             process.identity.command(),
             of(group, process),

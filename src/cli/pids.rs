@@ -2,7 +2,6 @@
 
 use gpulimit::ledger::{Identity, SeenProcess};
 use std::cell::OnceCell;
-use std::fs;
 
 /// Looks at `/proc` once, when the first process of another pid namespace is asked for.
 #[derive(Default)]
@@ -20,18 +19,10 @@ impl Pids {
         if process.pid_ns == *own {
             return Some(process.pid);
         }
-        let seen = self.seen.get_or_init(all);
+        let seen = self.seen.get_or_init(|| SeenProcess::everybody().collect());
         let found = seen.iter().find(|(_, seen)| seen.is(process));
         found.map(|(pid, _)| *pid)
     }
-}
-
-fn all() -> Vec<(u32, SeenProcess)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .map(|pid| (pid, SeenProcess::by_pid(pid)))
-        .collect()
 }
 
 #[cfg(test)]

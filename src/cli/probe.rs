@@ -1,18 +1,20 @@
-//! What `doctor` and `run` ask in a process of its own: one that may carry the preload, and may crash in a driver.
+//! What verbs ask in a process of its own: one that may carry the preload, may crash in a driver, and may wait for ever for the process that
+//! it looks at.
 //!
 //! The answers are lines `key value` on stdout; about a running process, JSON.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
-use super::{doctor, output};
+use super::{doctor, install, look, output};
 use gpulimit::device::DeviceId;
+use gpulimit::ledger::{Identity, MappedFile, Mappings};
 use gpulimit::policy;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::{env, fs};
+use std::{env, fs, io};
 
 /// The hidden verb.
 pub const VERB: &str = "__probe";
@@ -22,7 +24,7 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The library that is to be in the process, or the pid of the process to look at.
+    /// The library that is to be in the process, the pid of the process to look at, or the file that is asked about.
     about: Option<PathBuf>,
 }
 
@@ -36,6 +38,12 @@ enum What {
     Preload,
     /// A running process.
     Process,
+    /// Of processes whose pids are on stdin: which are members of a ledger.
+    Member,
+    /// Likewise: which have a file mapped.
+    Uses,
+    /// Likewise: their command lines.
+    Command,
 }
 
 /// Answers.
@@ -51,6 +59,10 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
             let pid = pid.ok_or_else(|| Failure::new("expected a pid"))?;
             output::json(&doctor::look_at(pid))?;
             return Ok(ExitCode::SUCCESS);
+        }
+        What::Member | What::Uses | What::Command => {
+            close_inherited();
+            return processes(args.what, args.about.clone().unwrap_or_default());
         }
     };
     output::print(&answer)?;
@@ -93,6 +105,30 @@ pub fn visible_gpus() -> Vec<[u8; 16]> {
     let gpus = answers.filter(|(key, _)| key == "gpu");
     gpus.filter_map(|(_, id)| Some(id.parse::<DeviceId>().ok()?.uuid))
         .collect()
+}
+
+/// Answers about the processes whose pids are on stdin.
+fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
+    let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
+    let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
+    let file = MappedFile::from(about.to_string_lossy().into_owned());
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let look = |pid: u32| match what {
+        What::Member => {
+            yes(Mappings::of(pid).is_ok_and(|all| file.has_member(&all).is_ok_and(|is| is)))
+        }
+        What::Uses => yes(install::uses(pid, &about)),
+        _ => {
+            let line = Identity::command_line(pid);
+            let bytes = line.iter().flatten();
+            bytes.map(|byte| format!("{byte:02x}")).collect()
+        }
+    };
+    look::answer(pids, look, |line| {
+        // A caller that has gone does not wait for it.
+        let _ = output::print(line);
+    });
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Closes everything but the first three descriptors. A look that never ends must not hold the caller's locks, pipes and files.

@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::figures::SCHEMA;
 use super::groups::{self, Selection, View};
+use super::look::{self, PATIENCE, Question};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::table::{Column, Table, figure};
@@ -13,6 +14,7 @@ use gpulimit::ledger::{Category, DeviceUsage, ProcessUsage};
 use gpulimit::units::gib;
 use serde_json::{Value, json};
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 /// Options of `ps`.
@@ -35,7 +37,7 @@ freed its memory yet. ALLOCATIONS are plain and virtual memory, arrays and
 graphs; --json shows each. PID is the number here: a process in a container
 knows another one of itself, `own_pid` in JSON. One that cannot be seen from
 here has none. COMMAND has arguments only where the caller may read them in
-/proc. A terminal that is too narrow for all columns gets those that
+/proc, and is `-` where the process keeps others from looking. A terminal that is too narrow for all columns gets those that
 say most.
 
 Examples:
@@ -61,12 +63,12 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     {
         return Err(groups::unreadable(group.ledger_path()));
     }
-    let pids = Pids::default();
+    let commands = Commands::of(&views);
     let mut lines: Vec<Line> = outermost(&views)
         .into_iter()
         .flat_map(|view| {
             let lines = view.processes.iter();
-            lines.flat_map(|process| of(&selection, view, process, &pids))
+            lines.flat_map(|process| of(&selection, view, process, &commands))
         })
         .collect();
     lines.sort_by(Line::by_group_and_pid);
@@ -109,6 +111,52 @@ fn outermost(views: &[View]) -> Vec<&View> {
     found
 }
 
+/// What processes are called now.
+#[derive(Default)]
+struct Commands {
+    pids: Pids,
+    /// By number here. A process that keeps others from looking has none; `None` where none could be asked.
+    lines: Option<BTreeMap<u32, String>>,
+}
+
+impl Commands {
+    fn of(views: &[View]) -> Self {
+        let pids = Pids::default();
+        let processes = outermost(views)
+            .into_iter()
+            .flat_map(|view| &view.processes);
+        let alive = processes.filter(|process| process.alive);
+        let alive: BTreeSet<u32> = alive
+            .filter_map(|process| pids.here(&process.identity))
+            .collect();
+        let alive: Vec<u32> = alive.into_iter().collect();
+        let lines = look::ask(Question::Command, &alive, PATIENCE).ok();
+        Self { pids, lines }
+    }
+
+    /// `None` where it cannot be seen.
+    fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
+        let identity = process.identity;
+        let named = match (pid, &self.lines) {
+            // The number of one that has ended may be another's.
+            (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
+                Some(line) => identity.with_command(pid, line),
+                None => identity,
+            },
+            _ => identity,
+        };
+        Some(named.command().to_string())
+    }
+}
+
+/// The bytes that hexadecimal digits stand for; `None` for other than 64.
+fn digits(text: &str) -> Option<[u8; 64]> {
+    let pairs = text.as_bytes().chunks(2);
+    let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = pairs.map(byte).collect();
+    bytes?.try_into().ok()
+}
+
 /// A process on one GPU, or on none yet.
 struct Line {
     group: String,
@@ -118,7 +166,8 @@ struct Line {
     pid: Option<u32>,
     own_pid: u32,
     uid: u32,
-    command: String,
+    /// `None` where it cannot be seen.
+    command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
 }
@@ -161,7 +210,12 @@ impl Parts {
     }
 }
 
-fn of(selection: &Selection, view: &View, process: &ProcessUsage, pids: &Pids) -> Vec<Line> {
+fn of(
+    selection: &Selection,
+    view: &View,
+    process: &ProcessUsage,
+    commands: &Commands,
+) -> Vec<Line> {
     let mut group = view.group.name().to_owned();
     let mut title = view.title.clone();
     if !process.below.is_empty() {
@@ -175,19 +229,15 @@ fn of(selection: &Selection, view: &View, process: &ProcessUsage, pids: &Pids) -
             None => group.clone(),
         };
     }
-    let pid = pids.here(&process.identity);
-    // What the process is called now. The number of one that has ended may be another's.
-    let named = match pid {
-        Some(pid) if process.alive => process.identity.with_arguments(pid),
-        _ => process.identity,
-    };
+    let pid = commands.pids.here(&process.identity);
+    let command = commands.command(process, pid);
     let line = |gpu| Line {
         group: group.clone(),
         title: title.clone(),
         pid,
         own_pid: process.identity.pid,
         uid: process.identity.uid,
-        command: named.command().to_string(),
+        command: command.clone(),
         alive: process.alive,
         gpu,
     };
@@ -283,7 +333,7 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
             bytes(split.map(|split| split.of(Category::Driver))),
             bytes(parts.map(|parts| parts.total)),
             line.state().into(),
-            line.command.clone(),
+            figure(line.command.as_deref()),
         ]);
     }
     table

@@ -2,8 +2,8 @@
 
 use super::failure::Failure;
 use super::groups::{self, Purpose};
-use super::kill::end_all;
-use super::output;
+use super::kill::{end_all, proven};
+use super::{look, output};
 use gpulimit::group::{Group, GroupError, Kind, Root};
 use gpulimit::ledger::Ledger;
 use std::process::ExitCode;
@@ -127,10 +127,12 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 /// Kills what runs in a group until nothing does, or `end` has come.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let ledger = group.ledger()?;
+    let look = look::members();
+    let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
         // Before the round: one that took long on a busy machine may have killed them all.
         let late = Instant::now() > end;
-        let failed = end_all(group, &ledger);
+        let failed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {
             return Err(failed.unwrap_or_else(|| {
                 GroupError::InUse {

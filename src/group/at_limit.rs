@@ -2,6 +2,7 @@
 //! the request waits, others are killed, it is refused. How much of that the group's options say.
 
 use super::kill::{Target, Targets};
+use super::look;
 use super::member::{Member, MemberDevice, Refusal, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
@@ -13,6 +14,7 @@ use crate::limits::{OnLimit, Oom, Options};
 use crate::order;
 use crate::units::gib;
 use std::fmt;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// What a request leaves where it is.
@@ -28,6 +30,8 @@ pub(super) enum Held {
     Nothing,
 }
 
+/// How long one request looks at processes that are to be killed. One that keeps others from looking costs a second.
+const LOOKS: Duration = Duration::from_secs(4);
 /// Processes that are killed for one request, at most.
 const VICTIMS: u32 = 64;
 /// Of these the line about it names so many.
@@ -317,13 +321,17 @@ impl<'a> Request<'a, '_> {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),
         }
-        let Ok(targets) = Targets::of(&station.ledger) else {
+        let look = look::until(Instant::now() + LOOKS);
+        let Ok(targets) = Targets::of(&station.ledger, &look) else {
             return false;
         };
-        let proven =
-            |process: ProcessUsage| Some((targets.named(&process.identity).ok()?, process));
-        let victims: Vec<(Target, ProcessUsage)> =
-            processes.into_iter().filter_map(proven).collect();
+        let named = targets.named(processes.iter().map(|process| &process.identity));
+        let proven = |(target, process): (io::Result<Target>, _)| Some((target.ok()?, process));
+        let victims: Vec<(Target, ProcessUsage)> = named
+            .into_iter()
+            .zip(processes)
+            .filter_map(proven)
+            .collect();
         if victims.is_empty() {
             return false;
         }

@@ -7,10 +7,10 @@
 use super::access::{Access, Members};
 use super::user;
 use crate::ledger::{Identity, Ledger, MappedFile, ProcessUsage, SeenProcess};
+use std::cell::{OnceCell, RefCell};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
 
 /// A process of a group, held so that a signal reaches it or nobody.
 #[derive(Debug)]
@@ -21,47 +21,73 @@ pub struct Target {
     descriptor: Option<OwnedFd>,
 }
 
+/// Says of each number in `/proc` whether that process is a member of a ledger. `TimedOut`: the process keeps others from looking.
+pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
+
 /// The processes of one ledger, as far as they can be proven.
 pub struct Targets<'a> {
     ledger: &'a Ledger,
     file: MappedFile,
     access: Access,
+    look: &'a Look<'a>,
+    /// Those that the look has had no answer of. They are not looked at again.
+    silent: RefCell<Vec<SeenProcess>>,
 }
 
 impl<'a> Targets<'a> {
     /// Of this ledger.
-    pub fn of(ledger: &'a Ledger) -> io::Result<Self> {
+    pub fn of(ledger: &'a Ledger, look: &'a Look<'a>) -> io::Result<Self> {
         Ok(Self {
             file: ledger.mapped_file()?,
             access: Access::of_file(&ledger.metadata()?),
             ledger,
+            look,
+            silent: RefCell::default(),
         })
     }
 
-    /// The process that holds a slot, by what the slot says of it. `NotFound`: it has ended, or the slot names a process that is no member, or
-    /// one that cannot be seen from here. `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could not signal it.
-    pub fn named(&self, process: &Identity) -> io::Result<Target> {
-        let pid = SeenProcess::pid_of(process).ok_or(io::ErrorKind::NotFound)?;
-        self.prove(pid, |seen| seen.is(process))
+    /// The processes that hold slots, by what the slots say of them. `NotFound`: it has ended, or the slot names a process that is no member,
+    /// or one that cannot be seen from here. `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could not
+    /// signal it. `TimedOut`: it keeps others from looking at it.
+    pub fn named<'b>(
+        &self,
+        processes: impl Iterator<Item = &'b Identity>,
+    ) -> Vec<io::Result<Target>> {
+        let everybody = OnceCell::new();
+        let candidate = |process: &Identity| {
+            let here = || SeenProcess::everybody().collect::<Vec<_>>();
+            let among = || everybody.get_or_init(here).iter().copied();
+            let pid = SeenProcess::pid_of(process, among).ok_or(io::ErrorKind::NotFound)?;
+            Candidate::new(pid).and_then(|seen| match seen.seen.is(process) {
+                true => Ok(seen),
+                false => Err(io::ErrorKind::NotFound.into()),
+            })
+        };
+        self.prove(processes.map(candidate).collect())
     }
 
-    /// The processes that hold these slots; with them, members that no slot names. A slot that names none of its own is one of theirs.
-    ///
-    /// Looks at every process where some slot does not name its holder.
-    pub fn all(&self, processes: &[ProcessUsage]) -> (Vec<io::Result<Target>>, Vec<Target>) {
-        let named: Vec<_> = processes
-            .iter()
-            .map(|process| self.named(&process.identity))
-            .collect();
-        let mut unnamed = Vec::new();
+    /// The processes that hold these slots, as [`Self::named`]. With them, where some slot does not name its holder: members that no slot
+    /// names, each of which holds one of those slots; and the numbers of processes that may be such members and keep others from looking.
+    pub fn all(
+        &self,
+        processes: &[ProcessUsage],
+    ) -> (Vec<io::Result<Target>>, Vec<Target>, Vec<u32>) {
+        let named = self.named(processes.iter().map(|process| &process.identity));
+        let (mut unnamed, mut silent) = (Vec::new(), Vec::new());
         if named.iter().any(Result::is_err) {
             let found: Vec<u32> = named.iter().flatten().map(|target| target.pid).collect();
-            let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-            let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-            let others = pids.filter(|pid| !found.contains(pid));
-            unnamed.extend(others.filter_map(|pid| self.prove(pid, |_| true).ok()));
+            let others = SeenProcess::numbers().filter(|pid| !found.contains(pid));
+            let others: Vec<u32> = others.collect();
+            let candidates = others.iter().map(|pid| Candidate::new(*pid)).collect();
+            for (pid, proven) in others.iter().zip(self.prove(candidates)) {
+                match proven {
+                    Ok(target) => unnamed.push(target),
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => silent.push(*pid),
+                    Err(_) => {}
+                }
+            }
         }
-        (named, unnamed)
+        (named, unnamed, silent)
     }
 
     /// Whether somebody still holds the slot.
@@ -69,27 +95,81 @@ impl<'a> Targets<'a> {
         self.ledger.is_held(process.slot)
     }
 
-    fn prove(&self, pid: u32, is: impl Fn(&SeenProcess) -> bool) -> io::Result<Target> {
-        let target = Target::open(pid)?;
-        // Whatever is seen from here on is of the process that the descriptor stands for, or that is gone.
-        let number = target.number_in_proc();
-        if !is(&SeenProcess::by_pid(number)) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let process = PathBuf::from(format!("/proc/{number}"));
-        if !self.file.has_member(&process)? {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        if user::effective() == 0 && !self.may_be_signalled(&process)? {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        Ok(target)
+    /// Proves that processes are members, all in one look.
+    fn prove(&self, candidates: Vec<io::Result<Candidate>>) -> Vec<io::Result<Target>> {
+        let admitted = |candidate: Candidate| {
+            if self.silent.borrow().contains(&candidate.seen) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match user::effective() {
+                0 if !self.may_be_signalled(candidate.number)? => {
+                    Err(io::ErrorKind::PermissionDenied.into())
+                }
+                _ => Ok(candidate),
+            }
+        };
+        let candidates: Vec<io::Result<Candidate>> = candidates
+            .into_iter()
+            .map(|candidate| candidate.and_then(admitted))
+            .collect();
+        let numbers: Vec<u32> = candidates.iter().flatten().map(|one| one.number).collect();
+        let mut answers = (self.look)(&self.file, &numbers).into_iter();
+        let mut proven = |candidate: Candidate| {
+            let answer = answers
+                .next()
+                .unwrap_or(Err(io::ErrorKind::TimedOut.into()));
+            match answer {
+                Ok(true) => candidate.target(),
+                Ok(false) => Err(io::ErrorKind::NotFound.into()),
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::TimedOut {
+                        self.silent.borrow_mut().push(candidate.seen);
+                    }
+                    Err(error)
+                }
+            }
+        };
+        candidates
+            .into_iter()
+            .map(|candidate| candidate.and_then(&mut proven))
+            .collect()
     }
 
     /// Whether whose group it is could signal the process, or it may be in the group as one of its unix group.
-    fn may_be_signalled(&self, process: &Path) -> io::Result<bool> {
-        let status = fs::read_to_string(process.join("status"))?;
+    fn may_be_signalled(&self, number: u32) -> io::Result<bool> {
+        let status = fs::read_to_string(format!("/proc/{number}/status"))?;
         Ok(may_be_signalled(&self.access, &status))
+    }
+}
+
+/// A process that may be a member.
+struct Candidate {
+    pid: u32,
+    /// Its number in `/proc`.
+    number: u32,
+    /// As it was before the look.
+    seen: SeenProcess,
+}
+
+impl Candidate {
+    fn new(pid: u32) -> io::Result<Self> {
+        let number = Target::open(pid)?.number_in_proc();
+        Ok(Self {
+            pid,
+            number,
+            seen: SeenProcess::by_pid(number),
+        })
+    }
+
+    /// The process, if it is still the one that was seen before.
+    fn target(self) -> io::Result<Target> {
+        let target = Target::open(self.pid)?;
+        // A number that is used again within a clock tick would look the same: as many processes are not made in one.
+        let seen = SeenProcess::by_pid(target.number_in_proc());
+        match seen == self.seen && seen.start_time().is_some() {
+            true => Ok(target),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 }
 

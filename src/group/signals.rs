@@ -75,6 +75,41 @@ impl Drop for Deferred {
     }
 }
 
+/// As long as it lives, this thread and processes that it makes get no signal but SIGKILL and SIGSTOP.
+pub(super) struct Blocked {
+    before: libc::sigset_t,
+    /// It is this thread's.
+    _here: PhantomData<*const ()>,
+}
+
+impl Blocked {
+    /// From here on.
+    pub(super) fn new() -> Self {
+        let mut all = empty();
+        // SAFETY: writes a set of ours.
+        unsafe { libc::sigfillset(&raw mut all) };
+        Self {
+            before: change(libc::SIG_BLOCK, &all),
+            _here: PhantomData,
+        }
+    }
+
+    /// This signal comes through all the same: for a process made meanwhile.
+    pub(super) fn let_through(signal: c_int) {
+        let mut set = empty();
+        // SAFETY: writes a set of ours.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+        change(libc::SIG_UNBLOCK, &set);
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // Handlers run in here, and may jump away.
+        change(libc::SIG_SETMASK, &self.before);
+    }
+}
+
 fn empty() -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: the call fills in a set of ours, whose every bit pattern is one.

@@ -86,19 +86,23 @@ impl Identity {
         Command(&self.command)
     }
 
-    /// The same with the begin of the command line of this process, which has number `pid` here, where the caller may read
-    /// it: `/proc` decides, as for `ps`.
-    pub fn with_arguments(self, pid: u32) -> Self {
+    /// The begin of the command line of the process with this number here; `None` where it has none, as a zombie, or the caller may
+    /// not read it: `/proc` decides, as for `ps`.
+    ///
+    /// Waits for the lock and the pages of that process's memory, which its user can keep from it for ever.
+    pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
-            // A zombie has none.
-            [] => self,
-            // The number is another process's by now.
-            _ if !SeenProcess::by_pid(pid).is(&self) => self,
-            line => Self {
-                command: command(line),
-                ..self
-            },
+            [] => None,
+            line => Some(command(line)),
+        }
+    }
+
+    /// The same with what [`Self::command_line`] said of this number, unless it is another process's by now.
+    pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
+        match SeenProcess::by_pid(pid).is(&self) {
+            true => Self { command, ..self },
+            false => self,
         }
     }
 
@@ -164,16 +168,29 @@ pub struct SeenProcess {
 impl SeenProcess {
     /// The number that a process has in the caller's pid namespace; `None` when it is not to be found there.
     ///
-    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells.
-    pub fn pid_of(process: &Identity) -> Option<u32> {
+    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells of `everybody`.
+    pub fn pid_of<Everybody>(
+        process: &Identity,
+        everybody: impl FnOnce() -> Everybody,
+    ) -> Option<u32>
+    where
+        Everybody: Iterator<Item = (u32, Self)>,
+    {
         if process.pid_ns == Identity::own_pid_ns() {
             return Self::by_pid(process.pid).is(process).then_some(process.pid);
         }
-        let entries = fs::read_dir("/proc").ok()?;
-        let pids = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        Self::find(process, pids.map(|pid| (pid, Self::by_pid(pid))))
+        Self::find(process, everybody())
+    }
+
+    /// The numbers of all processes in `/proc`.
+    pub fn numbers() -> impl Iterator<Item = u32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// All processes, with their numbers.
+    pub fn everybody() -> impl Iterator<Item = (u32, Self)> {
+        Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
     /// Which of these is a process of another namespace, which has to be known here.
@@ -540,16 +557,19 @@ mod tests {
     #[test]
     fn a_process_of_our_namespace_has_the_pid_it_says() {
         let own = Identity::of_self();
-        assert_eq!(SeenProcess::pid_of(&own), Some(own.pid));
+        assert_eq!(
+            SeenProcess::pid_of(&own, SeenProcess::everybody),
+            Some(own.pid)
+        );
         let start_time = own.start_time + 1;
         assert_eq!(
-            SeenProcess::pid_of(&Identity { start_time, ..own }),
+            SeenProcess::pid_of(&Identity { start_time, ..own }, SeenProcess::everybody),
             None,
             "its pid again"
         );
         let pid_ns = own.pid_ns + 1;
         assert_eq!(
-            SeenProcess::pid_of(&Identity { pid_ns, ..own }),
+            SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
             None,
             "not to be found"
         );
@@ -558,7 +578,11 @@ mod tests {
             pid: 1 << 23,
             ..own
         };
-        assert_eq!(SeenProcess::pid_of(&gone), Some(gone.pid), "is not seen");
+        assert_eq!(
+            SeenProcess::pid_of(&gone, SeenProcess::everybody),
+            Some(gone.pid),
+            "is not seen"
+        );
     }
 
     #[test]
@@ -702,16 +726,21 @@ mod tests {
             start_time: 0,
             ..own
         };
+        let pid = child.id();
+        let named = |who: Identity| match Identity::command_line(pid) {
+            Some(line) => who.with_command(pid, line),
+            None => who,
+        };
         let started = std::time::Instant::now();
         // `exec` lets the parent go on before the arguments are in place.
-        while of_child.with_arguments(child.id()) == of_child {
+        while named(of_child) == of_child {
             assert!(started.elapsed().as_secs() < 60, "it has arguments");
         }
-        let seen = of_child.with_arguments(child.id());
-        assert_eq!(own.with_arguments(child.id()), own, "another process");
+        let seen = named(of_child);
+        assert_eq!(named(own), own, "another process");
         child.kill().expect("killed");
         child.wait().expect("reaped");
         assert_eq!(seen.command().to_string(), "sleep 60");
-        assert_eq!(of_child.with_arguments(child.id()), of_child, "gone");
+        assert_eq!(named(of_child), of_child, "gone");
     }
 }

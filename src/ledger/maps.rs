@@ -2,13 +2,44 @@
 //!
 //! What a slot says of its owner anybody can write who may be charged. A mapping nobody can make for another process.
 
+use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::PathBuf;
 
 /// The device and the inode of a file as `maps` writes them. On some file systems `stat` says another device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
+
+impl fmt::Display for MappedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<String> for MappedFile {
+    /// Reads what [`fmt::Display`] has written.
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// The files of `/proc` that show the mappings of a process: its own, then those of its threads, as the first thread shows nothing any more
+/// once it has ended.
+#[derive(Debug)]
+pub struct Mappings(Vec<PathBuf>);
+
+impl Mappings {
+    /// Of the process that has this number in `/proc`. Does not wait for that process.
+    pub fn of(number: u32) -> io::Result<Self> {
+        let process = PathBuf::from(format!("/proc/{number}"));
+        let mut files = vec![process.join("maps")];
+        for thread in fs::read_dir(process.join("task"))? {
+            files.push(thread?.path().join("maps"));
+        }
+        Ok(Self(files))
+    }
+}
 
 /// A line of `maps`.
 struct Line<'a> {
@@ -20,8 +51,10 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut fields = line.split_ascii_whitespace();
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        // What is no text is in the path, the last field.
+        let text = line.utf8_chunks().next()?.valid();
+        let mut fields = text.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let access = fields.next()?;
         let device = fields.nth(1)?;
@@ -43,6 +76,36 @@ impl<'a> Line<'a> {
     }
 }
 
+/// The bytes of a line that are looked at: all but the end of a long path.
+const LONGEST_LINE: usize = 256;
+
+/// Calls `take` with the beginning of each line. Allocates nothing.
+fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result<()> {
+    let (mut line, mut length) = ([0; LONGEST_LINE], 0);
+    let mut buffer = [0; 4096];
+    loop {
+        let read = match file.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        for byte in buffer.get(..read).unwrap_or_default() {
+            if *byte != b'\n' {
+                if let Some(place) = line.get_mut(length) {
+                    *place = *byte;
+                    length += 1;
+                }
+                continue;
+            }
+            if let Some(line) = line.get(..length).and_then(Line::parse) {
+                take(&line);
+            }
+            length = 0;
+        }
+    }
+}
+
 /// What a process has mapped of a ledger.
 #[derive(Copy, Clone, Debug, Default)]
 struct Seen {
@@ -52,48 +115,37 @@ struct Seen {
     anchor: bool,
 }
 
-fn seen_in(maps: impl BufRead, file: &MappedFile) -> io::Result<Option<Seen>> {
+fn seen_in(maps: impl Read, file: &MappedFile) -> io::Result<Option<Seen>> {
     let mut seen = None;
-    for line in maps.lines() {
-        let line = line?;
-        let Some(line) = Line::parse(&line) else {
-            continue;
-        };
+    each_line(maps, |line| {
         let seen = seen.get_or_insert_with(Seen::default);
         if line.is_of(file) {
             seen.content |= line.access.starts_with("rw-s");
             seen.anchor |= line.access.starts_with("---s");
         }
-    }
+    })?;
     Ok(seen)
 }
 
 /// The file that this process has mapped at an address.
 pub(super) fn at(address: usize) -> io::Result<MappedFile> {
-    for line in BufReader::new(File::open("/proc/self/maps")?).lines() {
-        let line = line?;
-        if let Some(line) = Line::parse(&line)
-            && (line.start..line.end).contains(&address)
-        {
-            return Ok(line.file());
+    let mut found = None;
+    each_line(File::open("/proc/self/maps")?, |line| {
+        if (line.start..line.end).contains(&address) {
+            found = Some(line.file());
         }
-    }
-    Err(io::ErrorKind::NotFound.into())
+    })?;
+    found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 impl MappedFile {
-    /// Whether the process of a directory in `/proc` is a member of this ledger: it has the content mapped to write, and the page that keeps the
-    /// lock of a slot.
-    pub fn has_member(&self, process: &Path) -> io::Result<bool> {
-        let is_member = |seen: Seen| seen.content && seen.anchor;
-        let open = |path: &Path| File::open(path.join("maps")).map(BufReader::new);
-        if let Some(seen) = seen_in(open(process)?, self)? {
-            return Ok(is_member(seen));
-        }
-        // The first thread has ended, and shows nothing any more.
-        for thread in fs::read_dir(process.join("task"))? {
-            if let Some(seen) = seen_in(open(&thread?.path())?, self)? {
-                return Ok(is_member(seen));
+    /// Whether a process is a member of this ledger: it has the content mapped to write, and the page that keeps the lock of a slot.
+    ///
+    /// Waits for the lock of that process's memory, which its user can have held for ever. Allocates nothing.
+    pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
+        for path in &mappings.0 {
+            if let Some(seen) = seen_in(File::open(path)?, self)? {
+                return Ok(seen.content && seen.anchor);
             }
         }
         Ok(false)
@@ -124,18 +176,25 @@ mod tests {
             assert_eq!(member(&maps), Some(false), "{other}");
         }
         assert_eq!(member(""), None, "a process without memory");
+        // A path longer than anything that is kept of a line, and one that is no text.
+        let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
+        assert_eq!(member(&format!("{long}{anchor}")), Some(true));
+        let bytes = [content.as_bytes(), b"7f30-7f31 ---s 0 00:1b 12 /\xff\n"].concat();
+        let seen = seen_in(&*bytes, &file).expect("read").expect("lines");
+        assert!(seen.content && seen.anchor);
     }
 
     #[test]
     fn this_process_is_a_member_as_long_as_it_has_a_slot() {
         let scratch = Scratch::new();
         let file = scratch.mapped_file().expect("mapped");
-        let own = Path::new("/proc/self");
-        assert!(!file.has_member(own).expect("read"));
+        let has = |number: u32| file.has_member(&Mappings::of(number)?);
+        let own = std::process::id();
+        assert!(!has(own).expect("read"));
         let slot = scratch.join();
-        assert!(file.has_member(own).expect("read"));
-        assert!(!file.has_member(Path::new("/proc/1")).unwrap_or(false));
+        assert!(has(own).expect("read"));
+        assert!(!has(1).unwrap_or(false));
         drop(slot);
-        assert!(!file.has_member(own).expect("read"));
+        assert!(!has(own).expect("read"));
     }
 }

@@ -60,19 +60,38 @@ fn role() {
         return;
     };
     let place = Path::new(&place);
-    let mount = |arguments: &[&str], from: &Path, to: &Path| {
-        let mut mount = Command::new("mount");
-        let status = mount.args(arguments).args([from, to]).status();
-        assert!(status.expect("mount").success(), "{arguments:?}");
-    };
     let etc = Path::new("/etc");
     mount(&["-t", "tmpfs"], Path::new("none"), etc);
     fs::write("/etc/ld.so.preload", "").expect("written");
+    mount_fuse(place, "", Answers::Names);
+    let file = place.join("ld.so.preload");
+    mount(&["--bind"], &file, &etc.join("ld.so.preload"));
+    println!("\n#mounted");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+fn mount(arguments: &[&str], from: &Path, to: &Path) {
+    let mut mount = Command::new("mount");
+    let status = mount.args(arguments).args([from, to]).status();
+    assert!(status.expect("mount").success(), "{arguments:?}");
+}
+
+/// What the file system answers.
+#[derive(Copy, Clone, Eq, PartialEq)]
+pub enum Answers {
+    /// What there is, and no request to open a file.
+    Names,
+    /// All but requests to write.
+    Reads,
+}
+
+/// Mounts the file system, and serves it as long as this process lives.
+pub fn mount_fuse(place: &Path, options: &str, answers: Answers) {
     let fuse = File::options().read(true).write(true).open("/dev/fuse");
     let fuse = fuse.expect("opened");
     rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::empty()).expect("kept");
     let options = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0",
+        "fd={},rootmode=40000,user_id=0,group_id=0{options}",
         fuse.as_raw_fd()
     );
     mount(
@@ -81,19 +100,16 @@ fn role() {
         place,
     );
     rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("ours");
-    thread::spawn(move || serve(fuse));
-    let file = place.join("ld.so.preload");
-    mount(&["--bind"], &file, &etc.join("ld.so.preload"));
-    println!("\n#mounted");
-    let _ = std::io::stdin().read_line(&mut String::new());
+    thread::spawn(move || serve(fuse, answers));
 }
 
 /// Answers what a mount asks, in the kernel's structures of version 7.31; one directory with any number of files in it.
-fn serve(mut fuse: File) {
+fn serve(mut fuse: File, answers: Answers) {
     const LOOKUP: u32 = 1;
     const GETATTR: u32 = 3;
     const OPEN: u32 = 14;
     const READ: u32 = 15;
+    const WRITE: u32 = 16;
     const STATFS: u32 = 17;
     const INIT: u32 = 26;
     const DIRECTORY: u64 = 1;
@@ -104,7 +120,10 @@ fn serve(mut fuse: File) {
         let double = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().expect("eight"));
         let (operation, unique, node) = (word(4), double(8), double(16));
         let reply = match operation {
-            OPEN | READ => continue,
+            OPEN | READ if answers == Answers::Names => continue,
+            WRITE => continue,
+            OPEN => words(&[0, 0]),
+            READ => vec![0; 60],
             LOOKUP => [words(&[2, 0, 0, 0, 0]), attributes(2)].concat(),
             GETATTR => [words(&[0, 0]), attributes(node)].concat(),
             STATFS => vec![0; 80],
@@ -129,7 +148,7 @@ fn serve(mut fuse: File) {
     fn attributes(node: u64) -> Vec<u8> {
         let mode: u64 = match node {
             DIRECTORY => 0o040_755,
-            _ => 0o100_644,
+            _ => 0o100_666,
         };
         words(&[node, 60, 1, 0, 0, 0, 0, mode << 32, 1, 0, 4096])
     }

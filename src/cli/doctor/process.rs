@@ -3,7 +3,7 @@
 use super::Finding;
 use super::files::Files;
 use crate::cli::elf::{self, Kind};
-use crate::cli::probe::VERB;
+use crate::cli::look::{self, PATIENCE};
 use crate::cli::{accounts, env as own_env, install, library};
 use gpulimit::group::{Root, effective_user};
 use gpulimit::ledger::{NoWitness, ProcessUsage, SeenProcess};
@@ -16,13 +16,9 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
-use std::{fs, io, thread};
+use std::{fs, io};
 
-/// How long a look at a process may take. Memory and files of a process can be such that a look at them never ends.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The most bytes of an environment and of a list of mappings that are looked at.
 const LONGEST: u64 = 16 << 20;
 /// The most bytes of an `ld.so.preload`.
@@ -58,28 +54,15 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Looks at a process from a child process. A thread that waits for a file system of that process may be uninterruptible: neither its
-/// process nor any other thread of it can end then, whoever kills it. Only a process that does not wait for the child can go on.
+/// Looks at a process from a child process.
 fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
-    let mut child = Command::new("/proc/self/exe")
-        .args([VERB, "process", &pid.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        // A child that stays behind must not keep a pipe of this process's caller open.
-        .stderr(Stdio::null())
-        .spawn()?;
-    let (answer, answered) = mpsc::channel();
-    let out = child.stdout.take();
-    thread::spawn(move || {
-        let mut text = String::new();
-        let read = out.map(|mut out| out.read_to_string(&mut text));
-        answer.send(read.transpose().map(|_| text))
-    });
-    let answer = answered.recv_timeout(PATIENCE);
-    // The child is not waited for: even closing a file can hang, and init takes it when this process ends.
-    let _ = child.kill();
-    let _ = child.try_wait();
-    let text = answer.map_err(|_| io::Error::from(ErrorKind::TimedOut))??;
+    let mut text = String::new();
+    let pid = pid.to_string();
+    let arguments = ["process".as_ref(), pid.as_ref()];
+    look::apart(&arguments, String::new(), PATIENCE, |line| {
+        text.push_str(&line);
+        true
+    })?;
     let answer: Value = serde_json::from_str(&text)?;
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();

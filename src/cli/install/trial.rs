@@ -1,7 +1,10 @@
 //! Whether programs start with the library, and which have it.
 
 use super::super::failure::Failure;
+use super::super::look::{self, PATIENCE, Question};
+use gpulimit::ledger::SeenProcess;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -46,26 +49,45 @@ fn quiet(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// The processes that have this file mapped, as far as we may look.
-pub fn users(library: &Path) -> Vec<u32> {
+/// The processes that have this file mapped, as far as we may look; and those that keep others from looking.
+pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+    let own = std::process::id();
+    let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
+    let answers = look::ask(Question::Uses(library.as_os_str()), &pids, PATIENCE);
+    let answers = answers.map_err(|error| {
+        Failure::new(format_args!(
+            "cannot see which processes use {}: {error}",
+            library.display()
+        ))
+    })?;
+    let is_silent = |pid: &u32| {
+        let gone = || !Path::new(&format!("/proc/{pid}")).exists();
+        !answers.contains_key(pid) && !gone()
+    };
+    let mut users: Vec<u32> = answers
+        .iter()
+        .filter_map(|(pid, answer)| (answer == "yes").then_some(*pid))
+        .collect();
+    users.sort_unstable();
+    Ok((users, pids.into_iter().filter(is_silent).collect()))
+}
+
+/// Whether a process has this file mapped. Waits for the lock of the process's memory, which its user can have held for ever.
+pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
-        return Vec::new();
+        return false;
     };
     let inode = about.ino().to_string();
     let name = library.display().to_string();
-    let maps = |pid: u32| {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        maps.lines().any(|line| {
-            let mut fields = line.split_ascii_whitespace().skip(4);
-            // One that was replaced has another inode, and a name that says so.
-            fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
-        })
+    let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
+        return false;
     };
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids: Vec<u32> = entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| *pid != std::process::id() && maps(*pid))
-        .collect();
-    pids.sort_unstable();
-    pids
+    // A line at a time: its user decides how many there are.
+    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
+    lines.into_iter().any(|line| {
+        let line = String::from_utf8_lossy(&line);
+        let mut fields = line.split_ascii_whitespace().skip(4);
+        // One that was replaced has another inode, and a name that says so.
+        fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
+    })
 }

@@ -100,7 +100,10 @@ fn members(group: &Group) -> Vec<u32> {
         .processes(&NoWitness)
         .iter()
         .filter(|process| process.alive)
-        .map(|process| SeenProcess::pid_of(&process.identity).expect("seen from the host"))
+        .map(|process| {
+            SeenProcess::pid_of(&process.identity, SeenProcess::everybody)
+                .expect("seen from the host")
+        })
         .collect();
     pids.sort_unstable();
     pids

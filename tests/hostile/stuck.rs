@@ -1,0 +1,346 @@
+//! A member whose memory map answers nobody, as a file system of their own has its lock held: root's verbs come to an end, do what they can for
+//! the others, and name it.
+#![allow(unsafe_code)]
+
+use crate::nothing::Nothing;
+use crate::silent::{Answers, mount_fuse};
+use crate::{ALICE, Ground, PATIENCE, run};
+use gpulimit::device::DeviceId;
+use gpulimit::group::{Access, Insistence, Member, Members, Root};
+use gpulimit::limits::{Key, LimitSet, Oom, Selector};
+use gpulimit::units::Size;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::ptr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const ROOT: &str = "GPULIMIT_TEST_ROOT";
+const FUSE: &str = "GPULIMIT_TEST_FUSE";
+const GPU: DeviceId = DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+const GIB: u64 = 1 << 30;
+
+/// A process, with what it says from now on.
+struct Role {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Role {
+    fn start(command: &mut Command, role: &str) -> Self {
+        let mut child = command
+            .args(["--exact", role, "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, out }
+    }
+
+    /// The rest of the next line that begins so.
+    fn line(&mut self, start: &str) -> String {
+        let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
+        let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
+        found.unwrap_or_else(|| panic!("it ends before {start}"))
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A group of Alice's with two members of hers: one of them cannot be looked at.
+struct Scene {
+    ground: Ground,
+    root: Root,
+    stuck: u32,
+    honest: Role,
+    /// Its end ends the file system, and every wait for it.
+    _server: Role,
+}
+
+impl Scene {
+    fn new() -> Option<Self> {
+        let ground = Ground::new()?;
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("SKIPPED: there is no /dev/fuse here");
+            return None;
+        }
+        let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+        let access = Access {
+            owner: Some(ALICE),
+            members: Members::Owner,
+        };
+        let mut limits = LimitSet::default();
+        limits.set(Selector::All, Key::Max, Size::Bytes(10 * GIB));
+        limits.options.oom = Oom::KillLargest;
+        root.create_for("lab", &limits, access).expect("created");
+        let own = std::env::current_exe().expect("known");
+        let mut command = Command::new("unshare");
+        command
+            .arg("-m")
+            .arg(&own)
+            .env(ROOT, root.path())
+            .env(FUSE, ground.make("silent", 0, 0o755));
+        let mut server = Role::start(&mut command, "stuck::server");
+        let stuck = server.line("#member ").parse().expect("a pid");
+        if !is_held(stuck, &mut server) {
+            eprintln!("SKIPPED: this kernel does not wait for such a file system");
+            return None;
+        }
+        let mut command = Command::new(&own);
+        command.env(ROOT, root.path()).uid(ALICE).gid(ALICE);
+        let mut honest = Role::start(&mut command, "stuck::member");
+        honest.line("#member ");
+        Some(Self {
+            ground,
+            root,
+            stuck,
+            honest,
+            _server: server,
+        })
+    }
+
+    #[track_caller]
+    fn root_runs(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let done = run(&mut self.ground.gpulimit(arguments));
+        assert!(!done.1.contains("panicked"), "{}", done.1);
+        done
+    }
+
+    #[track_caller]
+    fn honest_is_killed(&mut self) {
+        let ended = self.honest.child.wait().expect("ended");
+        assert_eq!(ended.signal(), Some(9));
+    }
+}
+
+/// Waits until a process waits for the file system; false if it does not.
+fn is_held(pid: u32, server: &mut Role) -> bool {
+    let start = Instant::now();
+    loop {
+        let stats = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+        let waits = stats.flatten().any(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim());
+            state.starts_with('D')
+        });
+        if waits {
+            return true;
+        }
+        assert!(start.elapsed() < PATIENCE, "it does nothing");
+        if server.child.try_wait().expect("asked").is_some() {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What [`Scene::new`] starts as root: serves the file system, and starts the stuck member; not a test.
+#[test]
+#[ignore = "a part of other tests"]
+fn server() {
+    let place = PathBuf::from(std::env::var_os(FUSE).expect("a place"));
+    mount_fuse(&place, ",allow_other", Answers::Reads);
+    let mut member = Command::new(std::env::current_exe().expect("known"));
+    member.args(["--exact", "stuck::member", "--ignored", "--nocapture"]);
+    // Its end is this process's, unless it stays for ever.
+    member.uid(ALICE).gid(ALICE).status().expect("started");
+}
+
+/// Not a test either: a member of Alice's, stuck if there is such a file system.
+#[test]
+#[ignore = "a part of other tests"]
+fn member() {
+    let root = Root::at(std::env::var_os(ROOT).expect("a root")).expect("a root");
+    let member = Member::join(&root, "lab").expect("joined");
+    let device = member.device(GPU, 80 * GIB).expect("a device");
+    let place = std::env::var_os(FUSE);
+    let bytes = if place.is_some() { 6 * GIB } else { GIB };
+    let charged = member.charge(&device, bytes, &Nothing, Insistence::Full);
+    charged.expect("fits");
+    let file = place.map(|place| {
+        let file = PathBuf::from(place).join("file");
+        let file = File::options().read(true).write(true).open(file);
+        file.expect("opened")
+    });
+    println!("\n#member {}", std::process::id());
+    match file {
+        // Until who started it closes this, or ends.
+        None => drop(std::io::stdin().read_line(&mut String::new())),
+        Some(file) => {
+            replace_unwritten(&file);
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Maps something else over a page that is not written back yet: the lock of the memory is held until the file system has taken the page.
+fn replace_unwritten(file: &File) {
+    const LENGTH: usize = 4096;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a page that nothing else in this process knows of.
+    unsafe {
+        let shared = libc::MAP_SHARED;
+        let page = libc::mmap(ptr::null_mut(), LENGTH, access, shared, file.as_raw_fd(), 0);
+        assert_ne!(page, libc::MAP_FAILED);
+        page.cast::<u8>().write_volatile(1);
+        let fixed = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        libc::mmap(page, LENGTH, access, fixed, -1, 0);
+    }
+}
+
+#[test]
+fn kill_reaches_the_others_and_names_who_cannot_be_looked_at() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
+    assert_eq!(status, Some(1), "{said}");
+    let line = format!("lab: SIGKILL sent to {} ", scene.honest.child.id());
+    assert!(said.contains(&line), "{said}");
+    let line = format!("cannot signal {} ", scene.stuck);
+    assert!(
+        said.contains(&line) && said.contains("did not answer"),
+        "{said}"
+    );
+    scene.honest_is_killed();
+}
+
+#[test]
+fn removal_by_force_ends_the_others_and_names_who_cannot_be_looked_at() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (status, said) = scene.root_runs(&["rm", "--force", "lab"]);
+    assert_eq!(status, Some(1), "{said}");
+    let line = format!("cannot kill {} ", scene.stuck);
+    assert!(
+        said.contains(&line) && said.contains("did not answer"),
+        "{said}"
+    );
+    assert!(scene.root.group("lab").is_ok(), "{said}");
+    scene.honest_is_killed();
+}
+
+#[test]
+fn the_epilog_of_slurm_ends_and_leaves_the_group_to_the_next() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let bin = Path::new(env!("CARGO_BIN_EXE_gpulimit"));
+    let state = scene.ground.make("state", 0, 0o700);
+    let settings = format!(
+        "root={}\nstate={}\nPATH={}:$PATH\n",
+        scene.root.path().display(),
+        state.display(),
+        bin.parent().expect("a directory").display()
+    );
+    let settings = scene.ground.write("slurm.conf", settings, 0, 0o644);
+    scene.ground.write("state/1", "group lab\n", 0, 0o600);
+    let epilog = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/slurm/epilog");
+    let (status, said) = run(Command::new(epilog)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("GPULIMIT_SLURM_CONF", settings)
+        .env("SLURM_JOB_ID", "1")
+        .stdin(Stdio::null()));
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("group lab stays: "), "{said}");
+    assert!(
+        said.contains(&format!("cannot kill {} ", scene.stuck)),
+        "{said}"
+    );
+    assert!(state.join("1.left").exists(), "{said}");
+    scene.honest_is_killed();
+}
+
+#[test]
+fn figures_are_shown_all_the_same() {
+    let Some(scene) = Scene::new() else { return };
+    let (status, said) = scene.root_runs(&["ps", "--json"]);
+    assert_eq!(status, Some(0), "{said}");
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let processes = said["processes"].as_array().expect("a list");
+    let command = |pid: u32| {
+        let line = processes.iter().find(|line| line["pid"] == pid);
+        &line.unwrap_or_else(|| panic!("{pid} is missing: {said}"))["command"]
+    };
+    assert!(command(scene.stuck).is_null(), "{said}");
+    let honest = command(scene.honest.child.id()).as_str();
+    assert!(
+        honest.is_some_and(|line| line.contains("stuck::member")),
+        "{said}"
+    );
+    let (status, said) = scene.root_runs(&["ps"]);
+    let line = said
+        .lines()
+        .find(|line| line.contains(&scene.stuck.to_string()));
+    assert!(
+        line.is_some_and(|line| line.trim_end().ends_with(" -")),
+        "{said}"
+    );
+    assert_eq!(status, Some(0), "{said}");
+}
+
+#[test]
+fn verbs_that_look_at_files_alone_do_not_wait() {
+    let Some(scene) = Scene::new() else { return };
+    for arguments in [
+        &["show"][..],
+        &["tree"],
+        &["ls"],
+        &["events"],
+        &["get", "lab"],
+        &["set", "lab", "max=9G"],
+        &["gc"],
+    ] {
+        let (status, said) = scene.root_runs(arguments);
+        assert_eq!(status, Some(0), "{arguments:?}: {said}");
+    }
+    let (status, said) = scene.root_runs(&["rm", "lab"]);
+    assert_eq!(status, Some(1), "{said}");
+    let pid = scene.stuck.to_string();
+    let (status, said) = scene.root_runs(&["doctor", "--pid", &pid]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("did not answer"), "{said}");
+    scene.root_runs(&["doctor"]);
+}
+
+#[test]
+fn uninstall_leaves_the_library_and_says_why() {
+    let Some(scene) = Scene::new() else { return };
+    scene.ground.make("lib", 0, 0o755);
+    scene.ground.make("lib/gpulimit", 0, 0o755);
+    scene
+        .ground
+        .write("lib/gpulimit/libgpulimit.so", "", 0, 0o755);
+    let prefix = scene.ground.at("").display().to_string();
+    let (status, said) = scene.root_runs(&["uninstall", "--dry-run", "--prefix", &prefix]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(&scene.stuck.to_string()), "{said}");
+}
+
+#[test]
+fn who_asks_for_room_is_refused_and_does_not_wait() {
+    let Some(scene) = Scene::new() else { return };
+    let (told, answer) = std::sync::mpsc::channel();
+    let root = Root::at(scene.root.path()).expect("a root");
+    thread::spawn(move || {
+        let member = Member::join(&root, "lab").expect("joined");
+        let device = member.device(GPU, 80 * GIB).expect("a device");
+        // The largest would have to be killed for it.
+        let charged = member.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+        told.send(charged.is_err())
+    });
+    let refused = answer.recv_timeout(PATIENCE);
+    assert_eq!(refused, Ok(true), "the request waits for ever");
+}
