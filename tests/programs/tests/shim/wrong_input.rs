@@ -249,3 +249,31 @@ fn a_root_on_a_file_system_that_loses_locks() {
         .env("PROGRAM", world::program());
     closed(&world, Session::start(command), "lies on overlayfs, which");
 }
+
+#[test]
+fn a_root_in_which_nothing_can_be_made() {
+    for root in ["/proc", "/proc/self", "/sys", "/sys/kernel"] {
+        let world = World::without_group(&[]);
+        let limit = [("GPULIMIT_MAX", "1G"), ("GPULIMIT_ROOT", root)];
+        closed(&world, with(&world, &limit), root);
+    }
+    if !world::may_mount() {
+        return;
+    }
+    // Where root could make groups, in a mount namespace in which nobody can.
+    for root in ["/dev", "/"] {
+        let world = World::without_group(&[]);
+        let script = "mount --rbind \"$GPULIMIT_ROOT\" \"$GPULIMIT_ROOT\" && \
+            mount -o remount,bind,ro \"$GPULIMIT_ROOT\" && \
+            ! mkdir \"$GPULIMIT_ROOT/gpulimit-test\" 2>/dev/null && \
+            LD_PRELOAD=$LIBRARY GPULIMIT_MAX=1G exec \"$PROGRAM\"";
+        let mut command = world.preloaded(Path::new("unshare"));
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            .env_remove("LD_PRELOAD")
+            .env("GPULIMIT_ROOT", root)
+            .env("LIBRARY", world::shim())
+            .env("PROGRAM", world::program());
+        closed(&world, Session::start(command), root);
+    }
+}
