@@ -4,6 +4,7 @@ pub mod device;
 pub mod file_system;
 pub mod group;
 pub mod held_signals;
+mod interrupted;
 pub mod ledger;
 pub mod limits;
 mod name;

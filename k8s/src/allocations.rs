@@ -158,6 +158,7 @@ impl Allocations {
             // Until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
+        // Ends: there are not so many files as there are nanoseconds.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }

@@ -180,6 +180,7 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
             return Err(error);
         }
     };
+    // Ends with the child, whose end is a SIGCHLD.
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         // SAFETY: a set and a place of our own.
@@ -221,6 +222,7 @@ fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t)
 
 /// Looks what became of the child: its end, or `None` while it goes on.
 fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
+    // Each round takes one change of the child's; ends when there is none to tell.
     loop {
         let Some((code, status)) = state(child, libc::WEXITED | libc::WSTOPPED)? else {
             return Ok(None);
@@ -257,26 +259,19 @@ fn follow(child: libc::pid_t) -> io::Result<()> {
 }
 
 fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_int, libc::c_int)>> {
-    loop {
-        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-        let id = child as libc::id_t;
-        // SAFETY: a place of our own.
-        let status =
-            unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
-        if status != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
-        }
-        // SAFETY: zeroes where the call had nothing to tell, else filled in for a child.
-        let (info, pid, status) = unsafe {
-            let info = info.assume_init();
-            (info, info.si_pid(), info.si_status())
-        };
-        return Ok((pid != 0).then_some((info.si_code, status)));
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let id = child as libc::id_t;
+    // SAFETY: a place of our own. The call does not wait, so no signal interrupts it.
+    let status = unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
     }
+    // SAFETY: zeroes where the call had nothing to tell, else filled in for a child.
+    let (info, pid, status) = unsafe {
+        let info = info.assume_init();
+        (info, info.si_pid(), info.si_status())
+    };
+    Ok((pid != 0).then_some((info.si_code, status)))
 }
 
 /// Ends this process by the signal that ended the child. Returns when that signal does not end processes.

@@ -32,6 +32,9 @@ pub(super) enum Held {
 
 /// How long one request looks at processes that are to be killed. One that keeps others from looking costs a second.
 const LOOKS: Duration = Duration::from_secs(4);
+/// Times that a request is made anew because the limits have changed meanwhile; then it is refused. A thousand changes take longer than a
+/// request does, unless somebody makes them for the sake of it.
+pub(super) const CHANGES: u32 = 1_000;
 /// Processes that are killed for one request, at most.
 const VICTIMS: u32 = 64;
 /// Of these the line about it names so many.
@@ -135,14 +138,19 @@ impl<'a> Request<'a, '_> {
         if insistence == Insistence::Full
             && let Some(level) = self.line_ahead()
         {
-            let (station, index) = (&self.member.levels[level], self.device.index[level]);
-            return Err(Refused {
-                level,
-                charged: station.ledger.charged(index),
-                max: station.bounds(self.device, index).max,
-            });
+            return Err(self.refused_at(level));
         }
         self.attempt()
+    }
+
+    /// A refusal by this level, with its figures of this moment.
+    fn refused_at(&self, level: usize) -> Refused {
+        let (station, index) = (&self.member.levels[level], self.device.index[level]);
+        Refused {
+            level,
+            charged: station.ledger.charged(index),
+            max: station.bounds(self.device, index).max,
+        }
     }
 
     /// Above `high` this process gives back what it holds unused before it grows, and asks the others to.
@@ -183,23 +191,25 @@ impl<'a> Request<'a, '_> {
 
     /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
     fn attempt(&self) -> Result<(), Refused> {
-        // Ends: another round comes only of a change of the limits that fell into this one, which takes an administrator.
-        let charge = |held| loop {
-            let current = Current::new(self.member, self.pressure);
-            let answer = self.member.on_path(self.device, held, |path| {
-                (
-                    ledger::charge_ahead(path, self.bytes, &current, self.idle),
-                    path.iter().any(|level| level.protection.is_some()),
-                )
-            });
-            if !current.is_outdated() {
-                return answer;
+        let charge = |held| {
+            for _ in 0..CHANGES {
+                let current = Current::new(self.member, self.pressure);
+                let answer = self.member.on_path(self.device, held, |path| {
+                    (
+                        ledger::charge_ahead(path, self.bytes, &current, self.idle),
+                        path.iter().any(|level| level.protection.is_some()),
+                    )
+                });
+                if !current.is_outdated() {
+                    return answer;
+                }
+                // Granted by a limit that is none any more.
+                if answer.0.is_ok() {
+                    self.member
+                        .uncharge_idle(self.device, self.bytes, self.idle);
+                }
             }
-            // Granted by a limit that is none any more.
-            if answer.0.is_ok() {
-                self.member
-                    .uncharge_idle(self.device, self.bytes, self.idle);
-            }
+            (Err(self.refused_at(0)), false)
         };
         match charge(Held::Low) {
             (Err(_), true) => charge(Held::Min).0,

@@ -618,6 +618,40 @@ fn a_signal_ends_a_wait_whenever_it_comes() {
     assert_eq!((units(&other), waits(&one)), (vec![10], 1));
 }
 
+#[test]
+fn a_request_follows_limits_that_change_all_the_time_but_not_for_ever() {
+    /// While it looks for something to give back, somebody changes the limit.
+    struct Restless<'a>(&'a Group, Cell<u32>);
+
+    impl Pressure for Restless<'_> {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            self.1.set(self.1.get() + 1);
+            assert!(self.1.get() <= at_limit::CHANGES, "for ever");
+            let max = Size::Bytes((10 + u64::from(self.1.get() % 2)) * UNIT);
+            let changed = |limits: &mut LimitSet| limits.set(Selector::All, Key::Max, max);
+            self.0.write_limits(changed).expect("written");
+            false
+        }
+
+        fn witness(&self) -> &dyn Witness {
+            &NoWitness
+        }
+    }
+
+    let place = Place::new();
+    let group = place.group("lab", &[(Key::Max, 10)]);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 8).expect("room");
+    let restless = Restless(&group, Cell::new(0));
+    let refused = one.0.charge(&one.1, 6 * UNIT, &restless, Insistence::Full);
+    let refused = refused.expect_err("no room by any of these limits");
+    assert_eq!((refused.charged, refused.max), (8 * UNIT, 10 * UNIT));
+    assert_eq!(
+        (restless.1.get(), units(&one)),
+        (at_limit::CHANGES, vec![0])
+    );
+}
+
 fn waits_begun(group: &Group) -> usize {
     kinds(group)
         .iter()

@@ -80,9 +80,9 @@ pub(super) trait Rung {
 pub(super) trait Surroundings<R> {
     /// Gives back idle memory of this process; false when there is none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the dead slots of a level.
+    /// Cleans the dead slots of a level. Says for a bounded time only that something was freed.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes at a level for idle memory; false when none came.
+    /// Asks the other processes at a level for idle memory; false when none came, or the time for that is over.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
     /// Waits a random short time for other requests to be decided; false when the time for that is over.
     fn back_off(&mut self) -> bool;
@@ -334,7 +334,10 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
     }
 }
 
-/// The slow path, taken when the first attempt found `level` over its limit. Bounded in time by the surroundings.
+/// The slow path, taken when the first attempt found `level` over its limit.
+///
+/// Ends: each round but the first is one of those that [`RECLAIMS`] bounds, or one that the surroundings grant, and these
+/// are bounded in time. What does not fit then is refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -390,15 +393,17 @@ pub(super) fn contend<R: Rung>(
                         if !surroundings.ask_others(rung, n) {
                             return Err(Refusal { level, charged });
                         }
+                        continue;
                     }
                     Confirmed::OnlyDraining(charged) => {
                         if !surroundings.wait_for_drain() {
                             return Err(Refusal { level, charged });
                         }
+                        continue;
                     }
+                    // As with other requests in the way: room may come and go for ever.
                     Confirmed::Not => {}
                 }
-                continue;
             }
         }
         if !surroundings.back_off() {

@@ -3,6 +3,7 @@
 use super::atomic::Ordering;
 use super::layout::{COMMAND_WORDS, Owner};
 use super::os;
+use crate::interrupted;
 use std::fmt;
 use std::fs;
 use std::io::Read;
@@ -287,11 +288,9 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     let mut len = 0;
     if let Ok(mut file) = fs::File::open(path) {
         while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {
-            match file.read(rest) {
-                Ok(0) => break,
+            match interrupted::again(|| file.read(rest)) {
+                Ok(0) | Err(_) => break,
                 Ok(read) => len += read,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => break,
             }
         }
     }

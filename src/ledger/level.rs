@@ -330,7 +330,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            freed: swept.cleaned,
+            // Members may die all the time, and others take what each of them leaves.
+            freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
     }

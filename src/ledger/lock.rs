@@ -6,6 +6,7 @@
 
 use super::MAX_SLOTS;
 use super::map::Birthmark;
+use crate::interrupted;
 use crate::pages::Pages;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -61,22 +62,18 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = bytes.start as libc::off_t;
     lock.l_len = bytes.len as libc::off_t;
-    // Ends: none of these commands waits for a lock, so only a signal that comes in this moment repeats one.
-    loop {
+    interrupted::again(|| {
         // SAFETY: these commands read and write one `flock`, which `lock` is.
         match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
-            0 => return Ok(lock),
-            _ => {
-                let error = io::Error::last_os_error();
-                match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    // Nothing else about these calls can be invalid.
-                    Some(libc::EINVAL) => return Err(io::Error::other(NO_LOCKS)),
-                    _ => return Err(error),
-                }
-            }
+            0 => Ok(lock),
+            _ => Err(io::Error::last_os_error()),
         }
-    }
+    })
+    .map_err(|error| match error.raw_os_error() {
+        // Nothing else about these calls can be invalid.
+        Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
+        _ => error,
+    })
 }
 
 /// Takes the lock on `file`'s description; false when another description holds any of the bytes.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::atomic::AtomicU64;
+use crate::interrupted;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -51,8 +52,7 @@ pub(super) fn uid() -> u32 {
 /// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the members. There the
 /// room is not reserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    // Ends: what is reserved is a few pages, so only a signal that comes in this moment repeats the call.
-    loop {
+    let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file stays.
         let result = unsafe {
             libc::fallocate(
@@ -62,15 +62,16 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
                 len as libc::off_t,
             )
         };
-        if result == 0 {
-            return Ok(());
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
-            _ => return Err(error),
+    });
+    match reserved {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            Ok(())
         }
+        reserved => reserved,
     }
 }
 

@@ -38,6 +38,9 @@ const SETTLING: u32 = 64;
 /// Looks at the driver's figure until nothing moves under it.
 const ATTEMPTS: u32 = 12;
 
+/// Times that a figure is shown which other threads change at once.
+const SHOWINGS: u32 = 1_000;
+
 /// One GPU of this process.
 pub struct Device {
     account: &'static Account,
@@ -378,7 +381,7 @@ impl Device {
     }
 
     fn show(&self, category: Category) {
-        self.publish(
+        publish(
             || self.shown(category),
             |bytes| self.member.publish(&self.share, category, bytes),
         );
@@ -394,17 +397,6 @@ impl Device {
             Category::Arrays => used(category) + packed,
             Category::Driver => used(category).saturating_sub(packed),
             _ => used(category),
-        }
-    }
-
-    /// Shows a figure in the ledger. Threads may publish in another order than they changed it: the last one to look puts it right.
-    fn publish(&self, figure: impl Fn() -> u64, show: impl Fn(u64)) {
-        loop {
-            let bytes = figure();
-            show(bytes);
-            if figure() == bytes {
-                return;
-            }
         }
     }
 
@@ -438,7 +430,7 @@ impl Device {
     fn count_idle(&self, change: i64) {
         self.idle_changes.fetch_add(1, Ordering::AcqRel);
         self.idle.fetch_add(change, Ordering::AcqRel);
-        self.publish(
+        publish(
             || self.idle(),
             |bytes| self.member.publish_idle(&self.share, bytes),
         );
@@ -446,7 +438,7 @@ impl Device {
 
     /// Shows how much others may ask for. Not inside of a charge: it takes a look at the whole group.
     fn show_reclaimable(&self) {
-        self.publish(
+        publish(
             || self.reclaimable(self.idle()),
             |bytes| self.member.publish_reclaimable(&self.share, bytes),
         );
@@ -837,6 +829,19 @@ impl Device {
             .filter_map(|category| self.used.get(*category as usize))
             .map(|used| used.load(Ordering::Acquire))
             .sum()
+    }
+}
+
+/// Shows a figure in the ledger. Threads may publish in another order than they changed it: the last one to look puts it right.
+///
+/// Where they change it all the time, their next change puts right what is shown.
+fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
+    for _ in 0..SHOWINGS {
+        let bytes = figure();
+        show(bytes);
+        if figure() == bytes {
+            return;
+        }
     }
 }
 

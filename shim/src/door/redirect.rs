@@ -109,7 +109,8 @@ impl Object {
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
         };
-        // SAFETY: the caller's promise; the tables that the section names are mapped with the object.
+        // SAFETY: the caller's promise; the tables that the section names are mapped with the object. The section ends with DT_NULL, by
+        // which the dynamic linker has found its end, too.
         unsafe {
             while (*dynamic).tag != DT_NULL {
                 let value = (*dynamic).value;

@@ -141,6 +141,7 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
+    // Ends: only a first try is made with a lent block.
     loop {
         let mark = call.process.mark();
         fault::point("small");

@@ -22,6 +22,7 @@ pub fn start_of_ours() -> usize {
         #[cfg(target_arch = "aarch64")]
         asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags));
     }
+    // Ends: whoever has called into this library first is not of it.
     loop {
         // SAFETY: it is the record of a frame of ours: of this function first, then of who called from code of ours.
         let [before, from] = unsafe { with_exposed_provenance::<[usize; 2]>(frame).read() };

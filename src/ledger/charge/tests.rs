@@ -605,7 +605,10 @@ fn memory_that_moves_under_the_look_makes_no_refusal() {
             words[1].store(one, Ordering::Relaxed);
             words[2].store(other, Ordering::Relaxed);
         })];
-        let mut around = Around::default();
+        let mut around = Around {
+            back_off: Some(Box::new(|_| true)),
+            ..Around::default()
+        };
         assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()), "{moves}");
         assert_eq!(around.asks, 0);
     }
@@ -619,4 +622,19 @@ fn memory_that_moves_for_ever_is_looked_at_for_a_while_only() {
     let mut around = Around::default();
     assert!(contend(&level, 5, 0, &mut around, &()).is_err());
     assert!(level[0].looks.get() > LOOKS);
+}
+
+#[test]
+fn room_that_comes_and_goes_for_ever_is_looked_for_as_long_as_other_requests_are_waited_for() {
+    // Gone at the first look of each round, and back at the second.
+    let level = [Plain::new(10, &[0, 9]).before_each_look(|look, words| {
+        words[1].store(if look % 2 == 1 { 9 } else { 0 }, Ordering::Relaxed);
+    })];
+    let mut around = Around {
+        back_off: Some(Box::new(|times| times < 100)),
+        ..Around::default()
+    };
+    assert!(contend(&level, 5, 0, &mut around, &()).is_err());
+    assert_eq!(around.back_offs, 100);
+    assert_eq!(level[0].own_word(), 0);
 }

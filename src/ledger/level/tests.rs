@@ -240,6 +240,25 @@ fn the_dead_make_room_where_they_have_drained() {
 }
 
 #[test]
+fn who_dies_all_the_time_holds_up_no_request_for_ever() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    let mut request = Contention::new(&path, &Knows(Some(false)));
+    let mut is_told = || {
+        let dead = scratch.dead(&stranger(1), 8, 0);
+        let freed = request.reap(&path[0]).freed;
+        assert_eq!(
+            scratch.word(dead, scratch.device).load(Ordering::Relaxed),
+            0
+        );
+        request.since -= DRAIN_PATIENCE / 2;
+        freed
+    };
+    assert_eq!([(); 3].map(|()| is_told()), [true, true, false]);
+}
+
+#[test]
 fn a_request_of_outdated_limits_waits_for_nothing() {
     struct Outdated(Cell<u32>);
     impl Pressure for Outdated {

@@ -591,3 +591,22 @@ fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
     });
     assert_eq!(charged(device), (0, 0));
 }
+
+#[test]
+fn a_figure_that_never_stands_still_is_shown_for_a_while_only() {
+    let (figure, shown) = (Cell::new(0), Cell::new(0));
+    let next = || {
+        figure.set(figure.get() + 1);
+        figure.get()
+    };
+    publish(next, |bytes| shown.set(bytes));
+    assert_eq!(figure.get(), 2 * u64::from(SHOWINGS));
+    assert_eq!(shown.get(), figure.get() - 1);
+    let changes = || {
+        figure.set((figure.get() + 1).min(7));
+        figure.get()
+    };
+    figure.set(0);
+    publish(changes, |bytes| shown.set(bytes));
+    assert_eq!(shown.get(), 7, "what it is when it stands still");
+}

@@ -53,6 +53,8 @@ impl<'a> Prepaid<'a> {
 
     /// Raises what is promised to `to` bytes: out of what is idle, and the rest by `charge`. On a refusal it keeps what it had before.
     pub fn raise(&mut self, to: u64, charge: Charge<'_>) -> Result<(), Refused> {
+        // Ends: each round charges what is missing, and what it charges is promised to this call or pays for what the driver has taken
+        // beyond all charges. So less is missing in the next one, which the group's limit bounds as well.
         loop {
             let (missing, paying) = {
                 let mut state = self.driver().state.lock();

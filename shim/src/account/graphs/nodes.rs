@@ -35,25 +35,17 @@ impl Nodes {
     /// Those of `graph`. A handle that is none has none: the call that it was given to has the driver's own answer.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
-        let mut graphs = vec![graph];
-        while let Some(graph) = graphs.pop() {
-            for node in list(graph) {
-                match kind(node) {
-                    NODE_TYPE_GRAPH => graphs.extend(child(node)),
-                    NODE_TYPE_CONDITIONAL => graphs.extend(bodies.of(node)),
-                    NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
-                    NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
-                    NODE_TYPE_MEM_FREE => {
-                        let mut address = 0;
-                        if cuda::cuGraphMemFreeNodeGetParams(node, Out::of(&mut address)) == SUCCESS
-                        {
-                            nodes.freed.push(address);
-                        }
-                    }
-                    _ => {}
+        walk(graph, bodies, &mut |node, kind| match kind {
+            NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
+            NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
+            NODE_TYPE_MEM_FREE => {
+                let mut address = 0;
+                if cuda::cuGraphMemFreeNodeGetParams(node, Out::of(&mut address)) == SUCCESS {
+                    nodes.freed.push(address);
                 }
             }
-        }
+            _ => {}
+        });
         nodes
     }
 
@@ -104,17 +96,34 @@ impl Nodes {
 
 /// Shows the kernel of every node of `graph` and of the graphs in it.
 pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
-    for node in list(graph) {
-        match kind(node) {
-            NODE_TYPE_KERNEL => kernel(node).into_iter().for_each(&mut *show),
-            NODE_TYPE_GRAPH => child(node)
-                .into_iter()
-                .for_each(|child| each_kernel(child, bodies, show)),
-            NODE_TYPE_CONDITIONAL => bodies
-                .of(node)
-                .into_iter()
-                .for_each(|body| each_kernel(body, bodies, show)),
-            _ => {}
+    walk(graph, bodies, &mut |node, kind| {
+        if kind == NODE_TYPE_KERNEL {
+            kernel(node).into_iter().for_each(&mut *show);
+        }
+    });
+}
+
+/// Shows the nodes of `graph` and of the graphs in it, with their kinds.
+fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
+    each_once(graph, |graph| {
+        let mut within = Vec::new();
+        for node in list(graph) {
+            match kind(node) {
+                NODE_TYPE_GRAPH => within.extend(child(node)),
+                NODE_TYPE_CONDITIONAL => within.extend(bodies.of(node)),
+                kind => show(node, kind),
+            }
+        }
+        within
+    });
+}
+
+/// Goes through a graph and those `within` it. Each of them once: an entry of a conditional node that has gone may lead back to where it was found.
+fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
+    let (mut ahead, mut met) = (vec![first], Set::default());
+    while let Some(graph) = ahead.pop() {
+        if met.insert(graph) {
+            ahead.extend(within(graph));
         }
     }
 }
@@ -209,6 +218,18 @@ mod tests {
             freed: freed.to_vec(),
             kernels: Set::default(),
         }
+    }
+
+    #[test]
+    fn graphs_that_are_in_each_other_are_gone_through_once() {
+        let mut met = Vec::new();
+        each_once(1, |graph| {
+            met.push(graph);
+            assert!(met.len() < 100, "for ever");
+            vec![graph % 3 + 1, 3]
+        });
+        met.sort_unstable();
+        assert_eq!(met, [1, 2, 3]);
     }
 
     #[test]
