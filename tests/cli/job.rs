@@ -23,8 +23,12 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
 /// A command under `run` with these options, and its first line.
 fn start(place: &Place, options: &[&str], script: &str) -> (Child, String) {
     let arguments = [&["run"], options, &["--", "sh", "-c", script]].concat();
-    let mut child = place
-        .gpulimit(&arguments)
+    begin(place.gpulimit(&arguments))
+}
+
+/// A command that waits for a line, and its first line.
+fn begin(mut command: Command) -> (Child, String) {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -190,4 +194,82 @@ fn with_stat_the_command_dies_with_its_parent() {
     };
     eventually("it goes on", is_over);
     drop(input);
+}
+
+/// A verb in namespaces of its own, which `unshare` makes by these options.
+fn in_namespaces(place: &Place, options: &[&str], arguments: &[&str]) -> Command {
+    let verb = place.gpulimit(arguments);
+    let mut command = Command::new("unshare");
+    command
+        .args(options)
+        .args(["--fork", "--kill-child"])
+        .arg(verb.get_program())
+        .args(verb.get_args());
+    for (name, value) in verb.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// Whether there can be such namespaces here; said where not.
+fn may_unshare(options: &[&str]) -> bool {
+    let tried = Command::new("unshare")
+        .args(options)
+        .args(["--fork", "true"])
+        .output();
+    let may = tried.is_ok_and(|output| output.status.success());
+    if !may {
+        eprintln!("SKIPPED: unshare {options:?} takes root");
+    }
+    may
+}
+
+#[test]
+fn a_group_lives_as_long_as_its_process_whatever_clock_and_numbers_it_has() {
+    const SAME: &[&str] = &[];
+    const CLOCK: &[&str] = &["--time", "--boottime", "864000"];
+    const NUMBERS: &[&str] = &["--pid", "--mount-proc"];
+    // In its own namespace each of these jobs is process 1. Ended ones are told only where all processes are seen.
+    let sees_all =
+        fs::read_link("/proc/self/ns/pid").expect("told") == Path::new("pid:[4026531836]");
+    for (job, looker, is_told) in [
+        (CLOCK, SAME, true),
+        (SAME, CLOCK, true),
+        (NUMBERS, SAME, sees_all),
+        (&["--pid"], SAME, sees_all),
+        (SAME, NUMBERS, false),
+        (NUMBERS, NUMBERS, false),
+    ] {
+        if !may_unshare(job) || !may_unshare(looker) {
+            continue;
+        }
+        let place = Place::new();
+        let gc = || {
+            let output = in_namespaces(&place, looker, &["gc"]).output();
+            let output = output.expect("started");
+            assert!(output.status.success(), "{output:?}");
+            text(&output.stdout)
+        };
+        let script = "echo $GPULIMIT_GROUP; read line";
+        let run = ["run", "--max", "4G", "--", "sh", "-c", script];
+        let [(mut ends, ended), (mut lives, living)] =
+            [0; 2].map(|_| begin(in_namespaces(&place, job, &run)));
+        assert_eq!(gc(), "", "{job:?} {looker:?}: both live");
+        drop(ends.stdin.take());
+        ends.wait().expect("ended");
+        let said = gc();
+        let expected = format!("{ended}: removed, its job has ended\n");
+        assert_eq!(
+            said,
+            if is_told { &*expected } else { "" },
+            "{job:?} {looker:?}"
+        );
+        let left = place.said(&["ls"]);
+        assert!(left.lines().any(|name| name == living), "{left}");
+        drop(lives.stdin.take());
+        lives.wait().expect("ended");
+    }
 }
