@@ -29,7 +29,7 @@ impl Facts {
     /// Of this process, as far as the rules ask for it.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
         let facts = Self {
-            in_user_namespace: !namespace::is_initial(),
+            in_user_namespace: !namespace::is_initial()?,
             uid: credentials::uid(),
             ..Self::default()
         };
@@ -46,7 +46,7 @@ impl Facts {
         })?;
         let user_namespace = |folder: &str| fs::read_link(format!("{folder}/ns/user")).ok();
         let facts = Self {
-            in_user_namespace: !namespace::is_initial()
+            in_user_namespace: !namespace::is_initial()?
                 || user_namespace(&folder) != user_namespace("/proc/self"),
             uid,
             ..Self::default()

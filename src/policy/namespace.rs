@@ -4,6 +4,8 @@
 //! initial one do the numbers that a process has mean the users of the machine.
 #![allow(unsafe_code)]
 
+use super::rules::RulesError;
+use libc::{EMFILE, ENFILE, ENOMEM};
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
@@ -12,6 +14,8 @@ use std::os::unix::fs::MetadataExt;
 /// The number that the kernel shows in a user namespace for users who have none there (`overflowuid`).
 pub(super) const UNMAPPED: u32 = 65534;
 
+/// The user namespace of this process.
+const USER: &str = "/proc/self/ns/user";
 /// The inode of the initial user namespace (`PROC_USER_INIT_INO`), fixed since Linux 3.8.
 const INITIAL: u64 = 0xEFFF_FFFD;
 /// `ioctl_ns(2)`: the user who made a user namespace, in the numbers of the caller's. Since Linux 4.11.
@@ -21,27 +25,31 @@ const NSFS: u64 = 0x6e73_6673;
 /// Where older kernels have them (`PROC_SUPER_MAGIC`).
 const PROC: u64 = 0x9fa0;
 
-/// Returns whether this process is in the initial user namespace. False where that cannot be told, as without `/proc`.
+/// Returns whether this process is in the initial user namespace. False where that cannot be told, as without `/proc`; an error where only a
+/// descriptor is lacking, or memory, to ask for it.
 ///
 /// A process can mount something else at `/proc` in a mount namespace of its own, even a file of the initial namespace. The kernel still
 /// says who owns that one in the numbers of the namespace that asks: root, who is user 0 only where the machine's root has that number.
-pub(super) fn is_initial() -> bool {
-    let file = match File::open("/proc/self/ns/user") {
+pub(super) fn is_initial() -> Result<bool, RulesError> {
+    let file = match File::open(USER) {
         Ok(file) => file,
+        Err(error) if matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM)) => {
+            return Err(RulesError::Unknown { what: USER, error });
+        }
         // A kernel that is built without user namespaces has only one.
         Err(error) => {
-            return error.kind() == std::io::ErrorKind::NotFound
-                && File::open("/proc/self/ns/mnt").is_ok_and(|file| file_system(&file).is_some());
+            return Ok(error.kind() == std::io::ErrorKind::NotFound
+                && File::open("/proc/self/ns/mnt").is_ok_and(|file| file_system(&file).is_some()));
         }
     };
     if file.metadata().map(|about| about.ino()).ok() != Some(INITIAL) {
-        return false;
+        return Ok(false);
     }
-    match file_system(&file) {
+    Ok(match file_system(&file) {
         Some(NSFS) => owner(&file).is_none_or(|uid| uid == 0),
         Some(_) => true,
         None => false,
-    }
+    })
 }
 
 /// The magic number of the file system that `file` is on; `None` unless namespaces live there.
@@ -72,7 +80,7 @@ mod tests {
     fn it_is_told_as_the_map_of_users_says() {
         let map = std::fs::read_to_string("/proc/self/uid_map").expect("/proc");
         let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-        assert_eq!(is_initial(), whole);
+        assert_eq!(is_initial().expect("asked"), whole);
     }
 
     #[test]

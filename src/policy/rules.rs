@@ -167,7 +167,7 @@ impl Rules {
         let about = file.metadata().map_err(failed)?;
         // In a user namespace the machine's root has no number, and his files show that. So do those of a user who has this number there, by
         // subordinate ids; who mounts such files here could leave out the library as well.
-        let owner = match namespace::is_initial() {
+        let owner = match namespace::is_initial()? {
             true => source.owner,
             false if about.uid() == namespace::UNMAPPED && root.uid() == about.uid() => about.uid(),
             false => return Err(RulesError::Namespace { path }),
@@ -217,7 +217,7 @@ impl Rules {
         };
         let hidden = is_the_machines(Path::new(POLICY))
             && !is_the_machines(&source.root)
-            && !namespace::is_initial();
+            && !namespace::is_initial()?;
         match hidden {
             true => Err(RulesError::Hidden {
                 root: source.root.clone(),

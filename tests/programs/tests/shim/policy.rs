@@ -480,6 +480,33 @@ fn rules_that_cannot_be_followed_close_the_gpu() {
 }
 
 #[test]
+fn a_program_without_descriptors_is_told_what_it_lacks() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    // Of what this test has inherited nothing is left open.
+    const FEW: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-; ulimit -n $1; shift; exec \"$@\"";
+    let library = world::shim().display().to_string();
+    for (descriptors, asked_for) in [("4", "/proc/self/ns/user"), ("5", "ledger")] {
+        let mut command = machine.command(ALICE, Path::new("sh"), &[]);
+        command
+            .args(["-c", FEW, "sh", descriptors, "env"])
+            .arg(format!("LD_PRELOAD={library}"))
+            .arg(world::program());
+        let mut program = Session::start(command);
+        program.expect(&[("init", "0"), ("retain 0", "800")]);
+        let (_, errors) = program.end();
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(
+            errors.contains(asked_for) && errors.contains("Too many open files"),
+            "{errors}"
+        );
+    }
+}
+
+#[test]
 fn a_user_has_a_policy_of_his_own() {
     if !may_run() {
         return;
