@@ -187,7 +187,17 @@ impl Group {
 
     /// Keeps the group from being removed until the answer is dropped.
     pub fn hold(&self) -> Result<Hold, GroupError> {
-        Hold::shared(&self.lock_path()).map_err(|error| match error.kind() {
+        self.held(Hold::shared(&self.lock_path()))
+    }
+
+    /// As [`Group::hold`], but holds what is in this directory of the group; [`GroupError::Missing`] where that was removed, also if
+    /// another directory has its name by now.
+    fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
+        self.held(Hold::shared_in(here, LOCK))
+    }
+
+    fn held(&self, held: io::Result<Hold>) -> Result<Hold, GroupError> {
+        held.map_err(|error| match error.kind() {
             ErrorKind::NotFound => GroupError::Missing {
                 name: self.name.clone(),
                 root: self.root.clone(),

@@ -27,9 +27,18 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Hold {
     /// Holds the group together with others, waiting for a removal for a bounded time (`TimedOut`).
     pub(super) fn shared(path: &Path) -> io::Result<Self> {
+        Self::wait_for(|| Self::take(path, libc::LOCK_SH))
+    }
+
+    /// As [`Hold::shared`], by a file of this name in an open directory.
+    pub(super) fn shared_in(directory: &Directory, name: &str) -> io::Result<Self> {
+        Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
+    }
+
+    fn wait_for(mut take: impl FnMut() -> io::Result<Self>) -> io::Result<Self> {
         let start = Instant::now();
         loop {
-            match Self::take(path, libc::LOCK_SH) {
+            match take() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if start.elapsed() > PATIENCE {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -48,7 +57,11 @@ impl Hold {
 
     /// As [`Hold::alone`], by a file of this name in an open directory.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Self> {
-        let held = Self::lock(directory.open_file(name, false)?, libc::LOCK_EX)?;
+        Self::take_in(directory, name, libc::LOCK_EX)
+    }
+
+    fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Self> {
+        let held = Self::lock(directory.open_file(name, false)?, how)?;
         let there = directory.entry(name)?;
         held.if_still(there.map(|entry| entry.id))
     }

@@ -278,7 +278,7 @@ impl Root {
             }
             let hold = match group
                 .make_lock(&place.directory, access)
-                .and_then(|()| group.hold())
+                .and_then(|()| group.hold_in(&place.directory))
             {
                 // Removed meanwhile, with the directory.
                 Err(error) if error.is_missing() && again.next().is_some() => continue,

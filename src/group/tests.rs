@@ -1,5 +1,6 @@
 //! Members of one process: what they are charged, what they see, and what happens at the limit.
 
+use super::descent::Descent;
 use super::*;
 use crate::device::DeviceId;
 use crate::ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
@@ -96,6 +97,20 @@ fn happened(group: &Group) -> Vec<Happening> {
 
 fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
+}
+
+/// Who makes a group and loses its directory to a removal must not fill that one under the lock of another.
+#[test]
+fn a_directory_that_was_removed_is_not_held_though_the_group_was_made_again() {
+    let place = Place::new();
+    let group = place.group("lab", &[]);
+    let before = Descent::to(&group).expect("there");
+    place.0.remove("lab").expect("removed");
+    place.group("lab", &[]);
+    let error = group.hold_in(&before.directory).expect_err("removed");
+    assert!(error.is_missing(), "{error}");
+    let now = Descent::to(&group).expect("there");
+    group.hold_in(&now.directory).expect("held");
 }
 
 #[test]
