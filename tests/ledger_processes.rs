@@ -379,7 +379,7 @@ fn role() {
             use std::os::unix::process::CommandExt;
             println!("holding");
             wait();
-            let error = Command::new("sleep").arg("60").exec();
+            let error = Command::new("sleep").arg("600").exec();
             panic!("exec: {error}");
         }
         other => panic!("no role {other}"),
@@ -417,11 +417,12 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let mut dice = Dice(7);
     let mut kills = 0;
     let started = Instant::now();
-    let storm = |kills| {
-        let least = if kills < 20 { 10 } else { 3 };
-        started.elapsed() < Duration::from_secs(least)
+    // So many of both, however slow the machine is.
+    let enough = |kills| kills >= 20 && judge.grants().load(Ordering::SeqCst) > 1_000;
+    let is_over = |kills| {
+        started.elapsed() > Duration::from_secs(3) && enough(kills) || started.elapsed() > HANG
     };
-    while storm(kills) {
+    while !is_over(kills) {
         std::thread::sleep(Duration::from_millis(3 + dice.below(20)));
         let victim = dice.below(actors.len() as u64) as usize;
         actors[victim].signal(libc::SIGKILL);
@@ -444,7 +445,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let (violations, grants) = (judge.violations(), judge.grants());
     eprintln!("{kills} kills, {grants:?} grants, {cleaned:?}, {usage:?}");
     assert_eq!(violations.load(Ordering::SeqCst), 0, "the limit was passed");
-    assert!(grants.load(Ordering::SeqCst) > 1_000 && kills >= 3);
+    assert!(enough(kills));
     assert_eq!((usage.charged, usage.undecided), (0, 0));
     assert!(usage.peak <= u64::from(Judge::BLOCKS) * Judge::BLOCK);
     assert!(!ledger.has_live());
@@ -526,17 +527,26 @@ impl Witness for Lists {
 
 #[test]
 fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_that_is_listed() {
-    let scratch = Scratch::new();
-    let member = scratch.join();
-    let mut actor = scratch.spawn("become", 8 * KIB4);
-    actor.says("holding");
-    actor.tell("");
-    actor.says("holding");
-    assert_eq!(member.charged(), 10 * KIB4);
+    const GRACE: Duration = Duration::from_secs(1);
+    let (_scratch, member, _actor) = loop {
+        let scratch = Scratch::new();
+        let member = scratch.join();
+        let mut actor = scratch.spawn("become", 8 * KIB4);
+        actor.says("holding");
+        let began = Instant::now();
+        actor.tell("");
+        actor.says("holding");
+        assert_eq!(member.charged(), 10 * KIB4);
+        // Not at once: what the new program has charged may not be listed yet, and what is listed be the old one's.
+        let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
+        // Else the machine is so slow that this was not at once.
+        if began.elapsed() < GRACE {
+            assert_eq!(draining, 1);
+            break (scratch, member, actor);
+        }
+    };
     let ledger = member.slot.ledger();
-    // Not at once: what the new program has charged may not be listed yet, and what is listed be the old one's.
-    assert_eq!(ledger.clean(&Lists(2 * KIB4)).draining, 1);
-    std::thread::sleep(Duration::from_millis(1_100));
+    std::thread::sleep(GRACE + Duration::from_millis(100));
     let dying = ledger.clean(&Lists(3 * KIB4));
     assert_eq!(
         (dying.cleaned, dying.draining),
@@ -610,9 +620,9 @@ fn exec_ends_membership() {
     let ledger = scratch.open();
     assert!(ledger.has_live());
     actor.tell("go");
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let started = Instant::now();
     while ledger.has_live() {
-        assert!(Instant::now() < deadline, "the lock survived exec");
+        assert!(started.elapsed() < HANG, "the lock survived exec");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(

@@ -501,7 +501,7 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
 #[test]
 fn what_earlier_jobs_keep_locked_holds_nobody_up() {
     in_each_shell(|shell| {
-        let node = Node::new(shell, "");
+        let node = Node::new(shell, "patience=600");
         let works = node.place.at("bin/gpulimit");
         let calls = node.place.at("calls");
         // Whoever removes a group finds it in use, after `wait` seconds.

@@ -3,9 +3,9 @@
 //! At every look the first GPU's used bytes are at most CAP, and what the ledger has granted is at least what the driver has given; but for shared
 //! memory that its exporter has let go of, whose new holder is charged late, within the bounds that ARCHITECTURE.md names. The
 //! driver's figure carries the number of its last operation: where that is the same before and after the ledger was read, nothing was taken
-//! or given back in between, and the two can be compared although they were not read at once. It ends with standard input, and says how
-//! often it looked, how many looks could be compared, and the least and the most by which the ledger was ahead. The first look at which
-//! something is wrong is its last: status 1.
+//! or given back in between, and the two can be compared although they were not read at once. It says `looking` when it begins, and ends with
+//! a look after the end of standard input; then it says how often it looked, how many looks could be compared, and the least and the most by
+//! which the ledger was ahead. The first look at which something is wrong is its last: status 1.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -34,7 +34,10 @@ fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
     let id: Result<DeviceId, _> = device::full_name(machine, 0).parse();
     let id = id.map_err(|_| "no UUID")?;
     let mut seen = Seen::default();
-    while !OVER.load(Relaxed) {
+    let mut is_last = false;
+    println!("looking");
+    while !is_last {
+        is_last = OVER.load(Relaxed);
         if !pause.is_zero() {
             std::thread::sleep(pause);
         }

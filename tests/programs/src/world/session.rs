@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A program that says nothing for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A program that says nothing for so long hangs, however slow the machine is.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program. Killed, if it still runs, when this is dropped.
 pub struct Session {
@@ -117,6 +117,12 @@ impl Session {
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         kill(self.pid(), signal);
+    }
+
+    /// Whether a signal has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        stat.is_ok_and(|stat| stat.contains(") T "))
     }
 
     /// Kills it and waits for its death: what it held is then for the driver to free.

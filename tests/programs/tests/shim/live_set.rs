@@ -86,7 +86,7 @@ fn changes_in_the_middle_of_work_never_let_more_through_than_the_largest() {
 
 #[test]
 fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
-    let world = World::with(4096 * MIB, &[("GPULIMIT_SIM_KILL_LAG_MS", "2000")]);
+    let world = World::with(4096 * MIB, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 2500M", "0")]);
     let mut program = world.on_gpu();
@@ -99,6 +99,7 @@ fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
     world.set(3000 * MIB);
     // There is room under the limit with which it began, and none under the one that holds.
     assert_eq!(program.answer(), "2");
+    world.machine().knob("kill-lag-ms", "0");
     program.expect(&[("alloc a 2400M", "0")]);
     world.judge(4096 * MIB);
 
@@ -106,7 +107,7 @@ fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
     program.expect(&[("free a", "0")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 1500M", "0")]);
-    world.machine().knob("kill-lag-ms", "20000");
+    world.machine().knob("kill-lag-ms", "3600000");
     holder.kill();
     program.tell("alloc b 1500M");
     assert!(

@@ -1,8 +1,8 @@
 //! `gpu-judge`, which looks at the machine and the ledger from outside as long as a storm lasts.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use gpulimit_programs::world::{self, World};
 
@@ -19,6 +19,7 @@ pub struct Verdict {
 /// A judge at work.
 pub struct Judge {
     child: Child,
+    output: BufReader<ChildStdout>,
 }
 
 fn program() -> PathBuf {
@@ -26,7 +27,8 @@ fn program() -> PathBuf {
 }
 
 impl Judge {
-    /// Watches the world's first GPU, which must never have more than `cap` bytes in use, with so many microseconds between two looks.
+    /// Watches the world's first GPU, which must never have more than `cap` bytes in use, with so many microseconds between two looks. It is at
+    /// work when this returns.
     pub fn watch(world: &World, cap: u64, pause: u64) -> Judge {
         let mut command: Command = world.bare(&program());
         command
@@ -34,9 +36,12 @@ impl Judge {
             .args([cap.to_string(), pause.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        Judge {
-            child: command.spawn().expect("the judge starts"),
-        }
+        let mut child = command.spawn().expect("the judge starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut word = String::new();
+        output.read_line(&mut word).expect("readable");
+        assert_eq!(word, "looking\n");
+        Judge { child, output }
     }
 
     /// What it has against the storm so far.
@@ -47,8 +52,7 @@ impl Judge {
 
     fn words(&mut self) -> String {
         let mut words = String::new();
-        let mut output = self.child.stdout.take().expect("read once");
-        output.read_to_string(&mut words).expect("readable");
+        self.output.read_to_string(&mut words).expect("readable");
         words
     }
 
