@@ -50,8 +50,18 @@ pub struct Row {
     pub symbol: &'static std::ffi::CStr,
     /// How it is treated.
     pub class: Class,
+    /// What a call returns whose handler panicked: a fault of ours must not unwind into the program.
+    pub broken: Status,
     /// Address of our function of that name.
     pub hook: *const c_void,
+}
+
+impl Row {
+    /// The symbol, for messages.
+    pub fn name(&self) -> &'static str {
+        // SAFETY: the table's names are those of functions of Rust.
+        unsafe { std::str::from_utf8_unchecked(self.symbol.to_bytes()) }
+    }
 }
 
 // SAFETY: the pointer is the address of a function, valid from any thread.
@@ -79,48 +89,50 @@ impl<F: Fn() -> Status> Real for F {
     }
 }
 
-/// What a hooked function does: with a [`Call`] its handler, without one the driver's function.
-pub trait Hook {
-    /// Does it.
-    fn run(&self, call: Option<Call>) -> Status;
-}
-
-impl<F: Fn(Option<Call>) -> Status> Hook for F {
-    #[inline]
-    fn run(&self, call: Option<Call>) -> Status {
-        self(call)
+/// Runs a hook: with a [`Call`] its handler, without one the driver's function.
+#[inline(always)]
+pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Status {
+    /// # Safety
+    /// `hook` points to an `F`.
+    unsafe fn call<F: Fn(Option<Call>) -> Status>(hook: *const (), call: Option<Call>) -> Status {
+        // SAFETY: the caller's promise.
+        unsafe { (*hook.cast::<F>())(call) }
     }
+    let hook = &raw const hook;
+    // SAFETY: a closure with the function for its type, and it outlives the call.
+    unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// Runs a hook: with a [`Call`] its handler, without one the driver's function. Once for all hooks: they are many, and a program calls few of them often.
+/// As [`enter`], once for all hooks: they are many, and a program calls few of them often. A pointer and a function, as a `dyn Fn` has a table of its own
+/// for each closure, of which every word is relocated in every program.
+///
+/// # Safety
+/// `call` may be called with `hook`.
 #[inline(never)]
-pub fn enter(class: Class, symbol: &'static str, broken: Status, hook: &dyn Hook) -> Status {
-    let real = || hook.run(None);
+unsafe fn enter_by(
+    row: &'static Row,
+    hook: *const (),
+    call: unsafe fn(*const (), Option<Call>) -> Status,
+) -> Status {
+    // SAFETY: the caller's promise.
+    let hook = |with| unsafe { call(hook, with) };
     // Launches and calls of pools protect their slow ways by themselves: cancelled threads pass the others.
-    let slow = !matches!(class, Class::launch | Class::pooled);
-    run(class, slow, symbol, broken, real, |call| {
-        hook.run(Some(call))
-    })
+    let slow = !matches!(row.class, Class::launch | Class::pooled);
+    run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
 /// A hook whose work comes after the driver's call, which may wait for long: the call is made outside of everything else, so that a thread that is
 /// cancelled in it ends there, as without us. Returns the `status` that the call came to.
 #[inline(never)]
-pub fn after(
-    symbol: &'static str,
-    broken: Status,
-    status: Status,
-    handler: &dyn Fn(Call),
-) -> Status {
+pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
         handler(call);
         status
     };
-    run(Class::pooled, true, symbol, broken, || status, done)
+    run(row, true, || status, done)
 }
 
-/// As [`enter`], for the few that programs call by the million: all in one function. `broken` is the status for a handler that panicked: a fault of ours
-/// must not unwind into the program.
+/// As [`enter`], for the few that programs call by the million: all in one function.
 ///
 /// Calls are also where other members' requests for what is held unused are answered: all but those of pools, which are to cost next to
 /// nothing, and of which the waiting ones answer by themselves.
@@ -128,15 +140,13 @@ pub fn after(
 /// `undisturbed`: cancellation is put off, as the driver or we may come to a call at which a cancelled thread would end.
 #[inline(always)]
 pub fn run(
-    class: Class,
+    row: &'static Row,
     undisturbed: bool,
-    symbol: &'static str,
-    broken: Status,
     real: impl Fn() -> Status,
     handler: impl FnOnce(Call) -> Status,
 ) -> Status {
     #[cfg(feature = "mutants")]
-    if std::env::var_os("GPULIMIT_MUTANT").is_some_and(|name| name == symbol) {
+    if std::env::var_os("GPULIMIT_MUTANT").is_some_and(|name| name == row.name()) {
         return real();
     }
     if !limited() {
@@ -146,21 +156,23 @@ pub fn run(
     let handled = guard::alone(|| {
         catch_unwind(AssertUnwindSafe(|| {
             let process = Process::current();
-            if class != Class::pooled {
+            if row.class != Class::pooled {
                 process.answer();
             }
+            let symbol = row.name();
             handler(Call { process, symbol })
         }))
     });
     match handled {
         Some(Ok(status)) => status,
-        Some(Err(panic)) => panicked(panic, symbol, broken),
+        Some(Err(panic)) => panicked(panic, row),
         None => real(),
     }
 }
 
 #[cold]
-fn panicked(panic: Box<dyn Any + Send>, symbol: &str, broken: Status) -> Status {
+fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
+    let (symbol, broken) = (row.name(), row.broken);
     crate::message::line(format_args!(
         "internal error in {symbol}; the call fails with {broken}. Please report this"
     ));
@@ -202,9 +214,10 @@ macro_rules! table {
             static ADDRESSES: [AtomicPtr<std::ffi::c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
 
             /// The hooked functions.
-            pub static ROWS: &[Row] = &[ $( Row {
+            pub static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) { Ok(s) => s, Err(_) => c"" },
                 class: Class::$class,
+                broken: $broken,
                 hook: exports::$name as *const std::ffi::c_void,
             }, )* ];
 
@@ -213,7 +226,7 @@ macro_rules! table {
             /// The real library.
             pub static $library: Library = Library::new(
                 $soname,
-                ROWS,
+                &ROWS,
                 CALLS,
                 &ADDRESSES,
             );
@@ -232,66 +245,64 @@ macro_rules! table {
             /// What the dynamic linker binds programs to.
             mod exports {
                 use super::*;
-                $( table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+                $( table!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
             }
         }
     )* };
 
-    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             // The common case of calls that programs make by the million: one look, no guard, no handler.
             #[allow(unused_variables)]
             let real = || super::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
-            table!(@enter $class, $broken, $name ( $($arg : $ty),* ) => $handler)
+            table!(@enter $name ( $($arg : $ty),* ) => $handler)
         }
     };
 
-    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             crate::hook::run(
-                Class::$class,
+                const { &ROWS[Index::$name as usize] },
                 false,
-                stringify!($name),
-                $broken,
                 || super::$name($($arg),*),
                 |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
             )
         }
     };
 
-    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             let status = super::$name($($arg),*);
-            crate::hook::after(stringify!($name), $broken, status, &$handler)
+            crate::hook::after(const { &ROWS[Index::$name as usize] }, status, $handler)
         }
     };
 
-    (@enter $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
-        crate::hook::enter(Class::$class, stringify!($name), $broken, &|call: Option<crate::hook::Call>| match call {
+    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
+        crate::hook::enter(const { &ROWS[Index::$name as usize] }, move |call: Option<crate::hook::Call>| match call {
             // A pointer, so that the twins of a function share the handler.
             Some(call) => $handler(call, super::$name as fn($($ty),*) -> Status, $($arg),*),
             None => super::$name($($arg),*),
         })
     };
 
-    (@export $class:ident, $broken:expr, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
         /// What passes a launch that is known.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             extern "C-unwind" fn others($($arg: $ty),*) -> Status {
-                table!(@enter $class, $broken, $name ( $($arg : $ty),* ) => $handler)
+                table!(@enter $name ( $($arg : $ty),* ) => $handler)
             }
             crate::hook::pass!($register, ADDRESSES, Index::$name as usize, others)
         }
 
         #[cfg(not(target_arch = "x86_64"))]
-        table!(@export $class, $broken, $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
+        table!(@export $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
     };
 
     (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(

@@ -52,13 +52,12 @@ impl Handles {
     }
 
     /// Whether the driver has handed out `handle` and not taken it back.
-    #[inline]
     pub fn knows(&self, kind: Kind, handle: usize) -> bool {
-        self.0.read().contains_key(&(kind, handle))
+        self.origin(kind, handle).is_some()
     }
 
     /// Where `handle` comes from; `None` when it is unknown.
-    #[inline]
+    #[inline(never)]
     pub fn origin(&self, kind: Kind, handle: usize) -> Option<Origin> {
         self.0.read().get(&(kind, handle)).copied()
     }

@@ -37,7 +37,7 @@ pub fn create(
         channels: flat.channels,
         flags: 0,
     });
-    plain(call, flat, array, &|| real(array, descriptor))
+    plain(call, flat, array, &move || real(array, descriptor))
 }
 
 /// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse and deferred ones take nothing by themselves.
@@ -47,7 +47,9 @@ pub fn create_3d(
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
 ) -> Status {
-    plain(call, descriptor.read(), array, &|| real(array, descriptor))
+    plain(call, descriptor.read(), array, &move || {
+        real(array, descriptor)
+    })
 }
 
 /// `cuMipmappedArrayCreate`: charged as by `cuArray3DCreate_v2`, for all levels.
@@ -63,7 +65,9 @@ pub fn create_mipmapped(
         descriptor,
         levels,
     });
-    make(call, request, array, &|| real(array, descriptor, levels))
+    make(call, request, array, &move || {
+        real(array, descriptor, levels)
+    })
 }
 
 fn plain(
@@ -260,12 +264,12 @@ fn discard(handle: Handle) {
 
 /// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds gone.
 pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Plain, array, &|| real(array))
+    end(call, Kind::Plain, array, &move || real(array))
 }
 
 /// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as is not ours.
 pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Mipmapped, array, &|| real(array))
+    end(call, Kind::Mipmapped, array, &move || real(array))
 }
 
 fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {

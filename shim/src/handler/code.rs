@@ -82,7 +82,7 @@ pub fn module_file(
     module: Out<Opaque>,
     path: Opaque,
 ) -> Status {
-    load_module(call, needs_of_file(call, path), module, &|| {
+    load_module(call, needs_of_file(call, path), module, &move || {
         real(module, path)
     })
 }
@@ -95,7 +95,9 @@ pub fn module(
     module: Out<Opaque>,
     image: Opaque,
 ) -> Status {
-    load_module(call, needs(call, image), module, &|| real(module, image))
+    load_module(call, needs(call, image), module, &move || {
+        real(module, image)
+    })
 }
 
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
@@ -108,7 +110,7 @@ pub fn module_ex(
     options: Opaque,
     values: Opaque,
 ) -> Status {
-    load_module(call, needs(call, image), module, &|| {
+    load_module(call, needs(call, image), module, &move || {
         real(module, image, count, options, values)
     })
 }
@@ -127,7 +129,7 @@ pub fn library(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, needs(call, code), library, &|| {
+    open(call, needs(call, code), library, &move || {
         real(
             library,
             code,
@@ -155,7 +157,7 @@ pub fn library_file(
     values: Opaque,
     count: u32,
 ) -> Status {
-    open(call, needs_of_file(call, path), library, &|| {
+    open(call, needs_of_file(call, path), library, &move || {
         real(
             library,
             path,
@@ -238,7 +240,7 @@ pub fn library_module(
     module: Out<Opaque>,
     library: Opaque,
 ) -> Status {
-    let status = lazy::load(call, library, Some(library), None, &|| {
+    let status = lazy::load(call, library, Some(library), None, &move || {
         real(module, library)
     });
     note(call, Kind::Module, module, status, || Origin {
@@ -255,7 +257,7 @@ pub fn kernel_function(
     function: Out<Opaque>,
     kernel: Opaque,
 ) -> Status {
-    let status = lazy::load(call, kernel, None, None, &|| real(function, kernel));
+    let status = lazy::load(call, kernel, None, None, &move || real(function, kernel));
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !lazy::is_loaded(call, made)
     {
@@ -280,7 +282,7 @@ pub fn global(
     library: Opaque,
     name: Opaque,
 ) -> Status {
-    lazy::load(call, library, Some(library), None, &|| {
+    lazy::load(call, library, Some(library), None, &move || {
         real(dptr, bytes, library, name)
     })
 }
@@ -335,13 +337,13 @@ pub fn kernel(
 /// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are forgotten before it: once the driver has freed them
 /// another thread may get them for other code, which has to be paid for.
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
-    unload_by(call, module, &|| real(module))
+    unload_by(call, module, &move || real(module))
 }
 
 /// `cuLibraryUnload`: as `cuModuleUnload`.
 pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
     let known = call.process.libraries.take(library);
-    let status = unload_by(call, library, &|| real(library));
+    let status = unload_by(call, library, &move || real(library));
     if let (true, Some(known)) = (status != SUCCESS, known) {
         call.process.libraries.put_back(library, known);
     }

@@ -334,7 +334,7 @@ pub fn create(
         call,
         Kind::Further,
         ordinal,
-        &|| real(context, flags, ordinal),
+        &move || real(context, flags, ordinal),
         context,
         &discard,
     )
@@ -355,7 +355,7 @@ pub fn create_v3(
         call,
         Kind::Further,
         ordinal,
-        &|| real(context, affinity, count, flags, ordinal),
+        &move || real(context, affinity, count, flags, ordinal),
         context,
         &discard,
     )
@@ -375,7 +375,7 @@ pub fn create_v4(
         call,
         Kind::Further,
         ordinal,
-        &|| real(context, params, flags, ordinal),
+        &move || real(context, params, flags, ordinal),
         context,
         &discard,
     )
@@ -397,7 +397,7 @@ pub fn create_vdpau(
         call,
         Kind::Further,
         ordinal,
-        &|| real(context, flags, ordinal, vdp_device, get_proc_address),
+        &move || real(context, flags, ordinal, vdp_device, get_proc_address),
         context,
         &discard,
     )
@@ -410,7 +410,7 @@ fn discard(context: Context) {
 /// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the call, and the context itself.
 pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
-        return destroy_unknown(call, &|| real(context), context);
+        return destroy_unknown(call, &move || real(context), context);
     };
     // As in `cuModuleUnload`.
     call.process.launched.forget();

@@ -149,7 +149,7 @@ pub fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    instantiate(call, graph, exec, None, &|| real(exec, graph, flags))
+    instantiate(call, graph, exec, None, &move || real(exec, graph, flags))
 }
 
 /// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads, as `cuGraphUpload` as well.
@@ -164,7 +164,9 @@ pub fn instantiate_with_params(
         .read()
         .filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0)
         .map(|params| params.upload_stream);
-    instantiate(call, graph, exec, upload, &|| real(exec, graph, params))
+    instantiate(call, graph, exec, upload, &move || {
+        real(exec, graph, params)
+    })
 }
 
 /// `cuGraphInstantiate` and `_v2`: as `cuGraphInstantiateWithFlags`.
@@ -177,7 +179,7 @@ pub fn instantiate_with_log(
     log: Opaque,
     log_size: usize,
 ) -> Status {
-    instantiate(call, graph, exec, None, &|| {
+    instantiate(call, graph, exec, None, &move || {
         real(exec, graph, error_node, log, log_size)
     })
 }
@@ -191,7 +193,7 @@ pub fn launch(
     stream: Stream,
 ) -> Status {
     match call.process.execs.get(exec) {
-        None => launch::launch(call, What::Graph(exec), stream, &|| real(exec, stream)),
+        None => launch::launch(call, What::Graph(exec), stream, &move || real(exec, stream)),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
             // Under the handle itself a graph would pass by us from its second launch on.
             launch::launch(call, What::Graph(exec | 1), stream, &|| real(exec, stream))

@@ -61,7 +61,7 @@ pub fn add_kernel_v1(
     count: usize,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
-    keep(call, first(params), &|| {
+    keep(call, first(params), &move || {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -76,7 +76,7 @@ pub fn add_kernel(
     count: usize,
     params: In<KernelNodeParams>,
 ) -> Status {
-    keep(call, params.read(), &|| {
+    keep(call, params.read(), &move || {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -91,7 +91,7 @@ pub fn add(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    any(call, node, params, &|| {
+    any(call, node, params, &move || {
         real(node, graph, dependencies, count, params)
     })
 }
@@ -108,7 +108,7 @@ pub fn add_with_edges(
     count: usize,
     params: In<NodeParams>,
 ) -> Status {
-    any(call, node, params, &|| {
+    any(call, node, params, &move || {
         real(node, graph, dependencies, edges, count, params)
     })
 }
@@ -120,7 +120,7 @@ pub fn set_kernel_v1(
     node: Node,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
-    keep(call, first(params), &|| real(node, params))
+    keep(call, first(params), &move || real(node, params))
 }
 
 /// `cuGraphKernelNodeSetParams_v2`: as `cuGraphAddKernelNode_v2`.
@@ -130,7 +130,7 @@ pub fn set_kernel(
     node: Node,
     params: In<KernelNodeParams>,
 ) -> Status {
-    keep(call, params.read(), &|| real(node, params))
+    keep(call, params.read(), &move || real(node, params))
 }
 
 /// `cuGraphNodeSetParams` and `_v2`: as `cuGraphAddKernelNode_v2`.
@@ -140,5 +140,5 @@ pub fn set(
     node: Node,
     params: In<NodeParams>,
 ) -> Status {
-    keep(call, kernel(params), &|| real(node, params))
+    keep(call, kernel(params), &move || real(node, params))
 }

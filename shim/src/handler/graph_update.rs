@@ -38,20 +38,14 @@ impl Source {
             Source::Kernel(kernel) => kernel.into_iter().for_each(show),
         }
     }
-
-    /// Whether the driver may be asked about it before it has accepted it.
-    fn is_known(self, call: Call) -> bool {
-        let handles = &call.process.handles;
-        match self {
-            Source::Graph(graph) => handles.knows(Kind::Graph, graph),
-            Source::Kernel(kernel) => kernel.is_none_or(|one| handles.knows(Kind::Code, one)),
-        }
-    }
 }
 
 /// Runs `real`, which puts the kernels of `source` into `exec`.
 fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
-    if !source.is_known(call) {
+    let handles = &call.process.handles;
+    if let Source::Graph(graph) = source
+        && !handles.knows(Kind::Graph, graph)
+    {
         return change_unknown(call, exec, source, real);
     }
     let launched = &call.process.launched;
@@ -60,7 +54,6 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         Some(bytes) => known = known.max(bytes),
         None => unseen.push(kernel),
     });
-    let handles = &call.process.handles;
     if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
         return change_unknown(call, exec, source, real);
     }
@@ -174,7 +167,7 @@ pub fn update(
     error_node: Opaque,
     result: Opaque,
 ) -> Status {
-    change(call, exec, Source::Graph(graph), &|| {
+    change(call, exec, Source::Graph(graph), &move || {
         real(exec, graph, error_node, result)
     })
 }
@@ -187,7 +180,7 @@ pub fn update_v2(
     graph: Graph,
     info: Opaque,
 ) -> Status {
-    change(call, exec, Source::Graph(graph), &|| {
+    change(call, exec, Source::Graph(graph), &move || {
         real(exec, graph, info)
     })
 }
@@ -202,7 +195,7 @@ pub fn set_kernel(
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    change(call, exec, Source::Kernel(kernel), &|| {
+    change(call, exec, Source::Kernel(kernel), &move || {
         real(exec, node, params)
     })
 }
@@ -216,7 +209,7 @@ pub fn set_kernel_v1(
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    change(call, exec, Source::Kernel(kernel), &|| {
+    change(call, exec, Source::Kernel(kernel), &move || {
         real(exec, node, params)
     })
 }
@@ -229,7 +222,7 @@ pub fn set_child(
     node: Node,
     child: Graph,
 ) -> Status {
-    change(call, exec, Source::Graph(child), &|| {
+    change(call, exec, Source::Graph(child), &move || {
         real(exec, node, child)
     })
 }
@@ -247,5 +240,5 @@ pub fn set_node(
         Some(params) if params.kind == NODE_TYPE_GRAPH => Source::Graph(params.child()),
         _ => Source::Kernel(None),
     };
-    change(call, exec, source, &|| real(exec, node, params))
+    change(call, exec, source, &move || real(exec, node, params))
 }

@@ -220,7 +220,7 @@ pub fn kernel(
     params: Opaque,
     extra: Opaque,
 ) -> Status {
-    launch(call, What::Function(function), stream, &|| {
+    launch(call, What::Function(function), stream, &move || {
         real(
             function, gx, gy, gz, bx, by, bz, shared, stream, params, extra,
         )
@@ -259,7 +259,7 @@ pub fn cooperative(
     stream: Stream,
     params: Opaque,
 ) -> Status {
-    launch(call, What::Function(function), stream, &|| {
+    launch(call, What::Function(function), stream, &move || {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, params)
     })
 }
@@ -331,7 +331,7 @@ pub fn multi_device(
 
 /// `cuLaunch`: as `cuLaunchKernel`.
 pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    launch(call, What::Function(function), 0, &|| real(function))
+    launch(call, What::Function(function), 0, &move || real(function))
 }
 
 /// `cuLaunchGrid`: as `cuLaunchKernel`.
@@ -342,7 +342,7 @@ pub fn grid(
     width: i32,
     height: i32,
 ) -> Status {
-    launch(call, What::Function(function), 0, &|| {
+    launch(call, What::Function(function), 0, &move || {
         real(function, width, height)
     })
 }
@@ -356,7 +356,7 @@ pub fn grid_async(
     height: i32,
     stream: Stream,
 ) -> Status {
-    launch(call, What::Function(function), stream, &|| {
+    launch(call, What::Function(function), stream, &move || {
         real(function, width, height, stream)
     })
 }

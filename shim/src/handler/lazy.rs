@@ -232,7 +232,7 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
 
 /// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
 pub fn function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    load(call, function, None, None, &|| real(function))
+    load(call, function, None, None, &move || real(function))
 }
 
 /// `cuFuncSetAttribute`: as `cuFuncLoad`.
@@ -243,7 +243,7 @@ pub fn set_function_attribute(
     attribute: i32,
     value: i32,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(function, attribute, value)
     })
 }
@@ -255,7 +255,7 @@ pub fn set_function_config(
     function: Opaque,
     config: i32,
 ) -> Status {
-    load(call, function, None, None, &|| real(function, config))
+    load(call, function, None, None, &move || real(function, config))
 }
 
 /// `cuKernelSetAttribute`: as `cuLibraryGetModule`, in all contexts of the device.
@@ -267,7 +267,7 @@ pub fn set_attribute(
     kernel: Opaque,
     device: Ordinal,
 ) -> Status {
-    load_everywhere(call, kernel, device, &|| {
+    load_everywhere(call, kernel, device, &move || {
         real(attribute, value, kernel, device)
     })
 }
@@ -280,7 +280,7 @@ pub fn set_cache_config(
     config: i32,
     device: Ordinal,
 ) -> Status {
-    load_everywhere(call, kernel, device, &|| real(kernel, config, device))
+    load_everywhere(call, kernel, device, &move || real(kernel, config, device))
 }
 
 /// `cuKernelGetParamInfo`: as `cuLibraryGetModule`.
@@ -292,7 +292,7 @@ pub fn param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> Status {
-    load(call, kernel, None, None, &|| {
+    load(call, kernel, None, None, &move || {
         real(kernel, index, offset, size)
     })
 }
@@ -304,7 +304,7 @@ pub fn param_count(
     kernel: Opaque,
     count: Out<usize>,
 ) -> Status {
-    load(call, kernel, None, None, &|| real(kernel, count))
+    load(call, kernel, None, None, &move || real(kernel, count))
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs one look.
@@ -316,7 +316,7 @@ pub fn active_blocks(
     threads: i32,
     shared: usize,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(count, function, threads, shared)
     })
 }
@@ -331,7 +331,7 @@ pub fn active_blocks_with_flags(
     shared: usize,
     flags: u32,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(count, function, threads, shared, flags)
     })
 }
@@ -348,7 +348,7 @@ pub fn block_size(
     shared: usize,
     limit: i32,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(grid, block, function, shared_of, shared, limit)
     })
 }
@@ -366,7 +366,7 @@ pub fn block_size_with_flags(
     limit: i32,
     flags: u32,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(grid, block, function, shared_of, shared, limit, flags)
     })
 }
@@ -380,7 +380,7 @@ pub fn dynamic_shared(
     blocks: i32,
     threads: i32,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(bytes, function, blocks, threads)
     })
 }
@@ -393,7 +393,7 @@ pub fn clusters(
     function: Opaque,
     config: Opaque,
 ) -> Status {
-    load(call, function, None, None, &|| {
+    load(call, function, None, None, &move || {
         real(count, function, config)
     })
 }

@@ -43,7 +43,11 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     };
     let device = match call.process.current_device() {
         Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, &|| real(limit, value)),
+        Err(failed) => {
+            return call
+                .process
+                .unavailable(failed, &move || real(limit, value));
+        }
     };
     let context = match current_context() {
         0 => return real(limit, value),
@@ -72,7 +76,7 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
         _ if matches!(current(limit), Limit::Fixed) => real(value),
-        _ => reserve(device, &context.heap, paid, &|| real(value), wanted),
+        _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
     }
 }
 

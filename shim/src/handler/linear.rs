@@ -42,9 +42,12 @@ pub fn alloc_v1(
     dptr: Out<DevicePtrV1>,
     bytesize: u32,
 ) -> Status {
-    allocate_by(call, bytesize.into(), &|| real(dptr, bytesize), &|| {
-        (dptr.read().map(DevicePtr::from), None)
-    })
+    allocate_by(
+        call,
+        bytesize.into(),
+        &move || real(dptr, bytesize),
+        &|| (dptr.read().map(DevicePtr::from), None),
+    )
 }
 
 /// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch, corrected to the real one after it.
@@ -61,7 +64,7 @@ pub fn alloc_pitch(
         call,
         width as u64,
         height as u64,
-        &|| real(dptr, pitch, width, height, element),
+        &move || real(dptr, pitch, width, height, element),
         &|| (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
     )
 }
@@ -80,7 +83,7 @@ pub fn alloc_pitch_v1(
         call,
         width.into(),
         height.into(),
-        &|| real(dptr, pitch, width, height, element),
+        &move || real(dptr, pitch, width, height, element),
         &|| {
             (
                 dptr.read().map(DevicePtr::from),
@@ -248,7 +251,7 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
 /// request in it; what other processes may have open stays charged as long as they may.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
-        return free_undisturbed(call, dptr, &|| real(dptr));
+        return free_undisturbed(call, dptr, &move || real(dptr));
     }
     release(call, dptr, || real(dptr))
 }
@@ -262,7 +265,7 @@ fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
 
 /// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
 pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
-    let real: &dyn Real = &|| real(dptr);
+    let real: &dyn Real = &move || real(dptr);
     release(call, dptr.into(), || real.call())
 }
 

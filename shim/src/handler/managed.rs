@@ -25,7 +25,7 @@ pub fn alloc(
         Err(failed) => {
             return call
                 .process
-                .unavailable(failed, &|| real(dptr, bytesize, flags));
+                .unavailable(failed, &move || real(dptr, bytesize, flags));
         }
     };
     take(call, device, bytesize as u64, current_context(), &|| {

@@ -105,7 +105,7 @@ pub fn stream(
     stream: Out<Stream>,
     flags: u32,
 ) -> Status {
-    made(call, stream, small(call, &|| real(stream, flags)))
+    made(call, stream, small(call, &move || real(stream, flags)))
 }
 
 /// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
@@ -116,7 +116,11 @@ pub fn stream_with_priority(
     flags: u32,
     priority: i32,
 ) -> Status {
-    made(call, stream, small(call, &|| real(stream, flags, priority)))
+    made(
+        call,
+        stream,
+        small(call, &move || real(stream, flags, priority)),
+    )
 }
 
 /// A stream may have been made in the current context.

@@ -31,7 +31,7 @@ pub fn alloc(
     stream: Stream,
 ) -> Status {
     let Some(device) = call.process.stream_device(stream) else {
-        return allocate_unknown(call, None, bytesize, dptr, stream, &|| {
+        return allocate_unknown(call, None, bytesize, dptr, stream, &move || {
             real(dptr, bytesize, stream)
         });
     };
@@ -39,12 +39,12 @@ pub fn alloc(
         Ok((device, Some(pool))) => allocate(call, device, pool, bytesize, dptr, stream, || {
             real(dptr, bytesize, stream)
         }),
-        Ok((_, None)) => allocate_unknown(call, None, bytesize, dptr, stream, &|| {
+        Ok((_, None)) => allocate_unknown(call, None, bytesize, dptr, stream, &move || {
             real(dptr, bytesize, stream)
         }),
         Err(failed) => call
             .process
-            .unavailable(failed, &|| real(dptr, bytesize, stream)),
+            .unavailable(failed, &move || real(dptr, bytesize, stream)),
     }
 }
 
@@ -62,7 +62,7 @@ pub fn alloc_from(
         .get(pool)
         .or_else(|| whose(call, pool).map(|device| pools.known_or(pool, || (device, true))));
     let Some(pool_of) = known else {
-        return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &|| {
+        return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &move || {
             real(dptr, bytesize, pool, stream)
         });
     };
@@ -76,7 +76,7 @@ pub fn alloc_from(
         }
         Err(failed) => call
             .process
-            .unavailable(failed, &|| real(dptr, bytesize, pool, stream)),
+            .unavailable(failed, &move || real(dptr, bytesize, pool, stream)),
     }
 }
 

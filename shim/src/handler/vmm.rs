@@ -32,7 +32,7 @@ pub fn create(
         Err(failed) => {
             return call
                 .process
-                .unavailable(failed, &|| real(handle, size, prop, flags));
+                .unavailable(failed, &move || real(handle, size, prop, flags));
         }
     };
     let mark = call.process.mark();
@@ -62,7 +62,7 @@ pub fn release(
     handle: AllocationHandle,
 ) -> Status {
     let vmm = &call.process.vmm;
-    end(call, || vmm.releasing(handle, leaving(call)), &|| {
+    end(call, || vmm.releasing(handle, leaving(call)), &move || {
         real(handle)
     })
 }
@@ -97,7 +97,7 @@ pub fn unmap(
     end(
         call,
         || vmm.unmapping(ptr, size as u64, leaving(call)),
-        &|| real(ptr, size),
+        &move || real(ptr, size),
     )
 }
 
