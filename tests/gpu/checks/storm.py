@@ -53,7 +53,8 @@ def storm(outcome: Outcome) -> None:
     counts = dict.fromkeys(("started", "killed", "stopped", "limits"), 0)
     with judged(outcome, CAP) as judge:
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        # Where little happens in that time, until somebody was killed.
+        while (now := time.monotonic()) < end or (counts["killed"] == 0 and now < end + 60):
             play(dice, dice.choice(seats), counts)
             time.sleep(dice.uniform(0, 0.05))
         limit = gpulimit("set", GROUP, f"max={CAP}")
