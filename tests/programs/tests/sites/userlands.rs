@@ -198,11 +198,11 @@ fn other_preloads_find_what_comes_next() {
     for system in systems() {
         let program = world::compile_for("takes", "dlsym", &[]);
         let shim = world::shim().display().to_string();
-        // A dlsym in front of ours that goes straight to the C library's goes past us.
         for (other, before) in [
             ("wraps_malloc", false),
             ("wraps_malloc", true),
             ("wraps_dlsym", false),
+            ("wraps_dlsym", true),
         ] {
             let library = world::library(other, &[]).display().to_string();
             let (first, second) = if before {
