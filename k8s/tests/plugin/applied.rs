@@ -135,9 +135,9 @@ fn a_container_has_what_it_was_given_and_no_more() {
         let text = shown.to_string();
         assert!(text.contains(&name), "{text}");
         let gpus = shown["groups"][0]["gpus"].as_array().expect("GPUs").clone();
-        let usage = gpus
-            .iter()
-            .find_map(|gpu| gpu["usage"].as_u64())
+        let granted = gpus.iter().find(|gpu| gpu["index"] == 1);
+        let usage = granted
+            .and_then(|gpu| gpu["usage"].as_u64())
             .expect("usage");
         assert!(usage.abs_diff(used) <= BLOCK, "{text}");
         let (status, errors) = program.end();
