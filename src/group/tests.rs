@@ -722,7 +722,8 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    let out = child.stdout.take().expect("piped");
+    // The output stays open: the test runner writes a line when a minute has passed.
+    let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
     assert!(lines.any(is_in), "it has come in");

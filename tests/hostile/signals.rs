@@ -84,7 +84,8 @@ impl Scene {
             .gid(FORGER)
             .stdout(Stdio::piped());
         let mut forger = Guarded::start(&mut command);
-        let out = forger.0.stdout.take().expect("piped");
+        // The output stays open: the test runner writes a line when a minute has passed.
+        let out = forger.0.stdout.as_mut().expect("piped");
         let mut lines = BufReader::new(out).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
         Some(Self {
