@@ -281,13 +281,18 @@ macro_rules! table {
         }
     };
 
-    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
+    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
+        // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
+        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their own.
+        if crate::process::unlimited() {
+            return super::$name($($arg),*);
+        }
         crate::hook::enter(const { &ROWS[Index::$name as usize] }, move |call: Option<crate::hook::Call>| match call {
             // A pointer, so that the twins of a function share the handler.
             Some(call) => $handler(call, super::$name as fn($($ty),*) -> Status, $($arg),*),
             None => super::$name($($arg),*),
         })
-    };
+    }};
 
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
         /// What passes a launch that is known.

@@ -43,6 +43,12 @@ pub fn limited() -> bool {
     }
 }
 
+/// Whether it is known that this process is not [`limited`]: one look.
+#[inline]
+pub fn unlimited() -> bool {
+    ASKED.load(Ordering::Relaxed) == UNLIMITED
+}
+
 #[cold]
 fn ask() -> bool {
     let _undisturbed = Undisturbed::new();
