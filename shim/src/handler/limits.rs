@@ -363,7 +363,7 @@ pub fn run(
         }
         if is_taken { heap } else { 0 }
     };
-    let measured = paid.settle_offer(heap, taken);
+    let measured = paid.settle_offer(heap, before, taken);
     let exact = measured.filter(|measured| !measured.at_least);
     let grown = exact.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);

@@ -150,18 +150,21 @@ impl<'a> Prepaid<'a> {
         driver.trim(self.device, &mut state);
     }
 
-    /// As [`Prepaid::settle`], for a call that was also offered `offered` bytes: `taken` tells from the growth of the driver's part how many of
-    /// them are taken. The others are kept on.
+    /// As [`Prepaid::settle`], for a call that was also offered `offered` bytes: `taken` tells from
+    /// the growth of the driver's part since `before` how many of them are taken. The others are
+    /// kept on. `before` is the driver's part in use before the call: another thread may have
+    /// measured since then, and have seen what the call has taken.
     pub fn settle_offer(
         mut self,
         offered: u64,
+        before: u64,
         taken: impl FnOnce(u64) -> u64,
     ) -> Option<Measured> {
         let (device, driver) = (self.device, self.driver());
         let (number, total) = driver.look(device);
         let mut state = driver.state.lock();
         self.release_all(&mut state);
-        let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(state.used));
+        let grown = total.map_or(0, |total| total.beyond_named().saturating_sub(before));
         let taken = taken(grown).min(offered);
         state.end_offer(offered, taken);
         device.adjust_headroom((taken as i64).wrapping_neg());
