@@ -13,6 +13,8 @@ pub mod order;
 #[cfg_attr(all(test, loom), allow(dead_code))]
 mod pages;
 pub mod policy;
+#[cfg(test)]
+mod scratch;
 pub mod text_file;
 pub mod units;
 pub mod version;

@@ -1,6 +1,8 @@
 //! The controller: runs programs in groups, shows groups and changes them.
 
 mod cli;
+#[cfg(test)]
+mod scratch;
 
 use std::process::ExitCode;
 

@@ -43,15 +43,21 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of an image that could not be read at all.
-    pub const UNKNOWN: Needs = Needs {
+    /// Of an image that takes nothing.
+    pub const NOTHING: Needs = Needs {
         variables: 0,
         least: 0,
         managed: 0,
         device_malloc: false,
         device_assert: false,
         device_printf: false,
+        unknown: false,
+    };
+
+    /// Of an image that could not be read at all.
+    pub const UNKNOWN: Needs = Needs {
         unknown: true,
+        ..Needs::NOTHING
     };
 
     /// Whether there is something of the device's runtime that it uses.

@@ -183,26 +183,18 @@ fn is_in_user_namespace() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
-
-    struct Scratch(PathBuf);
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn every_directory_and_link_on_the_way_counts() {
-        let scratch = std::env::temp_dir().join(format!("gpulimit-trust-{}", std::process::id()));
-        fs::create_dir_all(scratch.join("a/b")).expect("made");
-        let place = Scratch(scratch);
+        let place = Scratch::new();
+        fs::create_dir_all(place.at("a/b")).expect("made");
         if fs::metadata(&place.0).expect("there").uid() != 0 {
             eprintln!("SKIPPED: only root can give files away");
             return;
         }
-        let at = |name: &str| place.0.join(name);
+        let at = |name: &str| place.at(name);
         let file = at("a/b/file");
         fs::write(&file, "").expect("written");
         for name in ["", "a", "a/b", "a/b/file"] {

@@ -192,46 +192,29 @@ fn head(directory: &Directory, name: &str) -> Result<[u8; 8], ErrorKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
     use std::fs;
-    use std::path::PathBuf;
 
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let name = format!("gpulimit-contents-{}-{name}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).expect("made");
-            Self(path)
-        }
-
-        fn verdict(&self, name: &str) -> Verdict {
-            let directory = Directory::open(&self.0).expect("opened");
-            Contents::of(&directory).expect("listed").verdict(name)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn verdict(scratch: &Scratch, name: &str) -> Verdict {
+        let directory = Directory::open(&scratch.0).expect("opened");
+        Contents::of(&directory).expect("listed").verdict(name)
     }
 
     #[test]
     fn a_group_is_proven_by_the_first_bytes_of_a_file() {
         for (name, head) in [("limits", "GPULIMTS"), ("ledger", "gpulimit")] {
-            let scratch = Scratch::new(name);
+            let scratch = Scratch::new();
             let write = |name: &str, text: &str| {
                 fs::write(scratch.0.join(name), text).expect("written");
             };
             for text in ["", "x", "GPULIM", "something else"] {
                 write(name, text);
-                assert_eq!(scratch.verdict("lab"), Verdict::Foreign, "{name} {text}");
+                assert_eq!(verdict(&scratch, "lab"), Verdict::Foreign, "{name} {text}");
             }
             write(name, &format!("{head} of any version"));
-            assert_eq!(scratch.verdict("lab"), Verdict::Group);
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Group);
             write("README", "theirs");
-            assert_eq!(scratch.verdict("lab"), Verdict::Group);
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Group);
             let directory = Directory::open(&scratch.0).expect("opened");
             let contents = Contents::of(&directory).expect("listed");
             assert_eq!(contents.foreign, ["README"]);
@@ -257,12 +240,12 @@ mod tests {
             ("README", ""),
         ];
         for (name, text) in ours {
-            let scratch = Scratch::new("drafts");
+            let scratch = Scratch::new();
             fs::write(scratch.0.join(name), text).expect("written");
-            assert_eq!(scratch.verdict("lab"), Verdict::Unfinished, "{name}");
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Unfinished, "{name}");
             for (other, text) in theirs.iter().filter(|(other, _)| other != name) {
                 fs::write(scratch.0.join(other), text).expect("written");
-                let beside = scratch.verdict("lab");
+                let beside = verdict(&scratch, "lab");
                 assert_eq!(beside, Verdict::Foreign, "{name} beside {other}");
                 fs::remove_file(scratch.0.join(other)).expect("removed");
             }
@@ -271,12 +254,12 @@ mod tests {
 
     #[test]
     fn an_empty_directory_is_a_jobs_or_somebody_elses() {
-        let scratch = Scratch::new("empty");
-        assert_eq!(scratch.verdict("run-1-2"), Verdict::Unfinished);
-        assert_eq!(scratch.verdict("projects"), Verdict::Foreign);
+        let scratch = Scratch::new();
+        assert_eq!(verdict(&scratch, "run-1-2"), Verdict::Unfinished);
+        assert_eq!(verdict(&scratch, "projects"), Verdict::Foreign);
         fs::create_dir(scratch.0.join("sub")).expect("made");
-        assert_eq!(scratch.verdict("projects"), Verdict::Unfinished);
+        assert_eq!(verdict(&scratch, "projects"), Verdict::Unfinished);
         std::os::unix::fs::symlink("/", scratch.0.join("ledger")).expect("linked");
-        assert_eq!(scratch.verdict("run-1-2"), Verdict::Foreign);
+        assert_eq!(verdict(&scratch, "run-1-2"), Verdict::Foreign);
     }
 }

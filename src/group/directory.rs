@@ -228,34 +228,16 @@ fn number(field: impl TryInto<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
     use std::fs;
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::os::unix::net::UnixListener;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new() -> (Self, Directory) {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gpulimit-directory-{}-{next}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).expect("made");
-            let directory = Directory::open(&path).expect("opened");
-            (Self(path), directory)
-        }
-
-        fn at(&self, name: &str) -> PathBuf {
-            self.0.join(name)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn opened() -> (Scratch, Directory) {
+        let scratch = Scratch::new();
+        let directory = Directory::open(&scratch.0).expect("opened");
+        (scratch, directory)
     }
 
     #[track_caller]
@@ -265,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_name_is_one_component() {
-        let (_scratch, here) = Scratch::new();
+        let (_scratch, here) = opened();
         for name in ["", ".", "..", "a/b", "/", "/tmp", "../a", "a\0b"] {
             fails(ErrorKind::InvalidInput, here.open_directory(name));
             fails(ErrorKind::InvalidInput, here.create_directory(name, 0o700));
@@ -281,8 +263,8 @@ mod tests {
 
     #[test]
     fn links_are_never_followed() {
-        let (scratch, here) = Scratch::new();
-        let (other, _) = Scratch::new();
+        let (scratch, here) = opened();
+        let (other, _) = opened();
         fs::write(other.at("file"), "theirs").expect("written");
         symlink(&other.0, scratch.at("tree")).expect("linked");
         symlink(other.at("file"), scratch.at("link")).expect("linked");
@@ -314,7 +296,7 @@ mod tests {
 
     #[test]
     fn only_regular_files_are_opened_and_nothing_waits() {
-        let (scratch, here) = Scratch::new();
+        let (scratch, here) = opened();
         fs::create_dir(scratch.at("tree")).expect("made");
         let _socket = UnixListener::bind(scratch.at("socket")).expect("bound");
         let fifo = std::process::Command::new("mkfifo")
@@ -331,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_is_made_has_its_mode_and_goes_away_by_its_name() {
-        let (scratch, here) = Scratch::new();
+        let (scratch, here) = opened();
         let below = here.create_directory("below", 0o711).expect("made");
         let mut file = below.create_file("file", 0o644).expect("made");
         file.write_all(b"text").expect("written");
@@ -370,7 +352,7 @@ mod tests {
 
     #[test]
     fn an_open_directory_stays_the_same_when_another_gets_its_path() {
-        let (scratch, here) = Scratch::new();
+        let (scratch, here) = opened();
         let first = here.create_directory("group", 0o700).expect("made");
         here.rename("group", "moved").expect("renamed");
         here.create_directory("group", 0o700).expect("made");
@@ -380,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_names_are_all_that_there_are_each_time() {
-        let (_scratch, here) = Scratch::new();
+        let (_scratch, here) = opened();
         for name in [".hidden", "file", "ü"] {
             here.create_file(name, 0o600).expect("made");
         }

@@ -11,28 +11,19 @@ pub const NAMES: [(&[u8], Needs); 4] = [
 ];
 const MALLOC: Needs = Needs {
     device_malloc: true,
-    ..NOTHING
+    ..Needs::NOTHING
 };
 const ASSERT: Needs = Needs {
     device_assert: true,
-    ..NOTHING
+    ..Needs::NOTHING
 };
 const PRINTF: Needs = Needs {
     device_printf: true,
-    ..NOTHING
-};
-const NOTHING: Needs = Needs {
-    variables: 0,
-    least: 0,
-    managed: 0,
-    device_malloc: false,
-    device_assert: false,
-    device_printf: false,
-    unknown: false,
+    ..Needs::NOTHING
 };
 
 /// Returns what a reference to the function `name` takes.
 pub fn of(name: &[u8]) -> Needs {
     let found = NAMES.iter().find(|(known, _)| *known == name);
-    found.map_or(NOTHING, |(_, use_of)| *use_of)
+    found.map_or(Needs::NOTHING, |(_, use_of)| *use_of)
 }

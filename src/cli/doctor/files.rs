@@ -166,21 +166,13 @@ fn rights(pid: u32) -> io::Result<Rights> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
     use std::os::unix::fs::symlink;
-
-    /// A directory that goes away with the test.
-    struct Scratch(PathBuf);
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn both_ways_stay_inside_and_open_regular_files_only() {
-        let path = std::env::temp_dir().join(format!("gpulimit-files-{}", std::process::id()));
-        let scratch = Scratch(path.clone());
+        let scratch = Scratch::new();
+        let path = &scratch.0;
         let inside = path.join("root");
         fs::create_dir_all(inside.join("etc")).expect("made");
         fs::write(path.join("secret"), "outside").expect("written");
