@@ -217,7 +217,7 @@ impl Account {
     /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
     #[inline]
     pub fn mark(&self) -> u64 {
-        self.measurements.load(Ordering::Relaxed)
+        self.measurements.load(Ordering::SeqCst)
     }
 
     /// Devices that this process can see; 0 before `cuInit`.

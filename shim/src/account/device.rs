@@ -55,6 +55,9 @@ pub struct Device {
     share: MemberDevice,
     /// Bytes that have lost their name since the beginning.
     removed: AtomicU64,
+    /// Calls that took or freed memory, or destroyed a context, and have ended: counted before each
+    /// looks whether a measurement ran across it.
+    ended_calls: AtomicU64,
     /// The last measurement erred on the safe side: the next call that may measures again, or the
     /// thread that destroyed a context meanwhile.
     inexact: AtomicBool,
@@ -146,6 +149,7 @@ impl Device {
             share,
             used: Default::default(),
             removed: AtomicU64::new(0),
+            ended_calls: AtomicU64::new(0),
             inexact: AtomicBool::new(false),
             packed: AtomicU64::new(0),
             idle: AtomicI64::new(0),
@@ -696,6 +700,7 @@ impl Device {
     /// After memory was taken or freed: measures again when a measurement ran across it (and may have counted it to the driver's part),
     /// when memory of others may have come to this process meanwhile, or when the last one is old.
     pub fn renew(&self, mark: u64) {
+        self.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
             self.driver.measure(self);
         }
@@ -720,6 +725,7 @@ impl Device {
         let status = call();
         after(status);
         drop(teardown);
+        self.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_inexact() {
             self.driver.measure(self);
         }
@@ -728,7 +734,7 @@ impl Device {
 
     /// Whether the last measurement took more for the driver's part than it is, as other threads took and freed all the time.
     pub fn is_inexact(&self) -> bool {
-        self.inexact.load(Ordering::Relaxed)
+        self.inexact.load(Ordering::SeqCst)
     }
 
     /// The driver's figure for this process beside the named part; `None` when there is no such figure (no NVML, or a PID namespace that
@@ -787,8 +793,15 @@ impl Device {
     /// As [`Device::measure_total`]: `look` at what changes by itself, and the driver's figure by `own_bytes`.
     fn total(&self, look: impl Fn(), own_bytes: impl Fn() -> Option<u64>) -> Option<Total> {
         let removed = || self.removed.load(Ordering::Acquire);
+        let ended_calls = || self.ended_calls.load(Ordering::SeqCst);
         for attempt in 1..=ATTEMPTS {
+            let is_last = attempt == ATTEMPTS;
+            if is_last {
+                // A call that ends from here on measures again, whatever comes of this attempt.
+                self.inexact.store(true, Ordering::SeqCst);
+            }
             look();
+            let ended_before = ended_calls();
             // Before the sum, and again after the other one: what has gone since is counted, and what has gone before is in no sum.
             let removed_before = removed();
             let before = self.named();
@@ -797,17 +810,20 @@ impl Device {
                 return None;
             }
             let at_least = self.teardowns.load(Ordering::Acquire) > 0;
-            self.account.measurements.fetch_add(1, Ordering::Relaxed);
+            self.account.measurements.fetch_add(1, Ordering::SeqCst);
             look();
             let after = self.named();
             let gone = removed().wrapping_sub(removed_before);
-            if after == before && gone == 0 {
+            if at_least {
+                self.inexact.store(true, Ordering::SeqCst);
+            }
+            // A call may have freed after the figure was read, and have ended before it could see
+            // this measurement: each of the two counts first and looks at the other's count then.
+            if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measured_at.store(monotonic_ms(), Ordering::Relaxed);
-                self.inexact.store(at_least, Ordering::Relaxed);
-            } else if attempt < ATTEMPTS {
+                self.inexact.store(at_least, Ordering::SeqCst);
+            } else if !is_last {
                 continue;
-            } else {
-                self.inexact.store(true, Ordering::Relaxed);
             }
             // Where other threads take and free all the time, the least that was named meanwhile errs on the safe side: the sums may be
             // equal because one thread has taken what another one freed.

@@ -455,6 +455,38 @@ fn a_look_that_something_moves_under_is_made_again() {
 }
 
 #[test]
+fn a_call_that_ends_beside_a_figure_makes_another_look() {
+    let group = Scratch::new(&["max=100M"]);
+    let device = join(&group);
+    look(device, 1000, |_| {});
+    let mark = device.account.mark();
+    // It has removed its memory before the look, and frees it after the figure was read.
+    let end_call = || {
+        assert_eq!(device.account.mark(), mark, "the call sees no measurement");
+        device.renew(mark);
+    };
+    let looked = look(device, 1000, |look| {
+        if look == 1 {
+            end_call();
+        }
+    });
+    assert_eq!(looked, (Some((0, 1000)), 2));
+    let all_the_time = look(device, 1000, |look| {
+        assert_eq!(device.is_inexact(), look == ATTEMPTS);
+        device.renew(device.account.mark());
+    });
+    assert_eq!(all_the_time, (Some((0, 1000)), ATTEMPTS));
+    assert!(device.is_inexact());
+    let beside_a_context = look(device, 1000, |look| {
+        if look == 1 {
+            device.tear_down(|| SUCCESS, |_| {});
+        }
+    });
+    assert_eq!(beside_a_context, (Some((0, 1000)), 2));
+    assert!(!device.is_inexact());
+}
+
+#[test]
 fn what_is_measured_while_a_context_goes_is_the_least() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
