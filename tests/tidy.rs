@@ -3,6 +3,9 @@
 //! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` and `tests/gpu/signatures.txt` anew from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
+#[path = "tidy/rooms.rs"]
+mod rooms;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;

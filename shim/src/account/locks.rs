@@ -1,6 +1,6 @@
 //! The locks of the library: their order, and what may be done while one is held.
 //!
-//! All of them belong to one process and are new in a forked child (`process`). A lock may be taken while those above it are held, and no other:
+//! All of them belong to one process and are new in a forked child (`account::current`). A lock may be taken while those above it are held, and no other:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|

@@ -19,7 +19,7 @@ macro_rules! functions {
         #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
         pub mod $module {
             use super::*;
-            use crate::driver::Library;
+            use crate::driver::library::Library;
             use std::ffi::{CStr, c_void};
             use std::ptr::null_mut;
             use std::sync::atomic::AtomicPtr;
