@@ -4,8 +4,24 @@
     reason = "the calls that the macro makes; its SAFETY lines are here"
 )]
 
+use std::ffi::CStr;
+
 use crate::abi::*;
 use crate::table::table;
+
+/// The strings of a text, of which each is ended by a NUL.
+const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT] {
+    let (mut found, mut at, mut rest) = ([c""; COUNT], 0, text.as_bytes());
+    while at < COUNT {
+        found[at] = match CStr::from_bytes_until_nul(rest) {
+            Ok(string) => string,
+            Err(_) => panic!("the text has too few strings"),
+        };
+        (_, rest) = rest.split_at(found[at].count_bytes() + 1);
+        at += 1;
+    }
+    found
+}
 
 /// For each library of the table the names to resolve, their addresses, and a function for each of them.
 macro_rules! functions {
@@ -20,7 +36,7 @@ macro_rules! functions {
         pub mod $module {
             use super::*;
             use crate::driver::library::Library;
-            use std::ffi::{CStr, c_void};
+            use std::ffi::c_void;
             use std::ptr::null_mut;
             use std::sync::atomic::AtomicPtr;
 
@@ -31,17 +47,17 @@ macro_rules! functions {
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols.
-            pub const NAMES: [&CStr; COUNT] = [
-                $( functions!(@symbol $name), )*
-                $( functions!(@symbol $call), )*
-            ];
+            /// The symbols, each ended by a NUL: one text, as a list of pointers is relocated word by word in every program.
+            const SYMBOLS: &str = concat!($( stringify!($name), "\0", )* $( stringify!($call), "\0", )*);
+
+            /// The same one by one, for what is made from it at compile time.
+            pub const NAMES: [&CStr; COUNT] = split(SYMBOLS);
 
             /// Null until the library is there, and where it lacks the function.
             pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
 
             /// The real library.
-            pub static $library: Library = Library::new($soname, &NAMES, &ADDRESSES);
+            pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
 
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
             functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
@@ -55,10 +71,6 @@ macro_rules! functions {
             }
         }
     )* };
-
-    (@symbol $name:ident) => {
-        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) { Ok(symbol) => symbol, Err(_) => c"" }
-    };
 
     (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
         /// The driver's own function; a fixed error when this driver has none of that name.

@@ -15,8 +15,9 @@ use super::dlsym::real_dlsym;
 /// One real library, with the functions that we call.
 pub struct Library {
     soname: &'static CStr,
-    names: &'static [&'static CStr],
-    /// In the order of the names.
+    /// Each ended by a NUL.
+    symbols: &'static str,
+    /// In the order of the symbols.
     addresses: &'static [AtomicPtr<c_void>],
     resolved: AtomicBool,
 }
@@ -24,12 +25,12 @@ pub struct Library {
 impl Library {
     pub const fn new(
         soname: &'static CStr,
-        names: &'static [&'static CStr],
+        symbols: &'static str,
         addresses: &'static [AtomicPtr<c_void>],
     ) -> Self {
         Library {
             soname,
-            names,
+            symbols,
             addresses,
             resolved: AtomicBool::new(false),
         }
@@ -79,8 +80,13 @@ impl Library {
         if handle.is_null() {
             return false;
         }
-        for (name, address) in self.names.iter().zip(self.addresses) {
-            address.store(real_dlsym(handle, name), Ordering::Relaxed);
+        let mut symbols = self.symbols.as_bytes();
+        for address in self.addresses {
+            let Ok(symbol) = CStr::from_bytes_until_nul(symbols) else {
+                break;
+            };
+            address.store(real_dlsym(handle, symbol), Ordering::Relaxed);
+            symbols = symbols.get(symbol.count_bytes() + 1..).unwrap_or_default();
         }
         self.resolved.store(true, Ordering::Release);
         true
