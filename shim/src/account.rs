@@ -7,7 +7,9 @@ pub mod arrays;
 pub mod blocks;
 pub mod charged;
 pub mod contexts;
+mod current;
 pub mod device;
+pub mod device_runtime;
 pub mod driver_share;
 pub mod graphs;
 pub mod green;
@@ -15,6 +17,7 @@ pub mod handles;
 pub mod kernel_memory;
 pub mod launched;
 pub mod libraries;
+pub mod limited;
 pub mod locks;
 pub mod managed;
 pub mod maps;
@@ -41,8 +44,8 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
     Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
 };
-use crate::membership;
-use crate::table::cuda;
+use crate::driver::{Real, cuda, devices};
+use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
 use device::Device;
@@ -64,12 +67,12 @@ pub const BLOCK: u64 = 2 << 20;
 /// CUDA devices that a process can see.
 const MAX_ORDINALS: usize = 64;
 
-/// This process's account. Never dropped once published (see `process`).
-pub struct Account {
+/// This process: what it holds and is charged. Never dropped once published (see `current`).
+pub struct Process {
     joining: Mutex<()>,
     /// Held while the driver's own symbols are made to lead to our functions.
     pub redirecting: Mutex<()>,
-    member: OnceBox<Result<Member, membership::Failed>>,
+    member: OnceBox<Result<Member, Failed>>,
     devices: [OnceBox<Device>; MAX_ORDINALS],
     count: AtomicI32,
     /// Counts measurements, so that a call under way meanwhile knows.
@@ -89,10 +92,10 @@ pub struct Account {
     pub handles: Handles,
 }
 
-impl Account {
-    /// An empty account; joins no group and calls no driver.
+impl Process {
+    /// Of a process that holds nothing; joins no group and calls no driver.
     pub fn new() -> Self {
-        Account {
+        Process {
             joining: Mutex::new(()),
             redirecting: Mutex::new(()),
             member: OnceBox::new(),
@@ -116,17 +119,17 @@ impl Account {
     }
 
     /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory, the reason
-    /// was said once; or, where the program is to run without a limit, another one (see [`Account::unavailable`]).
+    /// was said once; or, where the program is to run without a limit, another one (see [`Process::unavailable`]).
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
-            self.member.get_or_init(|| Box::new(membership::join()));
+            self.member.get_or_init(|| Box::new(join()));
         }
         match self.member.get() {
             Some(Ok(member)) => Ok(member),
-            Some(Err(membership::Failed::Open)) => Err(CUDA_ERROR_UNKNOWN),
+            Some(Err(Failed::Open)) => Err(CUDA_ERROR_UNKNOWN),
             _ => Err(CUDA_ERROR_NOT_PERMITTED),
         }
     }
@@ -163,7 +166,7 @@ impl Account {
     /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device, no limit) the driver's
     /// own answer.
     #[cold]
-    pub fn unavailable(&self, failed: Status, real: &dyn crate::hook::Real) -> Status {
+    pub fn unavailable(&self, failed: Status, real: &dyn Real) -> Status {
         if failed == CUDA_ERROR_NOT_PERMITTED {
             failed
         } else {
@@ -193,7 +196,7 @@ impl Account {
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
-            device.driver.recover(device);
+            device.driver_share.recover(device);
         }
     }
 
@@ -305,6 +308,15 @@ impl Account {
             .filter(|device| device.contexts.count() > 0)
             .collect()
     }
+}
+
+/// Joins the group. Where the administrator's rule wants it so, a process that cannot join runs without a limit from here on.
+fn join() -> Result<Member, Failed> {
+    let joined = membership::join(&devices::all, &devices::capacity);
+    if let Err(Failed::Open) = joined {
+        limited::let_go();
+    }
+    joined
 }
 
 /// A compute capability as one number.

@@ -6,7 +6,6 @@
 pub mod array;
 pub mod code;
 pub mod context;
-pub mod device_runtime;
 pub mod graph;
 pub mod graph_node;
 pub mod graph_update;
@@ -17,7 +16,7 @@ pub mod launch;
 pub mod lazy;
 pub mod limits;
 pub mod linear;
-pub mod lookup;
+pub mod loading;
 pub mod managed;
 pub mod measured;
 pub mod payment;
@@ -27,3 +26,14 @@ pub mod stream;
 pub mod synchronize;
 pub mod view;
 pub mod vmm;
+
+use crate::account::Process;
+
+/// Who called: what a handler needs besides the arguments.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// This process's account.
+    pub process: &'static Process,
+    /// The symbol, for messages.
+    pub symbol: &'static str,
+}

@@ -16,7 +16,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gpulimit_core::group::Undisturbed;
 
 use crate::abi::Status;
-use crate::process::{Process, limited};
+use crate::account::Process;
+use crate::account::limited::limited;
+use crate::handler::Call;
 
 /// How a function is treated. Shown by `gpulimit doctor` and the docs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -66,28 +68,6 @@ impl Row {
 
 // SAFETY: the pointer is the address of a function, valid from any thread.
 unsafe impl Sync for Row {}
-
-/// Who called: what a handler needs besides the arguments.
-#[derive(Clone, Copy)]
-pub struct Call {
-    /// This process's account.
-    pub process: &'static Process,
-    /// The symbol, for messages.
-    pub symbol: &'static str,
-}
-
-/// The driver's function with the arguments of the program's call. A trait of our own, as a vtable of `dyn Fn` has two more copies of the closure.
-pub trait Real {
-    /// Calls it.
-    fn call(&self) -> Status;
-}
-
-impl<F: Fn() -> Status> Real for F {
-    #[inline]
-    fn call(&self) -> Status {
-        self()
-    }
-}
 
 /// Runs a hook: with a [`Call`] its handler, without one the driver's function.
 #[inline(always)]
@@ -186,151 +166,5 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     broken
 }
 
-/// The one list of functions that we stand in front of, and of those that we only call.
-///
-/// For every row it makes the exported `extern "C"` function and the typed call of the driver's own; for each library the rows as
-/// data and the names to resolve. Nothing else names CUDA symbols.
-macro_rules! table {
-    (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
-            calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
-        } )*
-    ) => { $(
-        $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
-        pub mod $module {
-            use super::*;
-            use crate::hook::{Class, Row};
-            use crate::driver::Library;
-            use std::sync::atomic::AtomicPtr;
-            use std::ptr::null_mut;
-
-            #[repr(usize)]
-            #[derive(Clone, Copy)]
-            enum Index { $( $name, )* $( $call, )* Count }
-
-            const COUNT: usize = Index::Count as usize;
-            static ADDRESSES: [AtomicPtr<std::ffi::c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
-
-            /// The hooked functions.
-            pub static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
-                symbol: match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) { Ok(s) => s, Err(_) => c"" },
-                class: Class::$class,
-                broken: $broken,
-                hook: exports::$name as *const std::ffi::c_void,
-            }, )* ];
-
-            static CALLS: &[&std::ffi::CStr] = &[ $( match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($call), "\0").as_bytes()) { Ok(s) => s, Err(_) => c"" }, )* ];
-
-            /// The real library.
-            pub static $library: Library = Library::new(
-                $soname,
-                &ROWS,
-                CALLS,
-                &ADDRESSES,
-            );
-
-            table!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
-            table!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
-
-            /// Whether this driver has the function.
-            #[allow(dead_code)]
-            pub mod has {
-                use super::*;
-                $( pub fn $name() -> bool { !$library.address(Index::$name as usize).is_null() } )*
-                $( pub fn $call() -> bool { !$library.address(Index::$call as usize).is_null() } )*
-            }
-
-            /// What the dynamic linker binds programs to.
-            mod exports {
-                use super::*;
-                $( table!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
-            }
-        }
-    )* };
-
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one look, no guard, no handler.
-            #[allow(unused_variables)]
-            let real = || super::$name($($arg),*);
-            $( if $known($handle) { return real(); } )?
-            table!(@enter $name ( $($arg : $ty),* ) => $handler)
-        }
-    };
-
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            crate::hook::run(
-                const { &ROWS[Index::$name as usize] },
-                false,
-                || super::$name($($arg),*),
-                |call| $handler(call, |$($arg: $ty),*| super::$name($($arg),*), $($arg),*),
-            )
-        }
-    };
-
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            let status = super::$name($($arg),*);
-            crate::hook::after(const { &ROWS[Index::$name as usize] }, status, $handler)
-        }
-    };
-
-    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
-        // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
-        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their own.
-        if crate::process::unlimited() {
-            return super::$name($($arg),*);
-        }
-        crate::hook::enter(const { &ROWS[Index::$name as usize] }, move |call: Option<crate::hook::Call>| match call {
-            // A pointer, so that the twins of a function share the handler.
-            Some(call) => $handler(call, super::$name as fn($($ty),*) -> Status, $($arg),*),
-            None => super::$name($($arg),*),
-        })
-    }};
-
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
-        /// What passes a launch that is known.
-        #[cfg(target_arch = "x86_64")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        #[unsafe(naked)]
-        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            extern "C-unwind" fn others($($arg: $ty),*) -> Status {
-                table!(@enter $name ( $($arg : $ty),* ) => $handler)
-            }
-            crate::hook::pass!($register, ADDRESSES, Index::$name as usize, others)
-        }
-
-        #[cfg(not(target_arch = "x86_64"))]
-        table!(@export $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
-    };
-
-    (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
-        /// The driver's own function; a fixed error when this driver has none of that name.
-        #[$inline]
-        #[allow(dead_code, reason = "some are only asked for by `has`")]
-        pub fn $name($($arg: $ty),*) -> Status {
-            let mut address = ADDRESSES[Index::$name as usize].load(std::sync::atomic::Ordering::Relaxed);
-            if address.is_null() {
-                address = $library.address(Index::$name as usize);
-                if address.is_null() {
-                    return $missing;
-                }
-            }
-            // SAFETY: the address is the driver's function of this name; the row's types are those of its header.
-            // The pointers among the arguments come from the program's own call or from `Out::of`.
-            unsafe {
-                let function: unsafe extern "C-unwind" fn($($ty),*) -> Status = std::mem::transmute(address);
-                function($($arg),*)
-            }
-        }
-    )* };
-}
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pass::pass;
-pub(crate) use table;

@@ -9,9 +9,7 @@ use gpulimit_core::group::Member;
 use gpulimit_core::policy::{self, Assignment, PolicyError};
 use once_cell::race::OnceBox;
 
-use crate::abi::{Out, SUCCESS, Uuid};
 use crate::message;
-use crate::table::cuda;
 
 unsafe extern "C" {
     // Since GLIBC_2.17; not in the libc crate.
@@ -77,7 +75,12 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
 
 /// Joins the group. A failure is said in one line and closes the GPU to this process, unless the administrator's rule wants it open: a limit
 /// that cannot be applied must not be none.
-pub fn join() -> Result<Member, Failed> {
+///
+/// `devices` are the GPUs that this process sees, by CUDA ordinal; `capacity` the memory of one in bytes.
+pub fn join(
+    devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
+    capacity: &dyn Fn(u32) -> Option<u64>,
+) -> Result<Member, Failed> {
     message::look();
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
@@ -92,52 +95,12 @@ pub fn join() -> Result<Member, Failed> {
         }
         Err(error) => return Err(told(&error)),
     };
-    assignment.join(&devices, &capacity).map_err(|error| {
+    assignment.join(devices, capacity).map_err(|error| {
         if !assignment.is_open() {
             return told(&error);
         }
         message::line(format_args!("this program runs without a limit: {error}"));
-        crate::process::let_go();
         Failed::Open
-    })
-}
-
-/// The GPUs that this process sees, by CUDA ordinal. Empty before `cuInit`, and without the driver.
-fn devices() -> Vec<(u32, DeviceId)> {
-    let mut count = 0;
-    if !cuda::CUDA.present() || cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
-        return Vec::new();
-    }
-    (0..count)
-        .filter_map(|ordinal| Some((u32::try_from(ordinal).ok()?, device_id(ordinal)?)))
-        .collect()
-}
-
-/// The memory of a GPU in bytes, by CUDA ordinal, as the driver tells programs.
-fn capacity(ordinal: u32) -> Option<u64> {
-    let mut bytes = 0;
-    let status = cuda::cuDeviceTotalMem_v2(Out::of(&mut bytes), i32::try_from(ordinal).ok()?);
-    (status == SUCCESS).then_some(bytes as u64)
-}
-
-/// The GPU (or MIG slice) behind a CUDA ordinal.
-pub fn device_id(ordinal: i32) -> Option<DeviceId> {
-    use gpulimit_core::device::DeviceKind;
-    let mut whole = Uuid::default();
-    if cuda::cuDeviceGetUuid(Out::of(&mut whole), ordinal) != SUCCESS {
-        return None;
-    }
-    // Under MIG the second version names the slice, the first the GPU.
-    let mut slice = Uuid::default();
-    if cuda::cuDeviceGetUuid_v2(Out::of(&mut slice), ordinal) == SUCCESS && slice.0 != whole.0 {
-        return Some(DeviceId {
-            uuid: slice.0,
-            kind: DeviceKind::Mig,
-        });
-    }
-    Some(DeviceId {
-        uuid: whole.0,
-        kind: DeviceKind::Gpu,
     })
 }
 

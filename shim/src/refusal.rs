@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpulimit_core::device::DeviceId;
 use gpulimit_core::group::{Holder, Member, MemberDevice, Refusal};
-use gpulimit_core::ledger::Category;
+use gpulimit_core::ledger::{Category, Witness};
 use gpulimit_core::order;
 use gpulimit_core::units::gib;
 
-use crate::account::device::Device;
 use crate::{clock, message};
 
 /// The group has no room: the program gets its out-of-memory.
@@ -40,11 +40,21 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
+/// The GPU that has no memory.
+pub struct Gpu<'a> {
+    /// What the program calls it.
+    pub ordinal: i32,
+    pub id: &'a DeviceId,
+    /// Bytes that a context takes here at least, as far as it is known.
+    pub context: &'a dyn Fn() -> u64,
+}
+
 /// One line on standard error, at most a few per second.
 pub fn report(
-    device: &Device,
+    gpu: Gpu<'_>,
     member: &Member,
     share: &MemberDevice,
+    witness: &dyn Witness,
     symbol: &str,
     bytes: u64,
     refusal: &Refusal<'_>,
@@ -61,19 +71,19 @@ pub fn report(
         message::line(format_args!(
             "refused {} by {name} on GPU {} ({}): {damage}",
             gib(bytes),
-            device.ordinal,
-            device.id.short(),
+            gpu.ordinal,
+            gpu.id.short(),
         ));
         return;
     }
-    let mut holders = member.holders(share, &crate::nvml::ProcessList);
+    let mut holders = member.holders(share, witness);
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
-    let context = device.context_hint().max(device.least_context);
+    let context = (gpu.context)();
     message::line(format_args!(
         "refused {} by {name} on GPU {} ({}): group {} uses {}{}{}",
         gib(bytes),
-        device.ordinal,
-        device.id.short(),
+        gpu.ordinal,
+        gpu.id.short(),
         refusal.group,
         Usage {
             charged: refusal.charged,

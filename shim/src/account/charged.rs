@@ -59,11 +59,11 @@ impl Drop for Charged<'_> {
 #[inline(never)]
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
-        // Nobody knows whether the call was made: they stay charged until that is measured (`Account::recover`).
-        (true, true) => device.driver.keep(bytes),
+        // Nobody knows whether the call was made: they stay charged until that is measured (`Process::recover`).
+        (true, true) => device.driver_share.keep(bytes),
         (true, false) => {
             device.add_idle(bytes);
-            device.driver.keep(bytes);
+            device.driver_share.keep(bytes);
         }
         (false, true) => device.uncharge_idle(bytes),
         (false, false) => device.uncharge(bytes),

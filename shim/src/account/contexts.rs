@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::abi::Context;
+use super::Process;
+use crate::abi::{Context, Out};
+use crate::driver::cuda;
 
 /// `CU_CTX_SCHED_BLOCKING_SYNC` among the ways in which a context waits.
 const SCHED_MASK: u32 = 7;
@@ -25,6 +27,13 @@ pub fn note_flags(flags: u32) {
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
+}
+
+/// The current context of this thread, of a green one the context that it is in; 0 for none.
+pub fn current_context() -> Context {
+    let mut context = 0;
+    cuda::cuCtxGetCurrent(Out::of(&mut context));
+    Process::current().greens.holder(context)
 }
 
 #[derive(Default)]

@@ -18,16 +18,17 @@ use super::kernel_memory::KernelMemory;
 use super::pools::Pool;
 use super::shared::{self, Heir};
 use super::spare::{Spare, Spares};
-use super::{Account, BLOCK, locks};
+use super::{BLOCK, Process, locks};
 use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, MemPool, Opaque, Out,
     SUCCESS, Status,
 };
-use crate::capture::relaxed;
 use crate::clock::monotonic_ms;
-use crate::refusal::Refused;
-use crate::table::cuda;
-use crate::{membership, message, nvml, refusal};
+use crate::driver::capture::relaxed;
+use crate::driver::figures::{self, ProcessList};
+use crate::driver::{cuda, devices};
+use crate::refusal::{Gpu, Refused};
+use crate::{message, refusal};
 
 /// How old a measurement may grow before a call that takes a block renews it: milliseconds.
 const MEASURE_AGE_MS: u64 = 100;
@@ -43,7 +44,7 @@ const SHOWINGS: u32 = 1_000;
 
 /// One GPU of this process.
 pub struct Device {
-    account: &'static Account,
+    process: &'static Process,
     /// The CUDA ordinal: what the program calls it.
     pub ordinal: Ordinal,
     pub id: DeviceId,
@@ -71,7 +72,7 @@ pub struct Device {
     /// contexts have set aside.
     headroom: AtomicI64,
     pub spares: Spares,
-    pub driver: DriverShare,
+    pub driver_share: DriverShare,
     pub kernels: KernelMemory,
     pub graphs: GraphMemory,
     /// Held while a context is made.
@@ -86,7 +87,7 @@ pub struct Device {
     opened: AtomicUsize,
     /// The pool that `cuMemAllocAsync` takes from; null until asked for.
     current_pool: AtomicPtr<Pool>,
-    nvml: nvml::Handle,
+    nvml: figures::Handle,
     measured_at: AtomicU64,
     /// Contexts that are being destroyed right now.
     teardowns: AtomicU32,
@@ -112,7 +113,7 @@ impl Total {
 impl Device {
     /// Looks the device up and enters it into the ledger.
     pub fn open(
-        account: &'static Account,
+        process: &'static Process,
         ordinal: Ordinal,
         member: &'static Member,
     ) -> Result<Device, Status> {
@@ -121,12 +122,12 @@ impl Device {
             SUCCESS => {}
             failed => return Err(failed),
         }
-        let id = membership::device_id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
-        Device::enter(account, ordinal, id, total as u64, member)
+        let id = devices::id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
+        Device::enter(process, ordinal, id, total as u64, member)
     }
 
     fn enter(
-        account: &'static Account,
+        process: &'static Process,
         ordinal: Ordinal,
         id: DeviceId,
         capacity: u64,
@@ -140,7 +141,7 @@ impl Device {
         })?;
         let kernels = KernelMemory::of(ordinal);
         Ok(Device {
-            account,
+            process,
             ordinal,
             id,
             least_context: kernels.start(),
@@ -156,7 +157,7 @@ impl Device {
             idle_changes: AtomicU64::new(0),
             headroom: AtomicI64::new(0),
             spares: Spares::default(),
-            driver: DriverShare::default(),
+            driver_share: DriverShare::default(),
             kernels,
             graphs: GraphMemory::default(),
             making: Mutex::new(()),
@@ -165,7 +166,7 @@ impl Device {
             retained: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
             current_pool: AtomicPtr::new(null_mut()),
-            nvml: nvml::Handle::default(),
+            nvml: figures::Handle::default(),
             measured_at: AtomicU64::new(0),
             teardowns: AtomicU32::new(0),
         })
@@ -178,8 +179,8 @@ impl Device {
         (1..=self.capacity).contains(&bytes)
     }
 
-    pub fn account(&self) -> &'static Account {
-        self.account
+    pub fn process(&self) -> &'static Process {
+        self.process
     }
 
     /// The smallest limit on the group's path, bytes; `u64::MAX` for none.
@@ -316,7 +317,13 @@ impl Device {
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
         let _undisturbed = Undisturbed::new();
         self.member.count_refusal(&self.share, bytes, refusal);
-        refusal::report(self, self.member, &self.share, symbol, bytes, refusal);
+        let gpu = Gpu {
+            ordinal: self.ordinal,
+            id: &self.id,
+            context: &|| self.context_hint().max(self.least_context),
+        };
+        let (member, share) = (self.member, &self.share);
+        refusal::report(gpu, member, share, &ProcessList, symbol, bytes, refusal);
         Refused
     }
 
@@ -504,7 +511,7 @@ impl Device {
     /// Whether memory of others may come to this process without a call of its own.
     #[inline]
     fn may_inherit(&self) -> bool {
-        self.account.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
+        self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
     }
 
     /// This process has no part any more in memory of `size` that others may hold and of which it has charged `bytes`: all or nothing. They stay
@@ -515,7 +522,7 @@ impl Device {
         self.member.orphan(&self.share, bytes);
         // An import that was charged elsewhere, or without its size being known; or another one, of the same memory.
         if bytes == 0 || self.may_inherit() {
-            self.driver.measure(self);
+            self.driver_share.measure(self);
         }
         shared::settle_after(self.member, &self.share, size, before);
     }
@@ -537,7 +544,7 @@ impl Device {
                 self.add(category, bytes);
             }
         };
-        let Account { vmm, openings, .. } = self.account;
+        let Process { vmm, openings, .. } = self.process;
         let mut taken = vmm.take_over(self.ordinal, grown, orphans, charge(Category::Vmm));
         if self.opened.load(Ordering::Acquire) > 0 {
             let left = grown - taken;
@@ -630,7 +637,7 @@ impl Device {
     fn reclaim(&self, trim: bool) -> bool {
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
-        let pools = self.account.pools.reclaim(self, trim);
+        let pools = self.process.pools.reclaim(self, trim);
         let graphs = self.graphs.reclaim(self, trim);
         orphans || spares || pools || graphs
     }
@@ -665,7 +672,7 @@ impl Device {
     /// The pool that `cuMemAllocAsync` takes from on this device; `None` for one that is destroyed.
     #[inline]
     pub fn current_pool(&self) -> Result<Option<&'static Pool>, Status> {
-        match self.account.pools.at(&self.current_pool) {
+        match self.process.pools.at(&self.current_pool) {
             Some(pool) => Ok(Some(pool)),
             None => self.ask_current_pool(),
         }
@@ -678,7 +685,7 @@ impl Device {
             SUCCESS => {}
             failed => return Err(failed),
         }
-        let pools = &self.account.pools;
+        let pools = &self.process.pools;
         if pools.is_destroyed(handle) {
             return Ok(None);
         }
@@ -702,13 +709,13 @@ impl Device {
     pub fn renew(&self, mark: u64) {
         self.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
-            self.driver.measure(self);
+            self.driver_share.measure(self);
         }
     }
 
     #[inline]
     fn is_due(&self, mark: u64) -> bool {
-        self.account.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
+        self.process.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
     }
 
     fn is_old(&self) -> bool {
@@ -727,7 +734,7 @@ impl Device {
         drop(teardown);
         self.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_inexact() {
-            self.driver.measure(self);
+            self.driver_share.measure(self);
         }
         status
     }
@@ -745,7 +752,7 @@ impl Device {
     /// memory grows inside launches: they are looked at on both sides of the figure.
     pub fn measure_total(&self) -> Option<Total> {
         let look = || {
-            self.account.pools.refresh_on(self);
+            self.process.pools.refresh_on(self);
             if self.contexts.count() > 0 {
                 self.graphs.refresh(self);
             }
@@ -760,20 +767,21 @@ impl Device {
 
     /// Code has been loaded in a context here, with at least so many bytes of variables.
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
-        let variables = &self.account.variables;
+        let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
         // What is smaller lies in the reserve.
-        if bytes >= BLOCK && self.driver.measure(self).is_none() {
+        if bytes >= BLOCK && self.driver_share.measure(self).is_none() {
             variables.note_assumed(code, context);
-            self.driver.assume(self, bytes as i64);
+            self.driver_share.assume(self, bytes as i64);
         }
     }
 
     /// Code has been unloaded.
     pub fn forget_variables(&self, code: Opaque) {
-        let assumed = self.account.variables.remove(code, self.ordinal);
+        let assumed = self.process.variables.remove(code, self.ordinal);
         if assumed > 0 {
-            self.driver.assume(self, (assumed as i64).wrapping_neg());
+            self.driver_share
+                .assume(self, (assumed as i64).wrapping_neg());
         }
     }
 
@@ -786,7 +794,7 @@ impl Device {
             .map(|context| self.kernels.context(*context).backing())
             // Growth is entered, and what has been lowered left out, only after it has been measured.
             .map(|bytes| bytes.min(self.kernels.start()));
-        let variables = self.account.variables.on(self.ordinal);
+        let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
     }
 
@@ -810,7 +818,7 @@ impl Device {
                 return None;
             }
             let at_least = self.teardowns.load(Ordering::Acquire) > 0;
-            self.account.measurements.fetch_add(1, Ordering::SeqCst);
+            self.process.measurements.fetch_add(1, Ordering::SeqCst);
             look();
             let after = self.named();
             let gone = removed().wrapping_sub(removed_before);

@@ -34,8 +34,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::device::Device;
 use crate::abi::{GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, Out, SUCCESS};
-use crate::capture::relaxed;
-use crate::table::cuda;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
 use execs::Need;
 pub use state::{Hope, Identity, Launch};
 use state::{Payment, State};

@@ -19,8 +19,8 @@ use crate::abi::{
 };
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Map;
+use crate::driver::cuda;
 use crate::image::Needs;
-use crate::table::cuda;
 
 /// Local memory per thread that every context has from the start, bytes.
 const START: u64 = 1024;

@@ -1,11 +1,11 @@
 //! The locks of the library: their order, and what may be done while one is held.
 //!
-//! All of them belong to one process and are new in a forked child (`process`). A lock may be taken while those above it are held, and no other:
+//! All of them belong to one process and are new in a forked child (`account::current`). A lock may be taken while those above it are held, and no other:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
-//! | `Account::joining` | joining the group, once | files are opened, the driver is asked for its devices |
-//! | `Account::redirecting` | the driver's symbol table while it is changed | nothing is called |
+//! | `Process::joining` | joining the group, once | files are opened, the driver is asked for its devices |
+//! | `Process::redirecting` | the driver's symbol table while it is changed | nothing is called |
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
 //! | `Device::making` | making a context: two threads that retain the same one make it once | the driver is called |
 //! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
@@ -26,9 +26,9 @@ use std::ops::Deref;
 /// The place of a lock that may be held during a call of the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
 pub enum Place {
-    /// `Account::joining`.
+    /// `Process::joining`.
     Joining,
-    /// `Account::redirecting`.
+    /// `Process::redirecting`.
     Redirecting,
     /// `Launched::on_many`.
     OnMany,

@@ -25,14 +25,14 @@ use gpulimit_core::ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::device::Device;
-use super::{Account, round_up};
+use super::{Process, round_up};
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
     MemPool, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
-use crate::capture::relaxed;
-use crate::table::cuda;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -529,15 +529,15 @@ impl Pools {
     /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of this process is left that could
     /// let a later one shrink them more.
     #[inline]
-    pub fn synchronized(&self, account: &'static Account, all: bool) {
+    pub fn synchronized(&self, process: &'static Process, all: bool) {
         if self.dirty.load(Ordering::Relaxed) {
             if all {
                 self.dirty.store(false, Ordering::Release);
             }
-            self.refresh(account);
-            self.release_lent(account);
+            self.refresh(process);
+            self.release_lent(process);
             if self.orphaned.load(Ordering::Relaxed) > 0 {
-                self.measure_orphans(account);
+                self.measure_orphans(process);
             }
         }
     }
@@ -548,20 +548,20 @@ impl Pools {
     }
 
     /// Gives back what destroyed managed pools had, whose last allocation has been freed.
-    pub fn release_lent(&self, account: &'static Account) {
+    pub fn release_lent(&self, process: &'static Process) {
         for pool in self.lent.left() {
-            if let Ok(device) = account.device(pool.device) {
+            if let Ok(device) = process.device(pool.device) {
                 device.uncharge_idle(pool.close(device));
             }
         }
     }
 
     #[cold]
-    fn measure_orphans(&self, account: &'static Account) {
-        for device in account.devices() {
-            let before = device.driver.used();
-            device.driver.measure(device);
-            let gone = before.saturating_sub(device.driver.used());
+    fn measure_orphans(&self, process: &'static Process) {
+        for device in process.devices() {
+            let before = device.driver_share.used();
+            device.driver_share.measure(device);
+            let gone = before.saturating_sub(device.driver_share.used());
             let _ = self
                 .orphaned
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -588,9 +588,9 @@ impl Pools {
     }
 
     /// Looks at every pool.
-    pub fn refresh(&self, account: &'static Account) {
+    pub fn refresh(&self, process: &'static Process) {
         for pool in self.select(|_| true) {
-            if let Ok(device) = account.device(pool.device) {
+            if let Ok(device) = process.device(pool.device) {
                 pool.refresh(device);
             }
         }

@@ -12,7 +12,7 @@ use gpulimit_core::group::{Holder, Member, MemberDevice};
 use gpulimit_core::ledger::{Category, Identity, SeenProcess, Witness};
 
 use super::driver_share::RESERVE;
-use crate::nvml::{self, ProcessList};
+use crate::driver::figures::{self, ProcessList};
 
 /// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB, measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
@@ -89,8 +89,8 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
 /// What is used of the GPU, and what the driver shows for each process. Two figures of it are to be chosen from where they change all the time.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
-        || nvml::used(&device.id(), device.capacity()),
-        || nvml::processes(&device.id()),
+        || figures::used(&device.id(), device.capacity()),
+        || figures::processes(&device.id()),
         choose,
     )
 }

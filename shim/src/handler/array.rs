@@ -6,20 +6,21 @@
 
 use gpulimit_core::ledger::Category;
 
-use super::linear::current_context;
 use crate::abi::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, ArrayDescriptor,
     ArrayMemoryRequirements, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, Out,
     SUCCESS, Status,
 };
 use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_share::Prepaid;
 use crate::account::{BLOCK, round_up, tiling};
-use crate::capture::relaxed;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda::{self, has};
 use crate::fault;
-use crate::hook::{Call, Real};
-use crate::table::cuda::{self, has};
+use crate::handler::Call;
 
 /// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
 /// shares blocks is paid ahead by a block and measured.
@@ -207,7 +208,7 @@ impl Making {
     /// It needs at least and takes at most so many bytes.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Status {
         let (device, symbol) = (self.device, self.call.symbol);
-        let share = &device.driver;
+        let share = &device.driver_share;
         let Ok(paid) = Prepaid::pay(device, symbol, most) else {
             return CUDA_ERROR_OUT_OF_MEMORY;
         };
@@ -295,7 +296,7 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
             status
         }
         Memory::Packed { least, most } => {
-            let share = &device.driver;
+            let share = &device.driver_share;
             share.packed(|packed| packed.begin(entry.context, 0));
             let status = real.call();
             if status == SUCCESS
@@ -322,6 +323,6 @@ pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64
         }
     });
     for device in call.process.devices() {
-        device.driver.forget_packed(device, context);
+        device.driver_share.forget_packed(device, context);
     }
 }

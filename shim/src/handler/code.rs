@@ -5,14 +5,15 @@ use std::cell::Cell;
 
 use crate::abi::{Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
 use crate::account::BLOCK;
+use crate::account::contexts::current_context;
 use crate::account::handles::{Kind, Origin};
-use crate::capture::relaxed;
-use crate::handler::limits::{self, Use};
-use crate::handler::linear::current_context;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
+use crate::handler::Call;
+use crate::handler::loading::{self, Use};
 use crate::handler::{handles, lazy, managed};
-use crate::hook::{Call, Real};
 use crate::image::{self, Needs};
-use crate::table::cuda;
 
 fn needs(call: Call, image: Opaque) -> Needs {
     image::needs(image, &|| call.process.capabilities())
@@ -27,7 +28,7 @@ fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) ->
     match call.process.current_device() {
         Ok(device) => {
             let load = Use::Load;
-            limits::run(
+            loading::run(
                 call,
                 device,
                 current_context(),
@@ -200,7 +201,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         Needs::default()
     };
     let used = || match call.process.current_device() {
-        Ok(device) => device.driver.used(),
+        Ok(device) => device.driver_share.used(),
         Err(_) => 0,
     };
     let before = used();
@@ -307,7 +308,7 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            device.driver.measure(device);
+            device.driver_share.measure(device);
             lazy::note_loaded(call, made);
         }
     }
@@ -363,7 +364,7 @@ fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);
-            device.driver.measure(device);
+            device.driver_share.measure(device);
         }
     }
     status

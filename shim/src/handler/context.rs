@@ -18,10 +18,11 @@ use crate::account::driver_share::Prepaid;
 use crate::account::locks::{Place, hold};
 use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
+use crate::driver::Real;
+use crate::driver::cuda;
+use crate::handler::Call;
 use crate::handler::array;
 use crate::handler::payment::Payment;
-use crate::hook::{Call, Real};
-use crate::table::cuda;
 
 /// Held ready for a first context of unknown size: more than any measured, bytes.
 const UNKNOWN: u64 = 1 << 30;
@@ -78,7 +79,7 @@ fn make(
         return real.call();
     }
     let hint = hint.get();
-    let before = device.driver.used();
+    let before = device.driver_share.used();
     let status = real.call();
     let context = made.read().filter(|_| status == SUCCESS);
     if let Some(context) = context {
@@ -114,7 +115,7 @@ fn make(
             device.released(true);
         }
         device.contexts.remove(context);
-        device.driver.measure(device);
+        device.driver_share.measure(device);
         device.refuse(call.symbol, grown);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -219,14 +220,14 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     call.process.launched.forget();
     forget_handles(call, context);
     device
-        .driver
+        .driver_share
         .unreserve(device, device.kernels.forget(context));
     device.contexts.remove(context);
     if device.contexts.count() == 0 {
         device.release_spares();
     }
-    device.driver.forget_assumed(device);
-    device.driver.measure(device);
+    device.driver_share.forget_assumed(device);
+    device.driver_share.measure(device);
     part_with(call, shared);
 }
 
@@ -447,9 +448,9 @@ fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
         forget_handles(call, context);
         for device in devices {
             device
-                .driver
+                .driver_share
                 .unreserve(device, device.kernels.forget(context));
-            device.driver.measure(device);
+            device.driver_share.measure(device);
         }
         part_with(call, shared);
     }

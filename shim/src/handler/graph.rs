@@ -8,23 +8,24 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec,
     GraphInstantiateParams, In, Opaque, Out, SUCCESS, Status, Stream,
 };
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::graphs::execs::{Exec, Need};
 use crate::account::graphs::nodes::Nodes;
 use crate::account::graphs::{Hope, Launch};
 use crate::account::handles::Kind;
 use crate::account::pools::PATIENCE;
+use crate::driver::Real;
+use crate::driver::cuda;
 use crate::fault;
+use crate::handler::Call;
 use crate::handler::handles;
 use crate::handler::launch::{self, What};
-use crate::handler::limits::{self, Use};
-use crate::handler::linear::current_context;
+use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::handler::stream::{await_work, capturing, identity};
-use crate::hook::{Call, Real};
 use crate::image::Needs;
 use crate::refusal::Refused;
-use crate::table::cuda;
 
 /// Makes an executable graph; in the same call it may be uploaded to a stream.
 fn instantiate(
@@ -81,7 +82,7 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     let known = nodes
         .kernels()
         .filter(|kernel| handles.knows(Kind::Code, *kernel));
-    let needs = known.map(|kernel| limits::per_thread(call, device, kernel));
+    let needs = known.map(|kernel| loading::per_thread(call, device, kernel));
     needs.max().unwrap_or(0)
 }
 
@@ -94,7 +95,7 @@ fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dy
     {
         let nodes = Nodes::of(graph, &call.process.bodies);
         let (context, per_thread) = (current_context(), most(call, device, &nodes));
-        limits::has_grown(device, context, per_thread);
+        loading::has_grown(device, context, per_thread);
         enter(call, handle, Exec::new(context, &nodes), &nodes, per_thread);
     }
     status
@@ -128,7 +129,7 @@ fn prepare(
         per_thread.get()
     };
     let context = current_context();
-    limits::run(
+    loading::run(
         call,
         device,
         context,

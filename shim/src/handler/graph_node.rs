@@ -5,8 +5,9 @@ use crate::abi::{
     ConditionalNodeParams, Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
     NODE_TYPE_KERNEL, Node, NodeParams, Opaque, Out, SUCCESS, Status,
 };
+use crate::driver::Real;
+use crate::handler::Call;
 use crate::handler::lazy;
-use crate::hook::{Call, Real};
 
 /// Runs `real`, which makes a node of this kernel, or puts it into one.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {

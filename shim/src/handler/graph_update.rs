@@ -11,14 +11,15 @@ use crate::abi::{
     Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
     Node, NodeParams, Opaque, SUCCESS, Status,
 };
+use crate::account::contexts::current_context;
 use crate::account::graphs::nodes::each_kernel;
 use crate::account::handles::{Kind, Origin};
 use crate::account::locks::{Place, hold};
+use crate::driver::Real;
+use crate::handler::Call;
 use crate::handler::lazy::Lazy;
-use crate::handler::limits::{self, Use};
-use crate::handler::linear::current_context;
+use crate::handler::loading::{self, Use};
 use crate::handler::measured;
-use crate::hook::{Call, Real};
 use crate::image::Needs;
 
 /// Where the kernels come from that are put into an executable graph.
@@ -88,14 +89,14 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     let asked = RefCell::new(Vec::new());
     let need = || {
         for &kernel in &unseen {
-            let bytes = limits::per_thread(call, device, kernel);
+            let bytes = loading::per_thread(call, device, kernel);
             most.set(most.get().max(bytes));
             asked.borrow_mut().push((kernel, bytes));
         }
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let status = limits::run(
+    let status = loading::run(
         call,
         device,
         context,
@@ -134,11 +135,11 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     source.each(
         call,
         &mut |kernel| match handles.knows(Kind::Code, kernel) {
-            true => most = most.max(limits::per_thread(call, device, kernel)),
+            true => most = most.max(loading::per_thread(call, device, kernel)),
             false => all_known = false,
         },
     );
-    limits::has_grown(device, current_context(), most);
+    loading::has_grown(device, current_context(), most);
     if !all_known {
         // What its launches may take is unknown from here on.
         handles.take(Kind::Exec, exec);

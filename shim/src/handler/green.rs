@@ -4,9 +4,9 @@ use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Strea
 use crate::account::driver_share::RESERVE;
 use crate::account::green::Green;
 use crate::account::handles::{Kind, Origin};
+use crate::driver::cuda;
+use crate::handler::Call;
 use crate::handler::{context, measured};
-use crate::hook::Call;
-use crate::table::cuda;
 
 /// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100, 580.159.04: 6 MiB, 12, 16, 22, each with a
 /// stream).

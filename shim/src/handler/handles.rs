@@ -2,8 +2,8 @@
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::handles::{Kind, Origin, Taken};
-use crate::hook::Call;
-use crate::table::cuda;
+use crate::driver::cuda;
+use crate::handler::Call;
 
 /// The origin of a handle that belongs to the current context.
 pub fn here() -> Origin {

@@ -6,11 +6,12 @@ use crate::abi::{
     DevicePtr, IpcHandle, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,
 };
 use crate::account::BLOCK;
+use crate::account::contexts::current_context;
 use crate::account::openings::Opening;
-use crate::capture::relaxed;
-use crate::handler::linear::{blocks_touched, current_context};
-use crate::hook::Call;
-use crate::table::cuda;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
+use crate::handler::Call;
+use crate::handler::linear::blocks_touched;
 
 /// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another process.
 pub fn get(

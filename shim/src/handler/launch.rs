@@ -7,21 +7,22 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS,
     Status, Stream,
 };
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_share::{Prepaid, RESERVE};
 use crate::account::handles::{Kind, Origin};
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Set;
 use crate::account::pools::PATIENCE;
-use crate::capture::relaxed;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
+use crate::handler::Call;
 use crate::handler::lazy::Lazy;
-use crate::handler::limits::{self, Shortage, Use};
-use crate::handler::linear::current_context;
+use crate::handler::loading::{self, Shortage, Use};
 use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
-use crate::hook::{Call, Real};
-use crate::table::cuda;
 
 /// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
@@ -81,7 +82,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     let per_thread = || {
         need.set(match what {
             What::Function(function) | What::OneOfSeveral(function, _) => {
-                limits::per_thread(call, device, function)
+                loading::per_thread(call, device, function)
             }
             What::Graph(exec) => call.process.execs.per_thread(exec & !1),
         });
@@ -100,7 +101,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         // The libraries of its kernels have been loaded when it was made.
         What::Graph(_) => Lazy::none(context),
     };
-    let status = limits::run(call, device, context, usage, lazy.needs, more, real, None);
+    let status = loading::run(call, device, context, usage, lazy.needs, more, real, None);
     if status == SUCCESS {
         lazy.loaded(call);
         if !loads {
@@ -147,7 +148,7 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
             let device = call.process.current_device().ok()?;
             // Where its library is still to be loaded, nothing tells what comes with it.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
-            is_there.then(|| limits::per_thread(call, device, function))
+            is_there.then(|| loading::per_thread(call, device, function))
         }
         What::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
             Some(call.process.execs.per_thread(exec & !1))
@@ -170,8 +171,8 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
             handles.insert(Kind::Code, function, Origin::default());
         }
         Lazy::of(call, None, function, context).loaded(call);
-        let need = limits::per_thread(call, device, function);
-        limits::has_grown(device, context, need);
+        let need = loading::per_thread(call, device, function);
+        loading::has_grown(device, context, need);
         call.process.launched.begin();
         call.process.learn_need(function, need);
         remember(call, device, context, function, need);
@@ -319,7 +320,7 @@ pub fn multi_device(
         };
         // Now that no lock is held. The room is not kept: others may be faster, and then it is waited for again.
         let mut paid = Prepaid::none(device);
-        if device.driver.await_others(Instant::now() + PATIENCE) {
+        if device.driver_share.await_others(Instant::now() + PATIENCE) {
             continue;
         }
         if insist(call, device, &mut paid, due, &|_| true).is_err() {

@@ -7,17 +7,18 @@ use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
     SUCCESS, Status,
 };
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_share::RESERVE;
 use crate::account::handles::{Kind, Origin};
 use crate::account::{BLOCK, round_up};
-use crate::capture::relaxed;
-use crate::handler::limits::{self, Use};
-use crate::handler::linear::current_context;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
+use crate::handler::Call;
+use crate::handler::loading::{self, Use};
 use crate::handler::measured;
-use crate::hook::{Call, Real};
 use crate::image::Needs;
-use crate::table::cuda;
 
 /// Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
 const LOADED: Opaque = 1;
@@ -77,7 +78,7 @@ pub fn load(
     };
     let lazy = Lazy::of(call, library, handle, holder);
     let loads = Use::Load;
-    let status = limits::run(call, device, holder, loads, lazy.needs, 0, real, None);
+    let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None);
     if status == SUCCESS {
         if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
             let handles = &call.process.handles;
@@ -91,7 +92,7 @@ pub fn load(
     status
 }
 
-/// What loading takes in a context at most, as [`limits::run`] pays for it, bytes.
+/// What loading takes in a context at most, as [`loading::run`] pays for it, bytes.
 fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -> u64 {
     let needs = Lazy::of(call, library, handle, context).needs;
     let runtime = |device: &'static Device| device.kernels.runtime(needs);

@@ -5,18 +5,18 @@ mod block;
 use gpulimit_core::group::Undisturbed;
 use gpulimit_core::ledger::Category;
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
-use crate::account::contexts;
+use crate::account::contexts::{self, current_context};
 use crate::account::device::Device;
 use crate::account::{BLOCK, round_up};
+use crate::driver::Real;
+use crate::driver::cuda;
 use crate::fault;
+use crate::handler::Call;
 use crate::handler::managed;
-use crate::hook::{Call, Real};
-use crate::process::Process;
 use crate::refusal::Refused;
-use crate::table::cuda;
 use block::Block;
 
 /// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for one block ahead, which goes back where it lies
@@ -236,7 +236,7 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
     device.add(Category::Linear, bytes);
-    device.account().blocks.enter_large(
+    device.process().blocks.enter_large(
         address,
         Large {
             device: device.ordinal,
@@ -360,7 +360,7 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         }
         return status;
     }
-    match (device.account().blocks.put_back(dptr, taken), taken.last) {
+    match (device.process().blocks.put_back(dptr, taken), taken.last) {
         (true, true) => device.add(Category::Linear, BLOCK),
         // Others have freed, or entered, it meanwhile.
         (true, false) => {
@@ -372,11 +372,4 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         (false, false) => {}
     }
     status
-}
-
-/// The current context of this thread; 0 for none.
-pub fn current_context() -> Context {
-    let mut context = 0;
-    cuda::cuCtxGetCurrent(Out::of(&mut context));
-    Process::current().greens.holder(context)
 }

@@ -3,13 +3,14 @@
 
 use gpulimit_core::ledger::Category;
 
-use super::linear::current_context;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Opaque, Out, SUCCESS, Status};
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::managed::Allocation;
 use crate::account::{BLOCK, round_up};
+use crate::driver::Real;
 use crate::fault;
-use crate::hook::{Call, Real};
+use crate::handler::Call;
 
 /// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
 pub fn alloc(

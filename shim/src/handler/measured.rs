@@ -4,9 +4,10 @@ use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::device::Device;
 use crate::account::driver_share::{Measured, Prepaid, RESERVE};
 use crate::account::handles::Kind;
+use crate::driver::Real;
 use crate::fault;
+use crate::handler::Call;
 use crate::handler::handles;
-use crate::hook::{Call, Real};
 use crate::refusal::Refused;
 
 /// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
@@ -32,7 +33,7 @@ pub fn conclude(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
-    let before = device.driver.used();
+    let before = device.driver_share.used();
     fault::point("measured");
     let status = real.call();
     match paid.settle() {
@@ -55,7 +56,7 @@ pub fn judge(
         && let Some(undo) = undo
     {
         undo();
-        device.driver.measure(device);
+        device.driver_share.measure(device);
         device.refuse(call.symbol, measured.used.saturating_sub(before));
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::account::device::Device;
 use crate::account::driver_share::Prepaid;
 use crate::account::pools::PATIENCE;
-use crate::hook::Call;
+use crate::handler::Call;
 use crate::refusal::Refused;
 
 /// A call waits so often for room at most: each time something else has become due meanwhile.
@@ -46,7 +46,7 @@ impl<G> Payment<'_, G> {
                 paid = Prepaid::none(device);
                 // Other threads' calls may not need all that they have paid.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
-                if device.driver.await_others(until) {
+                if device.driver_share.await_others(until) {
                     continue;
                 }
             }

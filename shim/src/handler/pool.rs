@@ -14,12 +14,13 @@ use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::pools::promise::{Growth, Promise};
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
-use crate::capture::relaxed;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
 use crate::fault;
+use crate::handler::Call;
 use crate::handler::stream::{await_work, capturing, own_stream};
-use crate::hook::{Call, Real};
 use crate::refusal::Refused;
-use crate::table::cuda;
 
 /// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device. The most by which the pool may grow, in
 /// steps of 32 MiB, is charged before the call, and what it did not grow by given back.
@@ -156,7 +157,7 @@ fn allocate_unknown(
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
                 // Whatever was taken counts as the driver's part.
-                device.driver.measure(device);
+                device.driver_share.measure(device);
             }
             drop(charged);
             continue;
@@ -515,11 +516,11 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
             call.process.pools.release_lent(call.process);
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
-            let before = device.driver.used();
+            let before = device.driver_share.used();
             let held = known.close(device);
-            device.driver.measure(device);
+            device.driver_share.measure(device);
             device.uncharge_idle(held);
-            let left = device.driver.used().saturating_sub(before);
+            let left = device.driver_share.used().saturating_sub(before);
             call.process.pools.orphan(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),

@@ -8,9 +8,9 @@ use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_PROCESS_DETAIL_LIST_V1, NvmlDevice, NvmlProcessDetail,
     NvmlProcessDetailList, NvmlProcessV2, Out, SUCCESS, Status,
 };
+use crate::driver::figures::{self, Listed};
+use crate::handler::Call;
 use crate::handler::view;
-use crate::hook::Call;
-use crate::nvml::{self, Listed};
 
 /// The members of the group, where the list is to show nobody else; `None` where no limit applies.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
@@ -19,7 +19,7 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
         return None;
     }
     // The dead whose memory the driver still holds are among them.
-    let processes = member.ledger().processes(&nvml::ProcessList);
+    let processes = member.ledger().processes(&figures::ProcessList);
     Some(
         processes
             .into_iter()
@@ -40,7 +40,7 @@ fn filter<T: Listed>(
         members.iter().any(|member| seen.is(member))
     };
     let kept: Vec<T> =
-        nvml::whole_list(fetch, |all| all.iter().filter(is_member).copied().collect())?;
+        figures::whole_list(fetch, |all| all.iter().filter(is_member).copied().collect())?;
     if kept.len() <= room as usize {
         for (at, process) in kept.iter().enumerate() {
             infos.at(at).write(*process);
@@ -51,7 +51,7 @@ fn filter<T: Listed>(
 
 /// Whether the function that the program calls accepts its device: no other function is asked about it before.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
-    nvml::whole_list(fetch, |_| ())
+    figures::whole_list(fetch, |_| ())
 }
 
 /// NVML's way to answer with a list: there must be room for all of it, else it says how much is needed.
@@ -101,7 +101,7 @@ pub fn v3(
     count: Out<u32>,
     infos: Out<NvmlProcessV2>,
 ) -> Status {
-    if !nvml::is_early_535() {
+    if !figures::is_early_535() {
         return list(call, real, device, count, infos);
     }
     let real = |device, count, infos: Out<NvmlProcessDetail>| real(device, count, infos.cast());

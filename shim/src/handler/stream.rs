@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use gpulimit_core::group::Undisturbed;
 
 use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Out, SUCCESS, Stream};
+use crate::account::Process;
 use crate::account::graphs::Identity;
 use crate::account::handles::Kind;
-use crate::capture::relaxed;
-use crate::process::Process;
-use crate::table::cuda;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
 
 /// How often a stream is looked at that a refusal waits for.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);

@@ -3,7 +3,7 @@
 //! They may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a thread that is cancelled ends there (measured, H200, 580.159). So they are not called from
 //! in here: the handlers come after them.
 
-use crate::hook::Call;
+use crate::handler::Call;
 
 fn synchronized(call: Call, all: bool) {
     call.process.pools.synchronized(call.process, all);

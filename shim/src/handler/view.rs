@@ -8,9 +8,9 @@ use crate::abi::{
     Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
-use crate::hook::Call;
-use crate::nvml;
-use crate::table::{self, cuda};
+use crate::driver::figures;
+use crate::driver::{cuda, nvml};
+use crate::handler::Call;
 
 /// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could still get.
 pub fn mem_get_info(
@@ -102,9 +102,9 @@ fn clamp_v1(bytes: u64) -> u32 {
 
 /// The group's total and used bytes on the device behind an NVML handle; `None` where no limit applies to it.
 fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
-    let id = nvml::identify(device)?;
+    let id = figures::identify(device)?;
     // The limits of a GPU that is cut are those of its instances, which have handles of their own.
-    if id.kind == DeviceKind::Gpu && nvml::is_cut(device) {
+    if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
     let member = call.process.member().ok()?;
@@ -113,7 +113,7 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
     };
-    let reserved = match table::nvml::nvmlDeviceGetMemoryInfo_v2(device, Out::of(&mut memory)) {
+    let reserved = match nvml::nvmlDeviceGetMemoryInfo_v2(device, Out::of(&mut memory)) {
         SUCCESS => memory.reserved,
         _ => 0,
     };
@@ -126,8 +126,8 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
 /// Whether it is certain that no limit applies to the device behind an NVML handle.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
-    table::nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
-        && !nvml::is_cut(device)
+    nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
+        && !figures::is_cut(device)
         && share(call, device, memory.total).is_none()
 }
 

@@ -9,10 +9,11 @@ use crate::abi::{
 use crate::account::device::Device;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
-use crate::capture::relaxed;
+use crate::driver::Real;
+use crate::driver::capture::relaxed;
+use crate::driver::cuda;
 use crate::fault;
-use crate::hook::{Call, Real};
-use crate::table::cuda;
+use crate::handler::Call;
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(

@@ -7,7 +7,7 @@
 /// The body of a naked export: `$handle` is the register of the handle, `$others` the ordinary function, `$at` the place of the driver's address
 /// in `$addresses`. A handle of 0 finds an empty place, and gets the driver's answer.
 macro_rules! pass {
-    ($handle:ident, $addresses:ident, $at:expr, $others:ident) => {
+    ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(
             "endbr64",
             concat!("mov rax, ", stringify!($handle)),

@@ -15,8 +15,8 @@ const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
 /// The GPU, as one more process of the group has it.
 fn join(group: &Scratch) -> &'static Device {
-    let account = Box::leak(Box::new(Account::new()));
-    let device = Device::enter(account, 0, GPU, CAPACITY, group.member());
+    let process = Box::leak(Box::new(Process::new()));
+    let device = Device::enter(process, 0, GPU, CAPACITY, group.member());
     Box::leak(Box::new(device.expect("a device")))
 }
 
@@ -282,7 +282,7 @@ fn a_pool_is_asked_for_once() {
             .map(|pool| pool.map(std::ptr::from_ref))
     };
     assert!(handle().is_err(), "nobody to ask");
-    let pool = device.account.pools.known_or(64, || (0, false));
+    let pool = device.process.pools.known_or(64, || (0, false));
     device.set_current_pool(pool);
     assert_eq!(handle(), Ok(Some(std::ptr::from_ref(pool))));
     device.forget_current_pool();
@@ -291,8 +291,8 @@ fn a_pool_is_asked_for_once() {
 
 /// An import of `bytes` that is mapped.
 fn import(device: &Device, handle: u64, bytes: u64) {
-    device.account.vmm.imported(handle, 0);
-    device.account.vmm.mapped(handle << 40, handle, bytes);
+    device.process.vmm.imported(handle, 0);
+    device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 
 /// Memory of another process that is open here.
@@ -304,7 +304,7 @@ fn open(device: &Device, address: u64, bytes: u64) {
         bytes: 0,
         count: 1,
     };
-    assert!(device.account.openings.enter(address, opening));
+    assert!(device.process.openings.enter(address, opening));
     device.opened();
 }
 
@@ -411,11 +411,11 @@ fn the_drivers_part_is_what_has_no_name() {
     device.set_driver(0, 20);
     assert_eq!(look(device, 130, |_| {}), (Some((100, 30)), 1));
     assert_eq!(look(device, 90, |_| {}), (Some((100, 0)), 1));
-    let marks = device.account.mark();
+    let marks = device.process.mark();
     assert_eq!(device.total(|| {}, || None).map(Total::beyond_named), None);
-    assert_eq!(device.account.mark(), marks);
+    assert_eq!(device.process.mark(), marks);
     look(device, 130, |_| {});
-    assert!(device.account.mark() > marks);
+    assert!(device.process.mark() > marks);
 }
 
 #[test]
@@ -459,10 +459,10 @@ fn a_call_that_ends_beside_a_figure_makes_another_look() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     look(device, 1000, |_| {});
-    let mark = device.account.mark();
+    let mark = device.process.mark();
     // It has removed its memory before the look, and frees it after the figure was read.
     let end_call = || {
-        assert_eq!(device.account.mark(), mark, "the call sees no measurement");
+        assert_eq!(device.process.mark(), mark, "the call sees no measurement");
         device.renew(mark);
     };
     let looked = look(device, 1000, |look| {
@@ -473,7 +473,7 @@ fn a_call_that_ends_beside_a_figure_makes_another_look() {
     assert_eq!(looked, (Some((0, 1000)), 2));
     let all_the_time = look(device, 1000, |look| {
         assert_eq!(device.is_inexact(), look == ATTEMPTS);
-        device.renew(device.account.mark());
+        device.renew(device.process.mark());
     });
     assert_eq!(all_the_time, (Some((0, 1000)), ATTEMPTS));
     assert!(device.is_inexact());
@@ -511,7 +511,7 @@ fn what_is_measured_while_a_context_goes_is_the_least() {
 fn a_measurement_does_until_something_may_have_changed() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    let mark = || device.account.mark();
+    let mark = || device.process.mark();
     assert!(device.is_due(mark()), "there was none");
     look(device, 10, |_| {});
     assert_ne!(device.measured_at.load(Ordering::Relaxed), 0);
@@ -559,14 +559,14 @@ fn what_is_paid_ahead_goes_back_by_itself() {
         panic!("a test");
     });
     assert_eq!(charged(device), (30, 30), "the call may have been made");
-    device.driver.recover(device);
+    device.driver_share.recover(device);
     assert_eq!(charged(device), (0, 0));
     panics(|| {
         let mut paid = Prepaid::none(device);
         let _ = paid.raise(30 * MIB, &|_| panic!("a test"));
     });
     assert!(
-        !device.driver.await_others(Instant::now()),
+        !device.driver_share.await_others(Instant::now()),
         "none is paying"
     );
 }
@@ -583,7 +583,7 @@ fn what_is_charged_for_a_call_goes_back_by_itself() {
         panic!("a test");
     });
     assert_eq!(charged(device), (30, 30), "the call may have been made");
-    device.driver.recover(device);
+    device.driver_share.recover(device);
     assert_eq!(charged(device), (0, 0));
     device.charge_ahead("a", 30 * MIB).expect("room");
     let ahead = Charged::ahead(device, 30 * MIB);
@@ -605,7 +605,7 @@ fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                device.driver.recover(device);
+                device.driver_share.recover(device);
             }
         });
         let mut most = 0;

@@ -38,8 +38,8 @@ impl<'a> Prepaid<'a> {
         Prepaid { device, bytes }
     }
 
-    fn driver(&self) -> &'a DriverShare {
-        &self.device.driver
+    fn driver_share(&self) -> &'a DriverShare {
+        &self.device.driver_share
     }
 
     /// Takes `bytes` more of what is idle: all or nothing.
@@ -57,14 +57,14 @@ impl<'a> Prepaid<'a> {
         // beyond all charges. So less is missing in the next one, which the group's limit bounds as well.
         loop {
             let (missing, paying) = {
-                let mut state = self.driver().state.lock();
+                let mut state = self.driver_share().state.lock();
                 let more = to.saturating_sub(self.bytes);
                 if self.take_idle(&mut state, more) {
                     return Ok(());
                 }
                 (
                     more - state.idle(),
-                    Paying::begin(self.driver(), &mut state),
+                    Paying::begin(self.driver_share(), &mut state),
                 )
             };
             // Not under the lock: charging may wait.
@@ -91,7 +91,7 @@ impl<'a> Prepaid<'a> {
 
     /// What is due for `bytes` beside what the reserve has: a block of it at least.
     pub fn with_reserve(&self, bytes: u64) -> u64 {
-        let idle = self.driver().state.lock().idle();
+        let idle = self.driver_share().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
             left if left >= BLOCK => bytes + left,
             _ => bytes + RESERVE,
@@ -104,24 +104,24 @@ impl<'a> Prepaid<'a> {
         if bytes == 0 || self.device.charge_ahead_without_trim(bytes).is_err() {
             return;
         }
-        let mut state = self.driver().state.lock();
+        let mut state = self.driver_share().state.lock();
         state.held += bytes;
         self.bytes += state.promise(bytes);
     }
 
     /// Keeps `bytes` of it charged for what its context will take later.
     pub fn reserve(&mut self, bytes: u64) {
-        let mut state = self.driver().state.lock();
+        let mut state = self.driver_share().state.lock();
         let kept = bytes.min(self.bytes);
         self.release(&mut state, kept);
         state.reserved += kept;
         self.device.adjust_headroom(kept as i64);
-        self.driver().refill(self.device, &mut state);
+        self.driver_share().refill(self.device, &mut state);
     }
 
     /// They have become something that is counted apart: they stay charged for that.
     pub fn hand_over(mut self) {
-        let mut state = self.driver().state.lock();
+        let mut state = self.driver_share().state.lock();
         let bytes = self.release_all(&mut state);
         state.held = state.held.saturating_sub(bytes);
         self.device.remove_idle(bytes);
@@ -129,7 +129,7 @@ impl<'a> Prepaid<'a> {
 
     /// The call is over, whatever came of it: measures, and settles the charge. `Err` when there is nothing to measure with.
     pub fn settle(mut self) -> Result<Measured, Self> {
-        let driver = self.driver();
+        let driver = self.driver_share();
         let (number, total) = driver.look(self.device);
         let Some(total) = total else {
             return Err(self);
@@ -141,7 +141,7 @@ impl<'a> Prepaid<'a> {
 
     /// As [`Prepaid::settle`], without a measurement: the call has made a context of `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
-        let driver = self.driver();
+        let driver = self.driver_share();
         let mut state = driver.state.lock();
         self.release_all(&mut state);
         state.assumed.push(bytes);
@@ -160,7 +160,7 @@ impl<'a> Prepaid<'a> {
         before: u64,
         taken: impl FnOnce(u64) -> u64,
     ) -> Option<Measured> {
-        let (device, driver) = (self.device, self.driver());
+        let (device, driver) = (self.device, self.driver_share());
         let (number, total) = driver.look(device);
         let mut state = driver.state.lock();
         self.release_all(&mut state);
@@ -193,13 +193,13 @@ impl Drop for Prepaid<'_> {
         if self.bytes == 0 {
             return;
         }
-        let mut state = self.driver().state.lock();
+        let mut state = self.driver_share().state.lock();
         self.release_all(&mut state);
-        // After a panic nobody knows whether it was made: that stays charged until it is measured (`Account::recover`).
+        // After a panic nobody knows whether it was made: that stays charged until it is measured (`Process::recover`).
         if !std::thread::panicking() {
-            self.driver().trim(self.device, &mut state);
+            self.driver_share().trim(self.device, &mut state);
         }
-        self.driver().settled.notify_all();
+        self.driver_share().settled.notify_all();
     }
 }
 

@@ -15,7 +15,7 @@ use crate::abi::{
 };
 use crate::account::maps::{Map, Set};
 use crate::account::round_up;
-use crate::table::cuda;
+use crate::driver::cuda;
 
 /// Sizes of small allocations are counted in multiples of this.
 const GRAIN: u64 = 512;

@@ -20,7 +20,7 @@ impl UnderWay<'_> {
     }
 }
 
-/// A panic: nobody knows whether the call was made. What is paid stays charged until the next look (`Account::recover`).
+/// A panic: nobody knows whether the call was made. What is paid stays charged until the next look (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let memory = &self.device.graphs;

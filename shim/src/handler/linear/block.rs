@@ -96,7 +96,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
         return Ok(Means::Spare(spare));
     }
     // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
-    if let Some(lent) = device.driver.borrow(device, BLOCK) {
+    if let Some(lent) = device.driver_share.borrow(device, BLOCK) {
         lent.lend();
         return Ok(Means::Lent);
     }
@@ -112,18 +112,18 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Nobody knows whether the call was made: the block stays charged until that is measured (`Account::recover`).
+/// Nobody knows whether the call was made: the block stays charged until that is measured (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(device: &Device, means: Means<'_>) {
     match means {
         Means::Spare(spare) => {
             spare.consume();
-            device.driver.keep(BLOCK);
+            device.driver_share.keep(BLOCK);
         }
         Means::Charged => {
             device.add_idle(BLOCK);
-            device.driver.keep(BLOCK);
+            device.driver_share.keep(BLOCK);
         }
         Means::Lent => drop(Prepaid::lent(device, BLOCK)),
     }

@@ -13,7 +13,7 @@ use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
     NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
-use crate::table::nvml;
+use crate::driver::nvml;
 
 const UNTRIED: u8 = 0;
 const READY: u8 = 1;

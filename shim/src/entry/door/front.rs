@@ -10,10 +10,10 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use super::Hooked;
 use super::redirect::{Object, any_object, segment};
 use super::{dlopen, dlsym};
-use crate::driver::Library;
-use crate::table::{cuda, nvml};
+use crate::entry::exports::{cuda, nvml};
 
 /// Looks for `dlsym`, `dlopen` and the drivers in the libraries before us, and takes their place.
 /// `cuInit` and `nvmlInit_v2` stand for the drivers: every version has them.
@@ -59,11 +59,11 @@ fn replace() {
     let Some((real_dlsym, real_dlopen)) = real.get() else {
         return;
     };
-    dlsym::know(real_dlsym);
+    crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
     // Drivers that are loaded, with their tables of addresses: none can be loaded below.
-    let drivers: [&Library; 2] = [&cuda::CUDA, &nvml::NVML];
-    let loaded = drivers.map(|library| library.loaded());
+    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
+    let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {
         if address == real_dlsym {
             return Some(dlsym::dlsym as *const c_void);
@@ -72,7 +72,7 @@ fn replace() {
             return Some(dlopen::dlopen as *const c_void);
         }
         let mut known = drivers.iter().zip(loaded);
-        known.find_map(|(library, loaded)| loaded.then(|| library.hook_of(address))?)
+        known.find_map(|(hooked, loaded)| loaded.then(|| hooked.hook_of(address))?)
     };
     any_object(&mut |info| {
         if let Some(object) = Object::of(info) {

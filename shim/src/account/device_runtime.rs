@@ -2,12 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
+use super::device::Device;
+use super::driver_share::Prepaid;
+use super::kernel_memory::ContextMemory;
+use super::{BLOCK, round_up};
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
-use crate::account::device::Device;
-use crate::account::driver_share::Prepaid;
-use crate::account::kernel_memory::ContextMemory;
-use crate::handler::limits::{Limit, heap, limit_of};
+use crate::driver::limit::{Limit, limit_of};
 use crate::image::Needs;
+
+/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
+pub fn heap(limit: u64) -> u64 {
+    round_up(limit, BLOCK).saturating_add(BLOCK)
+}
 
 /// What comes with code whose image says what it uses, bytes.
 #[derive(Clone, Copy, Default)]
@@ -67,7 +73,7 @@ impl Runtime {
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);
-            device.driver.unreserve(device, kept);
+            device.driver_share.unreserve(device, kept);
         }
     }
 }

@@ -3,13 +3,12 @@
 //! No name, version or flag is looked at: every pointer that the driver returns is the address of an exported symbol.
 
 use crate::abi::{Opaque, Out, SUCCESS, Status};
-use crate::door;
-use crate::hook::Call;
+use crate::handler::Call;
 
 fn translated(status: Status, pfn: Out<Opaque>) -> Status {
     // A name that is not there: the first version fails and leaves `pfn` alone, the second succeeds with null.
     if let (SUCCESS, Some(found)) = (status, pfn.read())
-        && let Some(hook) = door::translate(found as *const _)
+        && let Some(hook) = super::translate(found as *const _)
     {
         pfn.write(hook as Opaque);
     }

@@ -4,7 +4,7 @@
 //! capture: `cuMemPoolGetAttribute` does (measured: error 901 from then on). In the relaxed mode, which is per thread, it does not mind.
 
 use crate::abi::{CAPTURE_MODE_RELAXED, Out, SUCCESS};
-use crate::table::cuda;
+use crate::driver::cuda;
 
 /// Runs `calls` in the relaxed capture mode.
 #[inline]

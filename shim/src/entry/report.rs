@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use gpulimit_core::version;
 
-use crate::table::{cuda, nvml};
+use super::exports::{cuda, nvml};
 
 /// This build's version and the formats of its files, as `version::text` has them. The controller reads this constant out of the
 /// file, and loads nothing for it.

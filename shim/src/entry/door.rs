@@ -5,22 +5,23 @@ mod dlopen;
 mod dlsym;
 #[cfg(not(test))]
 mod front;
+mod hooked;
+pub mod lookup;
 mod redirect;
 
 use std::ffi::c_void;
 
-use dlsym::next_versioned;
-pub use dlsym::real_dlsym;
 #[cfg(not(test))]
 pub use front::take as take_the_front;
-pub use redirect::redirect;
+pub use hooked::Hooked;
 
+use crate::account::limited::limited;
 use crate::driver::Library;
-use crate::table::{cuda, nvml};
+use crate::entry::exports::{cuda, nvml};
 
 /// Our function for the driver's function at `real`; `None` when it is not a hooked one or this process has no limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
-    if !crate::process::limited() {
+    if !limited() {
         return None;
     }
     cuda::CUDA
@@ -39,10 +40,10 @@ fn before_next() {
 }
 
 fn redirect_where(there: fn(&Library) -> bool) {
-    if crate::process::limited() {
-        for library in [&cuda::CUDA, &nvml::NVML] {
-            if there(library) {
-                library.redirect();
+    if limited() {
+        for hooked in [&cuda::CUDA, &nvml::NVML] {
+            if there(hooked.library()) {
+                hooked.redirect();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What belongs to this process and not to its forked children.
+//! Where this process's own [`Process`] is, which its forked children do not share.
 //!
 //! CUDA contexts, our slots in the ledger and every lock of ours end with `fork`. All of it hangs on one pointer in a page that the kernel
 //! wipes in the child (`MADV_WIPEONFORK`): a child finds null, whatever made it (fork, clone, a raw system call), and starts as a new
@@ -6,16 +6,12 @@
 //! Linux before 4.14 wipes no page; there the pid tells, at a system call for each look.
 #![allow(unsafe_code)]
 
-use std::panic::catch_unwind;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use gpulimit_core::group::Undisturbed;
 
-use crate::account::Account;
-
-/// This process as the hooks see it.
-pub type Process = Account;
+use super::Process;
 
 /// The page with the pointer. Null until first use, and for good where the kernel wipes none.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
@@ -28,48 +24,8 @@ struct Owned {
     process: Process,
 }
 
-const UNKNOWN: u8 = 0;
-const UNLIMITED: u8 = 1;
-const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit: the same in forked children, so not in the page.
-static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
-
-/// Whether this process is to be limited at all (also when the limit cannot be applied).
-#[inline]
-pub fn limited() -> bool {
-    match ASKED.load(Ordering::Relaxed) {
-        UNKNOWN => ask(),
-        answer => answer == LIMITED,
-    }
-}
-
-/// Whether it is known that this process is not [`limited`]: one look.
-#[inline]
-pub fn unlimited() -> bool {
-    ASKED.load(Ordering::Relaxed) == UNLIMITED
-}
-
-#[cold]
-fn ask() -> bool {
-    let _undisturbed = Undisturbed::new();
-    crate::message::tell_panics();
-    // A fault of ours is no reason to run without a limit.
-    let asked = catch_unwind(|| {
-        crate::fault::point("question");
-        !matches!(crate::membership::assignment(), Ok(None))
-    });
-    let limited = asked.unwrap_or(true);
-    ASKED.store(if limited { LIMITED } else { UNLIMITED }, Ordering::Relaxed);
-    limited
-}
-
-/// From now on this process runs without a limit.
-pub fn let_go() {
-    ASKED.store(UNLIMITED, Ordering::Relaxed);
-}
-
 impl Process {
-    /// This process's account. Only for one that is [`limited`].
+    /// This process's account. Only for one that is [`limited`](super::limited::limited).
     #[inline]
     pub fn current() -> &'static Process {
         let page = PAGE.load(Ordering::Acquire);

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::next_versioned;
+use crate::driver::dlsym::next_versioned;
 
 /// The C library's `dlopen`. Read by the assembly below.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);

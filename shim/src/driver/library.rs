@@ -1,0 +1,94 @@
+//! The real libraries, and the addresses of their functions.
+//!
+//! A library is found through our own `dlopen` by soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`: other libraries export stubs
+//! under the driver's names. Resolution is idempotent and takes no lock, so that it cannot deadlock in a program that forks or calls us
+//! from a constructor; two threads that race resolve the same addresses twice.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use gpulimit_core::group::Undisturbed;
+
+use super::dlsym::real_dlsym;
+
+/// One real library, with the functions that we call.
+pub struct Library {
+    soname: &'static CStr,
+    /// Each ended by a NUL.
+    symbols: &'static str,
+    /// In the order of the symbols.
+    addresses: &'static [AtomicPtr<c_void>],
+    resolved: AtomicBool,
+}
+
+impl Library {
+    pub const fn new(
+        soname: &'static CStr,
+        symbols: &'static str,
+        addresses: &'static [AtomicPtr<c_void>],
+    ) -> Self {
+        Library {
+            soname,
+            symbols,
+            addresses,
+            resolved: AtomicBool::new(false),
+        }
+    }
+
+    /// Address of function `index`, null when this driver lacks it. Loads the library at first use.
+    #[cold]
+    pub fn address(&self, index: usize) -> *mut c_void {
+        let address = match self.addresses.get(index) {
+            Some(address) => address,
+            None => return std::ptr::null_mut(),
+        };
+        let found = address.load(Ordering::Relaxed);
+        if !found.is_null() || self.resolved.load(Ordering::Acquire) {
+            return found;
+        }
+        self.resolve(libc::RTLD_NOW);
+        address.load(Ordering::Relaxed)
+    }
+
+    /// Addresses of all functions, by index; null where this driver lacks one, and before the library was loaded.
+    pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
+        let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
+        self.addresses.iter().map(known)
+    }
+
+    /// Whether the library can be loaded.
+    pub fn present(&self) -> bool {
+        self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
+    }
+
+    /// Whether the library is loaded. Does not load it.
+    pub fn loaded(&self) -> bool {
+        self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
+    }
+
+    /// The dynamic linker's handle. Null when it cannot be loaded. Never closed: the functions stay valid.
+    pub fn open(&self, flags: i32) -> *mut c_void {
+        // SAFETY: a NUL-terminated name.
+        unsafe { libc::dlopen(self.soname.as_ptr(), flags) }
+    }
+
+    #[cold]
+    fn resolve(&self, flags: i32) -> bool {
+        let _undisturbed = Undisturbed::new();
+        let handle = self.open(flags);
+        if handle.is_null() {
+            return false;
+        }
+        let mut symbols = self.symbols.as_bytes();
+        for address in self.addresses {
+            let Ok(symbol) = CStr::from_bytes_until_nul(symbols) else {
+                break;
+            };
+            address.store(real_dlsym(handle, symbol), Ordering::Relaxed);
+            symbols = symbols.get(symbol.count_bytes() + 1..).unwrap_or_default();
+        }
+        self.resolved.store(true, Ordering::Release);
+        true
+    }
+}

@@ -1,0 +1,41 @@
+//! What the driver says of a context's limits (`cuCtxGetLimit`).
+
+use super::capture::relaxed;
+use super::cuda;
+use crate::abi::{Context, Out, SUCCESS};
+
+/// What the driver says of a limit.
+pub enum Limit {
+    /// It cannot be told, as of a context that is none.
+    Unknown,
+    /// It cannot be set: a module has been loaded that uses what it is for (measured).
+    Fixed,
+    /// Its value.
+    Free(usize),
+}
+
+/// This limit of the current context.
+pub fn current(which: i32) -> Limit {
+    let mut value = 0;
+    relaxed(|| match cuda::cuCtxGetLimit(Out::of(&mut value), which) {
+        SUCCESS if cuda::cuCtxSetLimit(which, value) == SUCCESS => Limit::Free(value),
+        SUCCESS => Limit::Fixed,
+        _ => Limit::Unknown,
+    })
+}
+
+/// This limit of `context`.
+pub fn limit_of(context: Context, which: i32) -> Limit {
+    if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
+        return Limit::Unknown;
+    }
+    let limit = current(which);
+    let mut popped = 0;
+    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+    limit
+}
+
+/// Whether code in `context` uses what the limit is for.
+pub fn is_in_use(context: Context, which: i32) -> bool {
+    matches!(limit_of(context, which), Limit::Fixed)
+}

@@ -1,0 +1,111 @@
+//! Our functions in front of the driver's, as the hook table lists them.
+#![allow(
+    unsafe_code,
+    reason = "the exports that the macro makes: C functions by the driver's names"
+)]
+
+use crate::abi::*;
+use crate::entry::door::lookup;
+use crate::handler::lazy::is_recent as is_loaded;
+use crate::handler::{
+    array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
+    limits, linear, managed, measured, pool, process_list, synchronize, view, vmm,
+};
+use crate::table::table;
+
+/// For every hooked function of the table the exported `extern "C"` function, and for each library its rows as data.
+macro_rules! exports {
+    (
+        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
+            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+            calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
+        } )*
+    ) => { $(
+        $(#[$doc])*
+        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        pub mod $module {
+            use super::*;
+            use crate::driver::$module as driver;
+            use crate::entry::door::Hooked;
+            use crate::hook::{Class, Row};
+
+            /// The hooked functions, in the order of the driver's.
+            static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
+                symbol: driver::NAMES[driver::Index::$name as usize],
+                class: Class::$class,
+                broken: $broken,
+                hook: exports::$name as *const std::ffi::c_void,
+            }, )* ];
+
+            /// The real library, and what stands in front of it.
+            pub static $library: Hooked = Hooked::new(&driver::$library, &ROWS);
+
+            /// What the dynamic linker binds programs to.
+            mod exports {
+                use super::*;
+                $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+            }
+        }
+    )* };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            // The common case of calls that programs make by the million: one look, no guard, no handler.
+            #[allow(unused_variables)]
+            let real = || driver::$name($($arg),*);
+            $( if $known($handle) { return real(); } )?
+            exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+        }
+    };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            crate::hook::run(
+                const { &ROWS[driver::Index::$name as usize] },
+                false,
+                || driver::$name($($arg),*),
+                |call| $handler(call, |$($arg: $ty),*| driver::$name($($arg),*), $($arg),*),
+            )
+        }
+    };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            let status = driver::$name($($arg),*);
+            crate::hook::after(const { &ROWS[driver::Index::$name as usize] }, status, $handler)
+        }
+    };
+
+    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
+        // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
+        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their own.
+        if crate::account::limited::unlimited() {
+            return driver::$name($($arg),*);
+        }
+        crate::hook::enter(const { &ROWS[driver::Index::$name as usize] }, move |call: Option<crate::handler::Call>| match call {
+            // A pointer, so that the twins of a function share the handler.
+            Some(call) => $handler(call, driver::$name as fn($($ty),*) -> Status, $($arg),*),
+            None => driver::$name($($arg),*),
+        })
+    }};
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
+        /// What passes a launch that is known.
+        #[cfg(target_arch = "x86_64")]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[unsafe(naked)]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            extern "C-unwind" fn others($($arg: $ty),*) -> Status {
+                exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+            }
+            crate::hook::pass!($register, driver::ADDRESSES, driver::Index::$name as usize, others)
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        exports!(@export $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
+    };}
+
+table!(exports);

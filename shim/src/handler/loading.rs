@@ -1,0 +1,243 @@
+//! Calls that load code or launch kernels: paid ahead by what the image and the kernels say, and measured after.
+
+use std::cell::{Cell, LazyCell};
+use std::sync::atomic::Ordering;
+
+use gpulimit_core::group::Undisturbed;
+
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
+    Opaque, Out, SUCCESS, Status,
+};
+use crate::account::device::Device;
+use crate::account::device_runtime::Runtime;
+use crate::account::driver_share::{Measured, Prepaid};
+use crate::account::kernel_memory::ContextMemory;
+use crate::account::locks::{Place, hold};
+use crate::account::{BLOCK, round_up};
+use crate::driver::capture::relaxed;
+use crate::driver::limit::is_in_use;
+use crate::driver::{Real, cuda};
+use crate::handler::Call;
+use crate::handler::measured;
+use crate::handler::payment::Payment;
+use crate::image::Needs;
+use crate::refusal::Refused;
+
+/// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
+///
+/// Two functions of the driver: one for `CUfunction`s and one for `CUkernel`s, which pass for functions in launches, but not here (measured).
+pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
+    let mut bytes = 0;
+    let of_function = |bytes: &mut i32| {
+        cuda::cuFuncGetAttribute(Out::of(bytes), FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)
+            == SUCCESS
+    };
+    let of_kernel = |bytes: &mut i32| {
+        let attribute = FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+        let place = Out::of(bytes);
+        let told =
+            cuda::cuKernelGetAttribute(place, attribute, function, device.ordinal) == SUCCESS;
+        if told {
+            call.process.launched.note_kernel(function, 0);
+        }
+        told
+    };
+    // A kernel that is not known as one was found by other ways than its name.
+    let told = relaxed(|| match call.process.launched.is_kernel(function) {
+        true => of_kernel(&mut bytes),
+        false => of_function(&mut bytes) || of_kernel(&mut bytes),
+    });
+    u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
+}
+
+/// A call for which nothing was paid by name has been measured, and has run kernels that need so much in `context`.
+pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
+    let memory = device.kernels.context(context);
+    let _alone = hold(Place::Alone, || memory.alone.write());
+    if device.kernels.growth(&memory, per_thread) > 0 {
+        let change = device.kernels.set(&memory, per_thread);
+        if device.driver_share.measure(device).is_none() {
+            device.driver_share.assume(device, change);
+        }
+    }
+}
+
+/// What a call lets its context take beside what is measured.
+pub enum Use<'a> {
+    /// The code of kernels is loaded.
+    Load,
+    /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
+    Launch(&'a dyn Fn() -> u64),
+    /// As [`Use::Launch`], one of several in a call.
+    OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
+    /// The same of the kernels of an executable graph, which need so much at most.
+    Graph(&'a dyn Fn() -> u64),
+}
+
+/// What a launch lacked that must not wait, as other launches of its call hold their locks: the device, and the bytes that are due there.
+pub type Shortage = Cell<Option<(&'static Device, u64)>>;
+
+/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
+/// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
+#[allow(clippy::too_many_arguments)]
+pub fn run(
+    call: Call,
+    device: &'static Device,
+    context: Context,
+    usage: Use<'_>,
+    says: Needs,
+    more: u64,
+    real: &dyn Real,
+    undo: Option<&dyn Fn()>,
+) -> Status {
+    // The driver may open files here, and we ask it for much.
+    let _undisturbed = Undisturbed::new();
+    let driver = &device.driver_share;
+    // A few variables lie in the block that the reserve has for the code.
+    let large = if says.variables < BLOCK {
+        0
+    } else {
+        round_up(says.variables, BLOCK)
+    };
+    let (launches, at_most, shortage) = match usage {
+        Use::Load => (false, false, None),
+        Use::Launch(_) => (true, false, None),
+        Use::OneOfSeveral(_, shortage) => (true, false, Some(shortage)),
+        Use::Graph(_) => (true, true, None),
+    };
+    let need = LazyCell::new(|| match usage {
+        Use::Load => 0,
+        Use::Launch(per_thread) | Use::OneOfSeveral(per_thread, _) | Use::Graph(per_thread) => {
+            per_thread()
+        }
+    });
+    let memory = device.kernels.context(context);
+    let kept = || match launches {
+        true => memory.heap.load(Ordering::Acquire),
+        false => 0,
+    };
+    let growth = || device.kernels.growth(&memory, *need);
+    let is_first = || Runtime::is_new(says, device, &memory);
+    let extra = Cell::new((0, Runtime::default()));
+    // The estimate by itself: asking for the need may load code.
+    let estimate = Payment {
+        lock: &|| (),
+        pay: &|_, paid| {
+            let paid_for = paid.raise_with_reserve(0);
+            paid_for.map_err(|_| paid.with_reserve(0))
+        },
+        is_due: &|_| true,
+    };
+    let payment = Payment {
+        // One at a time: two that need the same growth make it once.
+        lock: &|| {
+            let alone = || hold(Place::Alone, || memory.alone.write());
+            (growth() > 0 || kept() > 0 || is_first()).then(alone)
+        },
+        pay: &|alone, paid| {
+            let (growth, runtime) = match alone {
+                Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+                None => (0, Runtime::default()),
+            };
+            extra.set((growth, runtime));
+            let bytes = large + growth + runtime.tables + runtime.heap;
+            let paid_for = paid.raise_with_reserve(bytes);
+            paid_for.map_err(|_| paid.with_reserve(bytes))
+        },
+        is_due: &|_| {
+            let (before, runtime) = extra.get();
+            growth() >= before && (is_first() || runtime.tables + runtime.heap == 0)
+        },
+    };
+    let none = Prepaid::none(device);
+    let paid = match shortage {
+        Some(shortage) => estimate
+            .quietly(none)
+            .and_then(|((), paid)| payment.quietly(paid))
+            .inspect_err(|due| shortage.set(Some((device, *due))))
+            .map_err(|_| Refused),
+        None if launches => estimate
+            .make(call, device, none)
+            .and_then(|((), paid)| payment.make(call, device, paid)),
+        None => payment.make(call, device, none),
+    };
+    let Ok((alone, mut paid)) = paid else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    let (growth, runtime) = extra.get();
+    paid.add_some(more);
+    if alone.is_none() {
+        return measured::conclude(call, device, paid, real, undo);
+    }
+    runtime.keep(&mut paid, &memory);
+    let heap = kept();
+    driver.offer(heap);
+    let before = driver.used();
+    let status = real.call();
+    // Measured: its limit cannot be set any more once it is there.
+    let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
+    let taken = |grown: u64| {
+        let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
+        if is_taken {
+            memory.heap.store(0, Ordering::Release);
+        }
+        if is_taken { heap } else { 0 }
+    };
+    let measured = paid.settle_offer(heap, before, taken);
+    let exact = measured.filter(|measured| !measured.at_least);
+    let grown = exact.map(|measured| measured.used.saturating_sub(before));
+    runtime.conclude(device, &memory, status, grown);
+    if growth > 0 {
+        let needs = (*need, at_most);
+        conclude_growth(call, device, &memory, needs, before, measured, status);
+    }
+    match measured {
+        Some(measured) => measured::judge(call, device, before, measured, status, undo),
+        None => status,
+    }
+}
+
+/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
+fn conclude_growth(
+    call: Call,
+    device: &'static Device,
+    memory: &ContextMemory,
+    (per_thread, at_most): (u64, bool),
+    before: u64,
+    measured: Option<Measured>,
+    status: Status,
+) {
+    if status != SUCCESS {
+        return note_failure(call, device, memory, before, measured);
+    }
+    let growth = device.kernels.growth(memory, per_thread);
+    let is_there = |measured: Measured| {
+        measured.at_least || measured.used.saturating_sub(before) >= growth / 2
+    };
+    // What has been dropped may come with the next kernel only, and that of a graph with its launch only.
+    let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
+    if may_wait && !measured.is_none_or(is_there) {
+        return;
+    }
+    let wanted = per_thread.max(memory.per_thread());
+    let change = device.kernels.set(memory, wanted);
+    if measured.is_none() {
+        device.driver_share.assume(device, change);
+    }
+}
+
+/// The driver has refused growth of local memory. What there was may have gone with that: all kernels need it anew.
+pub fn note_failure(
+    call: Call,
+    device: &Device,
+    context: &ContextMemory,
+    before: u64,
+    measured: Option<Measured>,
+) {
+    if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
+        call.process.launched.forget();
+        // The measurement took what has gone for the least that there can be.
+        device.driver_share.measure(device);
+    }
+}

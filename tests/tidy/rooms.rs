@@ -1,0 +1,190 @@
+//! The rooms of the preloaded library know each other one way only.
+//!
+//! A room is a file of `shim/src` with the folder of the same name. What a file knows is read from the paths in its code, with or without `use`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{code, none, read, sources};
+
+/// From the bottom to the top: a room may know those before it, and none after it.
+const ROOMS: [&str; 14] = [
+    // What all rooms may use.
+    "backtrace",
+    "table",
+    "fault",
+    "clock",
+    "message",
+    "membership",
+    "refusal",
+    // CUDA, and what code images say.
+    "abi",
+    "image",
+    // The way of a call, from its end.
+    "driver",
+    "account",
+    "handler",
+    "hook",
+    "entry",
+];
+
+/// Rooms of which some files know each other. In the others there is no circle at all.
+const TURNING: [&str; 3] = ["image", "account", "entry"];
+
+/// `["account", "pools", "lent"]` for `shim/src/account/pools/lent.rs`.
+type Module = Vec<String>;
+
+fn module(path: &str) -> Option<Module> {
+    let name = path.strip_prefix("shim/src/")?.strip_suffix(".rs")?;
+    Some(name.split('/').map(str::to_owned).collect())
+}
+
+/// Adds the paths of a tree such as `a::{b, c::d}`, below `front`. Returns what comes after it.
+fn tree<'a>(mut text: &'a str, front: &[&'a str], paths: &mut Vec<Vec<&'a str>>) -> &'a str {
+    let mut path = front.to_vec();
+    loop {
+        text = text.trim_start();
+        if let Some(mut list) = text.strip_prefix('{') {
+            while !list.trim_start().starts_with('}') && !list.is_empty() {
+                list = tree(list, &path, paths);
+                // To the next one, past `as name`.
+                list = &list[list.find([',', '}']).unwrap_or(list.len())..];
+                list = list.strip_prefix(',').unwrap_or(list);
+            }
+            return list.trim_start().strip_prefix('}').unwrap_or(list);
+        }
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
+        path.push(&text[..end]);
+        text = &text[end..];
+        match text.trim_start().strip_prefix("::") {
+            Some(rest) => text = rest,
+            None => break,
+        }
+    }
+    paths.push(path);
+    text
+}
+
+/// All paths in the text that may be of modules.
+fn paths(mut text: &str) -> Vec<Vec<&str>> {
+    let mut paths = Vec::new();
+    while let Some(start) = text.find(|c: char| c.is_alphabetic() || c == '_') {
+        text = &text[start..];
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
+        text = match text[end..].starts_with("::") {
+            true => tree(text, &[], &mut paths),
+            false => &text[end..],
+        };
+    }
+    paths
+}
+
+/// The module that a path in `here` leads to, or leads into.
+fn target(path: &[&str], here: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
+    let mut to: Vec<String> = Vec::new();
+    let mut rest = path;
+    match *path.first()? {
+        // A glob is an inner module's, of the file that it is in.
+        "super" if path[1..] == [""] => return None,
+        "crate" => rest = &path[1..],
+        "super" => {
+            let above = path.iter().take_while(|part| **part == "super").count();
+            to = here[..here.len().checked_sub(above)?].to_vec();
+            rest = &path[above..];
+        }
+        child => {
+            to = here.to_vec();
+            rest = if child == "self" { &path[1..] } else { rest };
+            let first = to.iter().cloned().chain([rest.first()?.to_string()]);
+            if !modules.contains(&first.collect::<Module>()) {
+                return None;
+            }
+        }
+    }
+    to.extend(rest.iter().map(|part| (*part).to_owned()));
+    while !modules.contains(&to) {
+        to.pop()?;
+    }
+    Some(to)
+}
+
+/// What each module of the library knows.
+fn known() -> BTreeMap<Module, BTreeSet<Module>> {
+    let files = sources();
+    let modules: BTreeSet<Module> = files.iter().filter_map(|path| module(path)).collect();
+    assert!(modules.len() > 50, "the library's files are found");
+    let mut known = BTreeMap::new();
+    for path in &files {
+        let Some(here) = module(path) else { continue };
+        let text = read(path).lines().map(code).collect::<Vec<_>>().join("\n");
+        let (product, tests) = text.split_once("\nmod tests {").unwrap_or((&text, ""));
+        let inside = [here.clone(), vec!["tests".to_owned()]].concat();
+        let of = |text, here: &[String]| -> Vec<Module> {
+            let paths = paths(text).into_iter();
+            paths
+                .filter_map(|path| target(&path, here, &modules))
+                .collect()
+        };
+        let mut all: BTreeSet<Module> = of(product, &here).into_iter().collect();
+        all.extend(of(tests, &inside));
+        all.remove(&here);
+        known.insert(here, all);
+    }
+    known
+}
+
+fn name(module: &[String]) -> String {
+    format!("shim/src/{}.rs", module.join("/"))
+}
+
+#[test]
+fn a_room_knows_only_those_below_it() {
+    let place = |module: &Module| ROOMS.iter().position(|room| *room == module[0]);
+    let mut found = Vec::new();
+    for (from, all) in known() {
+        if from[0] == "lib" {
+            continue;
+        }
+        let Some(here) = place(&from) else {
+            found.push(format!("{} is in no room of this test", name(&from)));
+            continue;
+        };
+        for to in all {
+            if place(&to).is_none_or(|there| there > here) {
+                found.push(format!("{} knows {}", name(&from), name(&to)));
+            }
+        }
+    }
+    none(
+        "a room of the library knows one that stands above it",
+        &found,
+    );
+}
+
+#[test]
+fn files_of_different_rooms_make_no_circle() {
+    let known = known();
+    let reached = |from: &Module| {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = next.pop() {
+            for to in known.get(module).into_iter().flatten() {
+                if reached.insert(to) {
+                    next.push(to);
+                }
+            }
+        }
+        reached
+    };
+    let reached: BTreeMap<_, _> = known.keys().map(|from| (from, reached(from))).collect();
+    let mut found = Vec::new();
+    for (from, all) in &known {
+        let back = all.iter().filter(|to| reached[*to].contains(from));
+        for to in back {
+            if from[0] != to[0] || !TURNING.contains(&from[0].as_str()) {
+                found.push(format!("{} knows {}", name(from), name(to)));
+            }
+        }
+    }
+    none("files of the library know each other", &found);
+}
