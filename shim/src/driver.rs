@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use gpulimit_core::group::Undisturbed;
-use gpulimit_core::order;
+use gpulimit_base::order;
+use gpulimit_group::Undisturbed;
 use once_cell::race::OnceBox;
 
 use crate::account::locks::{Place, hold};

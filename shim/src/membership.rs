@@ -4,9 +4,9 @@
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::Member;
-use gpulimit_core::policy::{self, Assignment, PolicyError};
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::Member;
+use gpulimit_policy::{self as policy, Assignment, PolicyError};
 use once_cell::race::OnceBox;
 
 use crate::abi::{Out, SUCCESS, Uuid};
@@ -122,7 +122,7 @@ fn capacity(ordinal: u32) -> Option<u64> {
 
 /// The GPU (or MIG slice) behind a CUDA ordinal.
 pub fn device_id(ordinal: i32) -> Option<DeviceId> {
-    use gpulimit_core::device::DeviceKind;
+    use gpulimit_base::device::DeviceKind;
     let mut whole = Uuid::default();
     if cuda::cuDeviceGetUuid(Out::of(&mut whole), ordinal) != SUCCESS {
         return None;

@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use crate::account::Account;
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpulimit_core::group::{Holder, Member, MemberDevice, Refusal};
-use gpulimit_core::ledger::Category;
-use gpulimit_core::order;
-use gpulimit_core::units::gib;
+use gpulimit_base::order;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Holder, Member, MemberDevice, Refusal};
+use gpulimit_ledger::Category;
 
 use crate::account::device::Device;
 use crate::{clock, message};
