@@ -1,9 +1,8 @@
 //! What a charge and its giving back cost against so many live slots. Run: `cargo run --release -p gpulimit-benches --bin ledger`.
 
-use gpulimit::device::DeviceId;
-use gpulimit::ledger::{
-    Identity, Ledger, Level, NoWitness, Pressure, Slot, Witness, charge, uncharge,
-};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_ledger::{Ledger, Level, NoWitness, Pressure, Slot, Witness, charge, uncharge};
 use std::error::Error;
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -13,7 +12,7 @@ use std::time::Instant;
 struct Alone;
 
 impl Pressure for Alone {
-    fn reclaim(&self, _: gpulimit::ledger::DeviceIndex) -> bool {
+    fn reclaim(&self, _: gpulimit_ledger::DeviceIndex) -> bool {
         false
     }
 

@@ -1,9 +1,204 @@
-//! The controller of another version, for the tests of mixed versions: its files have other formats.
+//! The command line: one file per verb, and the nouns they share.
 
-mod cli;
+mod accounts;
+mod apply;
+mod cdi;
+mod changes;
+mod check;
+mod clock;
+mod completions;
+mod create;
+mod doctor;
+mod elf;
+mod events;
+mod failure;
+mod figures;
+mod gc;
+mod get;
+mod gpu;
+mod groups;
+mod install;
+mod k8s_device_plugin;
+mod kill;
+mod library;
+mod look;
+mod ls;
+mod man;
+mod nvml;
+mod oci_hook;
+mod output;
+mod pids;
+mod probe;
+mod ps;
+mod replace;
+mod rm;
+mod run;
+mod set;
+mod show;
+mod signal;
+mod signals;
+mod sizes;
+mod table;
+mod terminal;
+mod tree;
+mod trust;
+mod warnings;
 
-use std::process::ExitCode;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
-fn main() -> ExitCode {
-    cli::main()
+#[derive(Parser)]
+#[command(
+    name = "gpulimit",
+    version,
+    about = "Hard limits on GPU memory for groups of processes, without root and without a daemon.",
+    after_help = EXAMPLES,
+    term_width = 80,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  gpulimit run --max 4G -- python train.py      a program that sees 4 GiB
+  gpulimit run --max 50% --name lab -- ./a.out  runs of one name share a limit
+  gpulimit create lab/alice --max 8G            a group below lab
+  gpulimit show                                 what groups may use, and use
+  gpulimit set lab --max 8G                     change it while programs run
+  gpulimit doctor                               what is wrong, and what to do
+
+Sizes: bytes, or a number with K, M, G or T (base 1024); 50% of the GPU; -2G,
+all of it but 2 GiB; or max, no limit. --max 4G and max=4G are the same.
+
+Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit for root and where an
+administrator lets you make groups, else in /dev/shm/gpulimit-<uid>.";
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a command under a limit
+    Run(run::Args),
+    /// Make a group
+    Create(create::Args),
+    /// Change a group's limits while its programs run
+    Set(set::Args),
+    /// Print what is said of a group, for scripts
+    Get(get::Args),
+    /// Remove groups
+    Rm(rm::Args),
+    /// List the names of groups
+    Ls(ls::Args),
+    /// Show groups as they are in each other, with usage and limit
+    Tree(tree::Args),
+    /// Show groups: limits, usage, peak, free memory and refusals of each GPU
+    Show(show::Args),
+    /// Show the processes in groups and what each uses
+    Ps(ps::Args),
+    /// Show what happened: refusals, waits, kills, changes of limits
+    Events(events::Args),
+    /// Send a signal to the processes of a group
+    Kill(kill::Args),
+    /// Remove what nobody needs any longer
+    Gc(gc::Args),
+    /// Make the groups and rules what a policy file says
+    Apply(apply::Args),
+    /// Find out whether a policy file is right, without a change
+    Check(check::Args),
+    /// Find out what works, what does not, and what to do about it
+    Doctor(doctor::Args),
+    /// Put the library into every program of the machine, by /etc/ld.so.preload
+    Install(install::Install),
+    /// Take the library out of every program again
+    Uninstall(install::Uninstall),
+    /// Describe caps and groups to container engines, as devices (CDI)
+    Cdi(cdi::Args),
+    /// Give a container its group and take it away again, for OCI runtimes to call
+    OciHook(oci_hook::Args),
+    /// Hand out GPU memory to the pods of a Kubernetes node
+    K8sDevicePlugin(k8s_device_plugin::Args),
+    /// Print the script that completes command lines in a shell
+    Completions(completions::Args),
+    /// Print or write the manual pages
+    Man(man::Args),
+    /// Answer questions of `doctor` from inside a process of its own
+    #[command(name = probe::VERB, hide = true)]
+    Probe(probe::Args),
+}
+
+/// Runs the command line and says how it ended.
+pub fn main() -> ExitCode {
+    let before = signals::Inherited::read();
+    step_out(&before);
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help on stdout with status 0, mistakes on stderr with status 2.
+            output::parsing(&error);
+            return ExitCode::from(if error.use_stderr() {
+                failure::USAGE
+            } else {
+                0
+            });
+        }
+    };
+    let done = match cli.verb {
+        Verb::Run(args) => run::run(args, &before),
+        Verb::Create(args) => create::create(&args),
+        Verb::Set(args) => set::set(&args),
+        Verb::Get(args) => get::get(&args),
+        Verb::Rm(args) => rm::rm(&args),
+        Verb::Ls(args) => ls::ls(&args),
+        Verb::Tree(args) => tree::tree(&args),
+        Verb::Show(args) => show::show(&args),
+        Verb::Ps(args) => ps::ps(&args),
+        Verb::Events(args) => events::events(&args),
+        Verb::Kill(args) => kill::kill(&args),
+        Verb::Gc(args) => gc::gc(&args),
+        Verb::Apply(args) => apply::apply(&args),
+        Verb::Check(args) => check::check(&args),
+        Verb::Doctor(args) => doctor::doctor(&args),
+        Verb::Install(args) => install::install(&args),
+        Verb::Uninstall(args) => install::uninstall(&args),
+        Verb::Cdi(args) => cdi::cdi(&args),
+        Verb::OciHook(args) => oci_hook::oci_hook(&args),
+        Verb::K8sDevicePlugin(args) => k8s_device_plugin::k8s_device_plugin(args, &before),
+        Verb::Completions(args) => completions::completions(&args),
+        Verb::Man(args) => man::man(&args),
+        Verb::Probe(args) => probe::probe(&args),
+    };
+    done.unwrap_or_else(|failure| failure.report())
+}
+
+/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a controller that
+/// looks through it would be a member itself, and would take the group's view for the machine.
+fn step_out(inherited: &signals::Inherited) {
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let existing = env("LD_PRELOAD");
+    if let Some(others) = library::without(existing.as_deref())
+        && !probe
+    {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("gpulimit").args(arguments);
+        if others.is_empty() {
+            command.env_remove("LD_PRELOAD");
+        } else {
+            command.env("LD_PRELOAD", others);
+        }
+        // Where that cannot be, as without /proc, we go on as we are.
+        let _ = signals::become_command(&mut command, inherited);
+    }
+}
+
+/// Reads a variable of our own environment.
+fn env(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name)
+}
+
+/// The command line as it is defined.
+fn command() -> clap::Command {
+    Cli::command()
 }

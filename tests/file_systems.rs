@@ -4,11 +4,11 @@
 //! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` does what it says.
 #![allow(unsafe_code)]
 
-use gpulimit::device::DeviceId;
-use gpulimit::group::{GroupError, Insistence, Member, Root};
-use gpulimit::ledger::{DeviceIndex, Ledger, LedgerError, NoWitness, Pressure, Witness};
-use gpulimit::limits::{Key, LimitSet, Limits, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group::{GroupError, Insistence, Member, Root};
+use gpulimit_ledger::{DeviceIndex, Ledger, LedgerError, NoWitness, Pressure, Witness};
+use gpulimit_limits::{Key, LimitSet, Limits, Selector};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -247,7 +247,7 @@ fn holds_groups(place: &Path) {
     let (fine, said) = gpulimit(&root, &["rm", "lab"]);
     assert!(fine, "{said}");
     let (_, said) = gpulimit(&root, &["doctor"]);
-    let name = gpulimit::file_system::FileSystem::of(&root).expect("there");
+    let name = gpulimit_base::file_system::FileSystem::of(&root).expect("there");
     let line = format!("{} on {}, owner root", root.display(), name.name);
     assert!(said.contains(&line), "{said}");
 }
@@ -314,7 +314,7 @@ fn overlay_is_refused(upper: &Path) {
     assert!(!merged.join("ledger").exists());
     let ledger = Ledger::open(&merged.join("there/lab/ledger")).expect("opened");
     let ledger = std::sync::Arc::new(ledger);
-    let own = gpulimit::ledger::Identity::of_self();
+    let own = gpulimit_base::identity::Identity::of_self();
     lost(ledger.claim(&own, "").map(drop).expect_err("refused"));
 }
 

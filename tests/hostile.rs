@@ -45,7 +45,7 @@ impl Ground {
     /// `None` where this process is not root, and cannot be anybody else.
     fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        if gpulimit::group::effective_user() != 0 {
+        if gpulimit_group::effective_user() != 0 {
             eprintln!("SKIPPED: only root can be led astray, and only root can act as other users");
             return None;
         }

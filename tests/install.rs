@@ -55,7 +55,7 @@ impl Place {
             .expect("a C compiler");
         let source = format!(
             "const char gpulimit_version_text[] = \"{}\";\n{more}\n",
-            gpulimit::version::text()
+            gpulimit_base::version::text()
         );
         let input = compiler.stdin.take();
         input

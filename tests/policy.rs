@@ -3,12 +3,12 @@
 #[path = "groups/place.rs"]
 mod place;
 
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Access, Member, Members};
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::policy::rules::{FILE, Rules, Source, Target};
-use gpulimit::policy::{compile, file};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Member, Members};
+use gpulimit_limits::{Key, LimitSet, Selector};
+use gpulimit_policy::rules::{FILE, Rules, Source, Target};
+use gpulimit_policy::{compile, file};
 use place::Place;
 use serde_json::{Value, json};
 use std::fs;

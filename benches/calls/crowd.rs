@@ -1,7 +1,7 @@
 //! Processes that are members of a group and do nothing.
 #![allow(unsafe_code)]
 
-use gpulimit::group::{Member, Root};
+use gpulimit_group::{Member, Root};
 use std::error::Error;
 use std::io::{self, Read, Write};
 

@@ -1,9 +1,9 @@
 //! Running a case in another process, in three ways: on the bare driver, with the library preloaded, and with a limit on top.
 
 use crate::case::{Axis, Case, Point, START};
-use gpulimit::group::Root;
-use gpulimit::limits::LimitSet;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Root;
+use gpulimit_limits::LimitSet;
 use std::cell::Cell;
 use std::error::Error;
 use std::fs;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError};
-use gpulimit::units::{Size, gib};
+use gpulimit_base::units::{Size, gib};
 
 const USAGE: &str = "usage: fill [--insist] [--hold SECONDS] SIZE...";
 

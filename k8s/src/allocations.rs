@@ -15,12 +15,12 @@
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Access, Group, GroupError, Members, Root};
-use gpulimit::ledger::{Ledger, LedgerError, NoWitness};
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::policy::rules::{self, Rules};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Group, GroupError, Members, Root};
+use gpulimit_ledger::{Ledger, LedgerError, NoWitness};
+use gpulimit_limits::{Key, LimitSet, Selector};
+use gpulimit_policy::rules::{self, Rules};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};

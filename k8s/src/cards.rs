@@ -1,6 +1,6 @@
 //! The GPUs of the node, and the MIG instances of those that are cut, as NVML says.
 
-use gpulimit::device::DeviceId;
+use gpulimit_base::device::DeviceId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use std::ffi::OsStr;

@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::plugin::{Delivery, Plugin, WISHES};
 use crate::socket::{Identity, Socket};
 use crate::{grpc, library, pods, say};
-use gpulimit::file_system::is_mount_point;
+use gpulimit_base::file_system::is_mount_point;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

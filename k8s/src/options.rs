@@ -1,8 +1,8 @@
 //! The command line.
 
-use gpulimit::group::SYSTEM;
-use gpulimit::limits::parse_duration;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::SYSTEM;
+use gpulimit_limits::parse_duration;
 use std::path::PathBuf;
 use std::time::Duration;
 

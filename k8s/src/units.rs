@@ -1,7 +1,7 @@
 //! Units of memory, which kubelet calls devices, and which of them a container should have.
 
 use crate::api::Choice;
-use gpulimit::device::DeviceId;
+use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -34,8 +34,8 @@ pub mod vmm;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use gpulimit_core::group::{Member, Undisturbed};
-use gpulimit_core::order;
+use gpulimit_base::order;
+use gpulimit_group::{Member, Undisturbed};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 

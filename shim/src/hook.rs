@@ -13,7 +13,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use crate::abi::Status;
 use crate::account::Process;

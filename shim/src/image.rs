@@ -1,19 +1,5 @@
-//! What a code image says of the device memory that it will take.
-//!
-//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, `assert` or `printf`, must be
-//! refused before the driver takes the memory for them. PTX text, cubins (ELF) and fat binaries of these, compressed or not, say how much
-//! that is.
-//! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
+//! Code images where programs have them: at an address, or in a file.
 #![allow(unsafe_code)]
-
-mod compressed;
-mod cubin;
-mod fatbin;
-pub mod lz4;
-mod output;
-mod ptx;
-mod runtime;
-pub mod zstd;
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -21,98 +7,14 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 
+use gpulimit_fatbin::{
+    ELF, FATBIN, WRAPPER, length_of_cubin, length_of_fat_binary, needs_of_bytes,
+};
+
+pub use gpulimit_fatbin::Needs;
+
 use crate::abi::Opaque;
 
-/// What an image says that it takes beside its code.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Needs {
-    /// Bytes of device memory for its variables.
-    pub variables: u64,
-    /// Of these, what it takes for certain.
-    pub least: u64,
-    /// Bytes of managed memory for its variables.
-    pub managed: u64,
-    /// Its kernels use device `malloc`.
-    pub device_malloc: bool,
-    /// Its kernels use device `assert`.
-    pub device_assert: bool,
-    /// Its kernels use device `printf`.
-    pub device_printf: bool,
-    /// Something of the image could not be read: it may take more than this.
-    pub unknown: bool,
-}
-
-impl Needs {
-    /// Of an image that takes nothing.
-    pub const NOTHING: Needs = Needs {
-        variables: 0,
-        least: 0,
-        managed: 0,
-        device_malloc: false,
-        device_assert: false,
-        device_printf: false,
-        unknown: false,
-    };
-
-    /// Of an image that could not be read at all.
-    pub const UNKNOWN: Needs = Needs {
-        unknown: true,
-        ..Needs::NOTHING
-    };
-
-    /// Whether there is something of the device's runtime that it uses.
-    pub fn uses_runtime(self) -> bool {
-        self.device_malloc || self.device_assert || self.device_printf
-    }
-
-    /// What either takes at most.
-    pub fn or(self, other: Needs) -> Needs {
-        Needs {
-            variables: self.variables.max(other.variables),
-            least: self.least.min(other.least),
-            managed: self.managed.max(other.managed),
-            device_malloc: self.device_malloc || other.device_malloc,
-            device_assert: self.device_assert || other.device_assert,
-            device_printf: self.device_printf || other.device_printf,
-            unknown: self.unknown || other.unknown,
-        }
-    }
-
-    /// What it takes with a use of the runtime.
-    fn with(self, runtime: Needs) -> Needs {
-        Needs {
-            least: self.least,
-            ..self.or(runtime)
-        }
-    }
-
-    /// What both take.
-    pub fn and(self, other: Needs) -> Needs {
-        Needs {
-            variables: self.variables.saturating_add(other.variables),
-            least: self.least.saturating_add(other.least),
-            managed: self.managed.saturating_add(other.managed),
-            ..self.or(other)
-        }
-        .bounded()
-    }
-
-    /// With sizes that can be added up: no GPU has so much.
-    fn bounded(self) -> Needs {
-        const MOST: u64 = 1 << 48;
-        Needs {
-            variables: self.variables.min(MOST),
-            least: self.least.min(MOST),
-            managed: self.managed.min(MOST),
-            ..self
-        }
-    }
-}
-
-const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// `__fatBinC_Wrapper_t`, which programs of nvcc register.
-const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
-const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 /// The largest file that is read, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
@@ -152,9 +54,9 @@ fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
     let length = match () {
         () if image == 0 || begins(image, WRAPPER) => return None,
         // SAFETY: a binary has its header.
-        () if begins(image, FATBIN) => fatbin::length(unsafe { &*start.cast() })?,
+        () if begins(image, FATBIN) => length_of_fat_binary(unsafe { &*start.cast() })?,
         // SAFETY: as above.
-        () if begins(image, ELF) => cubin::length(unsafe { &*start.cast() })?,
+        () if begins(image, ELF) => length_of_cubin(unsafe { &*start.cast() })?,
         // SAFETY: PTX text that is handed over without a length ends with a NUL.
         () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
     };
@@ -194,333 +96,45 @@ fn content(path: &OsStr) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns what an image or the content of a file takes, which may be anything.
-pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
-    let needs = match bytes.first_chunk() {
-        Some(&FATBIN) => fatbin::needs(bytes, capabilities),
-        Some(&ELF) => cubin::needs(bytes),
-        Some(&WRAPPER) => Needs::UNKNOWN,
-        _ => ptx::needs(text(bytes)),
-    };
-    needs.bounded()
-}
-
-/// The text up to its NUL.
-fn text(bytes: &[u8]) -> &[u8] {
-    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A cubin with these sections, and a table of no symbols.
-    fn cubin(sections: &[(&str, u64)]) -> Vec<u8> {
-        let mut names = vec![0u8];
-        let mut headers = vec![[0u8; 64]];
-        for (name, size) in sections {
-            let mut header = [0u8; 64];
-            header[..4].copy_from_slice(&(names.len() as u32).to_le_bytes());
-            header[32..40].copy_from_slice(&size.to_le_bytes());
-            names.extend(name.bytes().chain([0]));
-            headers.push(header);
-        }
-        let mut header = [0u8; 64];
-        header[4] = 2;
-        header[40] = headers.len() as u8;
-        headers.push(header);
-        let mut header = [0u8; 64];
-        header[24..32].copy_from_slice(&64u64.to_le_bytes());
-        header[32..40].copy_from_slice(&(names.len() as u64).to_le_bytes());
-        headers.push(header);
-        let mut image = vec![0u8; 64];
-        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        image[18..20].copy_from_slice(&190u16.to_le_bytes());
-        image[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
-        image[58..60].copy_from_slice(&64u16.to_le_bytes());
-        image[60..62].copy_from_slice(&(headers.len() as u16).to_le_bytes());
-        image[62..64].copy_from_slice(&(headers.len() as u16 - 1).to_le_bytes());
-        image.extend(names);
-        image.extend(headers.concat());
-        image
-    }
-
-    fn fatbin(entries: &[(u16, u64, &[u8])]) -> Vec<u8> {
-        let mut body = Vec::new();
-        for (kind, flags, payload) in entries {
-            let mut header = [0u8; 64];
-            header[..2].copy_from_slice(&kind.to_le_bytes());
-            header[4..8].copy_from_slice(&64u32.to_le_bytes());
-            header[8..16].copy_from_slice(&(payload.len() as u64).to_le_bytes());
-            header[40..48].copy_from_slice(&flags.to_le_bytes());
-            body.extend(header);
-            body.extend(*payload);
-        }
-        let mut image = FATBIN.to_vec();
-        image.extend(1u16.to_le_bytes());
-        image.extend(16u16.to_le_bytes());
-        image.extend((body.len() as u64).to_le_bytes());
-        image.extend(body);
-        image
-    }
-
-    /// What an image says that lies in memory and in a file.
-    fn all(image: &[u8]) -> Needs {
-        let gpus = || vec![90];
-        let file = needs_of_bytes(image, &gpus);
-        let mut memory = image.to_vec();
-        memory.push(0);
-        assert_eq!(needs(memory.as_ptr() as Opaque, &gpus), file);
-        file
-    }
-
-    /// The variables of an image, and whether there may be more.
-    fn variables(image: &[u8]) -> (u64, bool) {
-        let needs = all(image);
-        (needs.variables, needs.unknown)
-    }
-
-    const KNOWN: bool = false;
-    const UNKNOWN: bool = true;
-
-    fn put(image: &mut [u8], at: usize, bytes: &[u8]) {
-        image[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    /// Where the header of a section is.
-    fn section(image: &[u8], number: usize) -> usize {
-        u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize + number * 64
-    }
-
-    #[test]
-    fn cubins() {
-        let image = cubin(&[
-            (".text.k", 4096),
-            (".nv.global.init", 4000),
-            (".nv.global", 300 << 20),
-            (".nv.shared.k", 1 << 30),
-        ]);
-        assert_eq!(variables(&image), ((300 << 20) + 4000, KNOWN));
-        assert_eq!(variables(&cubin(&[])), (0, KNOWN));
-        let mut other = image.clone();
-        other[18] = 62; // x86-64
-        assert_eq!(variables(&other), (0, UNKNOWN));
-        for cut in [7, 63, 70, image.len() - 64] {
-            assert_eq!(
-                needs_of_bytes(&image[..cut], &Vec::new).variables % 4000,
-                0,
-                "cut at {cut}"
-            );
-            assert!(needs_of_bytes(&image[..cut], &Vec::new).unknown);
-        }
-    }
-
-    /// Headers that no compiler writes: what they hide is unknown, what they do not stays counted, and nothing outside of the image is read.
-    #[test]
-    fn odd_headers() {
-        let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
-        let all_of_it = (300 << 20) + 4000;
-        for (at, value, found) in [
-            (4, &[1u8][..], 0),
-            (5, &[2], 0),
-            (58, &0u16.to_le_bytes(), 0),
-            (58, &128u16.to_le_bytes(), 0),
-            (60, &0u16.to_le_bytes(), 0),
-            (60, &u16::MAX.to_le_bytes(), all_of_it),
-            (62, &u16::MAX.to_le_bytes(), 0),
-        ] {
-            let mut image = whole.clone();
-            put(&mut image, at, value);
-            // What says that it goes on is a file here.
-            let needs = needs_of_bytes(&image, &Vec::new);
-            assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
-        }
-        let mut image = whole.clone();
-        let name = section(&image, 1);
-        put(&mut image, name, &u32::MAX.to_le_bytes());
-        assert_eq!(variables(&image), (300 << 20, UNKNOWN), "a name outside");
-        let mut image = whole.clone();
-        let size = section(&image, 1) + 32;
-        put(&mut image, size, &u64::MAX.to_le_bytes());
-        assert_eq!(variables(&image), (1 << 48, KNOWN), "a sum too large");
-        for at in [24, 32] {
-            let mut image = symbols(&[("malloc", 0, 0)]);
-            let table = section(&image, 1) + at;
-            put(&mut image, table, &(1u64 << 44).to_le_bytes());
-            assert!(all(&image).unknown, "symbols outside: {at}");
-        }
-        let mut image = symbols(&[("malloc", 0, 0)]);
-        let strings = section(&image, 1) + 40;
-        put(&mut image, strings, &9999u32.to_le_bytes());
-        assert!(all(&image).unknown, "names of symbols outside");
-    }
-
-    /// A cubin with these symbols: the name, the section (0: defined elsewhere), and for a managed variable its size.
-    fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
-        let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
-        for (name, own, managed) in list {
-            let mut symbol = [0u8; 24];
-            symbol[..4].copy_from_slice(&(texts.len() as u32).to_le_bytes());
-            symbol[6] = *own;
-            if *managed > 0 {
-                symbol[4..6].copy_from_slice(&[0x11, 4]);
-                symbol[8..16].copy_from_slice(&4096u64.to_le_bytes());
-                symbol[16..].copy_from_slice(&managed.to_le_bytes());
-            }
-            texts.extend(name.bytes().chain([0]));
-            table.extend(symbol);
-        }
-        let lengths = [table.len() as u64, texts.len() as u64];
-        let global = list.iter().map(|(_, _, managed)| managed).sum::<u64>() + 4096;
-        let mut image = cubin(&[
-            (".symtab", lengths[0]),
-            (".strtab", lengths[1]),
-            (".nv.global", global),
-        ]);
-        let (first, second) = (section(&image, 1), section(&image, 2));
-        let end = image.len() as u64;
-        put(&mut image, first + 4, &2u32.to_le_bytes());
-        put(&mut image, first + 24, &end.to_le_bytes());
-        put(&mut image, first + 40, &2u32.to_le_bytes());
-        put(&mut image, second + 24, &(end + lengths[0]).to_le_bytes());
-        image.extend(table);
-        image.extend(texts);
-        // One segment comes last.
-        let end = image.len() as u64;
-        put(&mut image, 32, &end.to_le_bytes());
-        put(&mut image, 56, &1u16.to_le_bytes());
-        image.extend([0; 56]);
-        image
-    }
-
-    /// The driver takes what the symbols say where the size of the section is another (measured).
-    #[test]
-    fn sections_that_seem_smaller_than_their_variables() {
-        let mut image = symbols(&[("k", 1, 0), ("m", 3, 1 << 30)]);
-        let size = section(&image, 3) + 32;
-        put(&mut image, size, &0u64.to_le_bytes());
-        let needs = all(&image);
-        assert_eq!((needs.managed, needs.variables), (1 << 30, 4096));
-        let table =
-            u64::from_le_bytes(image[section(&image, 1) + 24..][..8].try_into().unwrap()) as usize;
-        image[table + 2 * 24 + 5] = 0;
-        assert_eq!(variables(&image), ((1 << 30) + 4096, KNOWN));
-    }
-
-    #[test]
-    fn managed_variables_of_cubins() {
-        const CUBIN: &[u8] = include_bytes!("image/fixtures/managed.cubin");
-        const PTX: &[u8] = include_bytes!("image/fixtures/managed.ptx");
-        let expected = Needs {
-            managed: (300 << 20) + 4,
-            variables: (100 << 20) + 4,
-            least: (100 << 20) + 4,
-            ..Needs::default()
+    macro_rules! fixture {
+        ($name:literal) => {
+            include_bytes!(concat!("../../crates/fatbin/src/fixtures/", $name))
         };
-        assert_eq!(all(CUBIN), expected);
-        let rounded = Needs {
-            managed: (300 << 20) + 256,
-            variables: (100 << 20) + 256,
-            least: (100 << 20) + 4,
-            ..Needs::default()
-        };
-        assert_eq!(all(PTX), rounded);
-        let image = symbols(&[("k", 3, 0), ("m", 3, 1 << 30), ("n", 3, 4)]);
-        let needs = all(&image);
-        assert_eq!((needs.managed, needs.variables), ((1 << 30) + 4, 4096));
-        assert!(!needs.unknown);
-        let fat = all(&fatbin(&[(2, 0x11, &image)]));
-        assert_eq!(fat, needs);
     }
 
     #[test]
-    fn what_is_used_of_the_runtime_are_symbols_of_another() {
-        for (list, uses) in [
-            (&[("kernel", 1, 0), ("malloc", 0, 0)][..], (true, false)),
-            (&[("free", 0, 0)], (true, false)),
-            (&[("malloc", 1, 0), ("printf", 0, 0)], (false, false)),
-            (&[("mallocs", 0, 0), ("mall", 0, 0)], (false, false)),
-            (&[("__assertfail", 0, 0)], (false, true)),
-            (&[("__assertfail", 0, 0), ("malloc", 0, 0)], (true, true)),
-            (&[], (false, false)),
+    fn an_image_in_memory_goes_as_far_as_it_says() {
+        for image in [
+            &fixture!("managed.cubin")[..],
+            fixture!("managed.ptx"),
+            fixture!("zstd.fatbin"),
         ] {
-            let image = symbols(list);
-            let fat = fatbin(&[(2, 0x11, &image), (2, 0x11, &cubin(&[]))]);
-            for image in [image, fat] {
-                let needs = all(&image);
-                assert_eq!((needs.device_malloc, needs.device_assert), uses, "{list:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn fat_binaries() {
-        let small = cubin(&[(".nv.global", 100)]);
-        let large = cubin(&[(".nv.global", 5000)]);
-        let text = b".global .b8 data[3000];\0\0\0";
-        let three = fatbin(&[(2, 0x11, &small), (2, 0x11, &large), (1, 0x11, text)]);
-        assert_eq!(variables(&three), (5000, KNOWN));
-        assert_eq!(variables(&fatbin(&[(1, 0x11, text)])), (3072, KNOWN));
-        assert_eq!(variables(&fatbin(&[])), (0, KNOWN));
-        let mut padded = fatbin(&[(1, 0x11, text)]);
-        let length = padded.len() as u64 - 16 + 8;
-        put(&mut padded, 8, &length.to_le_bytes());
-        padded.extend([0; 8]);
-        assert_eq!(variables(&padded), (3072, KNOWN));
-    }
-
-    /// What cannot be read of a fat binary discards nothing of what can be.
-    #[test]
-    fn damaged_fat_binaries() {
-        let small = cubin(&[(".nv.global", 100)]);
-        let large = cubin(&[(".nv.global", 5000)]);
-        let text = b".global .b8 data[3000];";
-        let packed = fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)]);
-        assert_eq!(variables(&packed), (0, UNKNOWN), "not compressed really");
-        let mut odd = large.clone();
-        put(&mut odd, 58, &[0]);
-        for entries in [
-            [(2, 0x11, &odd[..]), (2, 0x11, &large), (2, 0x11, &small)],
-            [(2, 0x11, &large), (2, 0x11, &odd), (2, 0x11, &small)],
-        ] {
-            assert_eq!(variables(&fatbin(&entries)), (5000, UNKNOWN));
-        }
-        let mut endless = fatbin(&[(2, 0x11, &large), (1, 0x11, text)]);
-        let second = 16 + 64 + large.len() + 8;
-        put(&mut endless, second, &u64::MAX.to_le_bytes());
-        assert_eq!(variables(&endless), (5000, UNKNOWN));
-        let cut = &fatbin(&[(2, 0x11, &large), (1, 0x11, text)])[..second];
-        let needs = needs_of_bytes(cut, &Vec::new);
-        assert_eq!((needs.variables, needs.unknown), (5000, true));
-    }
-
-    #[test]
-    fn however_many_entries_come_first() {
-        let large = cubin(&[(".nv.global", 5000)]);
-        for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
-            let mut entries = vec![(2, 0x11, &[][..]); count];
-            // Nothing is known of an empty cubin; text is cheaper.
-            entries.fill((1, 0x11, b".version"));
-            entries.insert(0, (2, 0x11, &large));
-            entries.push((1, 0x11, b".global .b8 x[30000];"));
-            let found = variables(&fatbin(&entries));
-            let expected = if unknown { 5000 } else { 30_208 };
-            assert_eq!(found, (expected, unknown), "{count}");
+            let mut memory = image.to_vec();
+            memory.push(0);
+            let found = needs(memory.as_ptr() as Opaque, &|| vec![90]);
+            assert_eq!(found, needs_of_bytes(image, &|| vec![90]));
+            assert!(found != Needs::NOTHING && !found.unknown, "{found:?}");
         }
     }
 
     #[test]
     fn wrapped() {
-        let inner = fatbin(&[(1, 0x11, b".global .b8 data[512];")]);
+        let inner = fixture!("zstd.fatbin");
+        let gpus = || vec![90];
         let mut wrapper = WRAPPER.to_vec();
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        assert_eq!(needs(wrapper.as_ptr() as Opaque, &Vec::new).variables, 512);
+        let found = needs(wrapper.as_ptr() as Opaque, &gpus);
+        assert_eq!(found, needs_of_bytes(inner, &gpus));
         assert_eq!(needs(0, &Vec::new), Needs::default());
         // One that wraps itself.
         let itself = wrapper.as_ptr() as u64;
-        put(&mut wrapper, 8, &itself.to_le_bytes());
+        wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
         assert!(needs(wrapper.as_ptr() as Opaque, &Vec::new).unknown);
     }
 

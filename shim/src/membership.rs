@@ -4,9 +4,9 @@
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::Member;
-use gpulimit_core::policy::{self, Assignment, PolicyError};
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::Member;
+use gpulimit_policy::{self as policy, Assignment, PolicyError};
 use once_cell::race::OnceBox;
 
 use crate::message;

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Holder, Member, MemberDevice, Refusal};
-use gpulimit_core::ledger::{Category, Witness};
-use gpulimit_core::order;
-use gpulimit_core::units::gib;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::order;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Holder, Member, MemberDevice, Refusal};
+use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 

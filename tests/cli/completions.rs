@@ -1,7 +1,7 @@
 //! `completions`
 
 use crate::place::Place;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use std::io::Write;
 use std::process::{Command, Stdio};
 

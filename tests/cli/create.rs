@@ -1,8 +1,8 @@
 //! `create`
 
 use crate::place::{GIB, GPU, Place};
-use gpulimit::limits::{Key, LimitSet, OnLimit, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,7 +1,7 @@
 //! `doctor`
 
 use crate::place::{Place, executable, library, text};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,8 +1,8 @@
 //! `events`
 
 use crate::place::{GIB, GPU, Nothing, Place};
-use gpulimit::group::Insistence;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

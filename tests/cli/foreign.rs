@@ -1,8 +1,8 @@
 //! Files of other people in a root: they stay, whatever verb is called.
 
 use crate::place::{Place, text};
-use gpulimit::group::{MOST_OF_A_USER, Root};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::{MOST_OF_A_USER, Root};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use std::process::Stdio;
 const ALICE: u32 = 40_001;
 
 fn is_root() -> bool {
-    let is_root = gpulimit::group::effective_user() == 0;
+    let is_root = gpulimit_group::effective_user() == 0;
     if !is_root {
         eprintln!("SKIPPED: only root can give files to others");
     }

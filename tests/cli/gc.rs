@@ -1,7 +1,7 @@
 //! `gc`
 
 use crate::place::Place;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use std::fs;
 use std::thread;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! `get`
 
 use crate::place::{CAPACITY, GIB, GPU, Place};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 
 #[test]
 fn what_is_said_can_be_said_again() {

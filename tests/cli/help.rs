@@ -1,7 +1,7 @@
 //! Help and mistakes.
 
 use crate::place::{Place, executable, text};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

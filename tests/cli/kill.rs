@@ -1,9 +1,10 @@
 //! `kill`
 
 use crate::place::{CAPACITY, GIB, GPU, Nothing, Place};
-use gpulimit::group::{Insistence, Root};
-use gpulimit::ledger::{Identity, Ledger, Level, charge_unchecked};
-use gpulimit::units::Size;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Insistence, Root};
+use gpulimit_ledger::{Ledger, Level, charge_unchecked};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};

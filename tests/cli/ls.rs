@@ -1,7 +1,7 @@
 //! `ls`
 
 use crate::place::Place;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use serde_json::json;
 
 #[test]

@@ -7,10 +7,10 @@ mod nothing;
 #[path = "../groups/place.rs"]
 mod root;
 
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Insistence, Member, MemberDevice, Root};
-use gpulimit::limits::LimitSet;
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Insistence, Member, MemberDevice, Root};
+use gpulimit_limits::LimitSet;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -144,7 +144,7 @@ pub fn library() -> &'static Path {
             .expect("a C compiler");
         let source = format!(
             "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\nconst char gpulimit_version_text[] = \"{}\";\n",
-            gpulimit::version::text()
+            gpulimit_base::version::text()
         );
         let input = compiler.stdin.take();
         input

@@ -1,8 +1,8 @@
 //! `ps`
 
 use crate::place::{GIB, Nothing, Place, text};
-use gpulimit::group::{Insistence, Member};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Insistence, Member};
 use std::process::Command;
 
 #[test]

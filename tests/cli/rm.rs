@@ -1,7 +1,7 @@
 //! `rm`
 
 use crate::place::Place;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 
 #[test]
 fn groups_go_where_nothing_is_in_them() {

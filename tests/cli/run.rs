@@ -2,8 +2,8 @@
 
 use crate::place::{GIB, GPU, Place, library, text};
 use crate::signals::shell;
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, LimitSet, Selector};
 use std::fs;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;

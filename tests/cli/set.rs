@@ -1,9 +1,9 @@
 //! `set`
 
 use crate::place::{GIB, GPU, Nothing, Place};
-use gpulimit::group::Insistence;
-use gpulimit::limits::{Key, LimitSet, OnLimit, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
+use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
 
 #[test]
 fn set_holds_for_members_at_once() {

@@ -1,10 +1,10 @@
 //! `show`
 
 use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, text, words};
-use gpulimit::group::Insistence;
-use gpulimit::ledger::Category;
-use gpulimit::limits::{Key, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
+use gpulimit_ledger::Category;
+use gpulimit_limits::{Key, Selector};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;

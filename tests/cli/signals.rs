@@ -1,7 +1,7 @@
 //! Signals that reach `run`.
 
 use crate::place::{Place, text};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

@@ -1,8 +1,8 @@
 //! `tree`
 
 use crate::place::{GIB, Nothing, Place};
-use gpulimit::group::Insistence;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
 
 #[test]
 fn groups_are_shown_in_each_other() {

@@ -1,7 +1,7 @@
 //! What another user may: as root, with a second user of few rights.
 
 use crate::place::{Place, executable, text};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};

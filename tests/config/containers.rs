@@ -27,7 +27,7 @@ fn library(place: &Place) -> std::path::PathBuf {
         let marks = format!(
             "const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
              const char gpulimit_version_text[] = \"{}\";\n",
-            gpulimit::version::text()
+            gpulimit_base::version::text()
         );
         let source = place.write("mark.c", &marks);
         let built = Command::new("cc")

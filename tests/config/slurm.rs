@@ -441,8 +441,8 @@ fn a_second_prolog_finds_its_own_group() {
         assert_eq!((node.prolog("gpulimit=4G"), &*node.max()), (0, "4GiB"));
         assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
         // While its programs run, as after slurmd was started anew: nothing is taken from them.
-        let root = gpulimit::group::Root::at(node.place.at("root")).expect("a root");
-        let member = gpulimit::group::Member::join(&root, "slurm/1").expect("joined");
+        let root = gpulimit_group::Root::at(node.place.at("root")).expect("a root");
+        let member = gpulimit_group::Member::join(&root, "slurm/1").expect("joined");
         assert_eq!((node.prolog("gpulimit=2G"), &*node.max()), (0, "2GiB"));
         assert!(!member.is_orphaned());
         drop(member);

@@ -1,7 +1,7 @@
 //! Units, drop-ins and tmpfiles: what systemd's own tools say of them, and what they come to.
 
 use crate::place::{GPULIMIT, Place, have, may_mount, me, read, repository, text};
-use gpulimit::group::{Root, SYSTEM};
+use gpulimit_group::{Root, SYSTEM};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! What the members of tests do about a full group.
 
-use gpulimit::ledger::{DeviceIndex, NoWitness, Pressure, Witness};
+use gpulimit_ledger::{DeviceIndex, NoWitness, Pressure, Witness};
 
 /// Does nothing about it.
 pub struct Nothing;

@@ -1,6 +1,6 @@
 //! Where the tests of groups, of the controller and of policies have their groups.
 
-use gpulimit::group::Root;
+use gpulimit_group::Root;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;

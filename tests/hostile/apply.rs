@@ -1,8 +1,8 @@
 //! `apply` among groups whose directories belong to a user, who changes what is there at the same time.
 
 use crate::{Ground, run};
-use gpulimit::group::{Access, Members, Root};
-use gpulimit::limits::LimitSet;
+use gpulimit_group::{Access, Members, Root};
+use gpulimit_limits::LimitSet;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};

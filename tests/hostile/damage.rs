@@ -4,9 +4,10 @@
 //! `GPULIMIT_DAMAGE_ROUNDS`, others by `GPULIMIT_DAMAGE_SEED`.
 
 use crate::{Ground, text};
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Member, Root};
-use gpulimit::ledger::{Category, EventKind, Happening, Identity, Ledger};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_group::{Member, Root};
+use gpulimit_ledger::{Category, EventKind, Happening, Ledger};
 use std::fs::{self, File, Permissions};
 use std::mem::forget;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};

@@ -11,7 +11,7 @@ fn library(ground: &Ground, path: &str) -> PathBuf {
          const char gpulimit_version_text[] = \"{}\";\n\
          const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
          __attribute__((constructor)) static void f(void) {{ open(\"{}\", O_CREAT | O_WRONLY, 0600); }}\n",
-        gpulimit::version::text(),
+        gpulimit_base::version::text(),
         proof(ground).display()
     );
     let source = ground.write("library.c", source, 0, 0o644);

@@ -1,8 +1,9 @@
 //! Arguments of commands, which may hold secrets: other members of a group do not read them in its files.
 
 use crate::{ALICE, Ground, run};
-use gpulimit::group::{Member, Root};
-use gpulimit::ledger::{EventKind, Happening, Identity};
+use gpulimit_base::identity::Identity;
+use gpulimit_group::{Member, Root};
+use gpulimit_ledger::{EventKind, Happening};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};

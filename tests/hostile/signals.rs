@@ -2,9 +2,10 @@
 
 use crate::damage::{Random, SLOT, SLOTS};
 use crate::{Ground, run};
-use gpulimit::group::{Access, Members, Root};
-use gpulimit::ledger::{Identity, Ledger, MAX_SLOTS, SeenProcess};
-use gpulimit::limits::LimitSet;
+use gpulimit_base::identity::{Identity, SeenProcess};
+use gpulimit_group::{Access, Members, Root};
+use gpulimit_ledger::{Ledger, MAX_SLOTS};
+use gpulimit_limits::LimitSet;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;

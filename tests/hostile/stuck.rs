@@ -5,10 +5,10 @@
 use crate::nothing::Nothing;
 use crate::silent::{Answers, mount_fuse};
 use crate::{ALICE, Ground, PATIENCE, run};
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Access, Insistence, Member, Members, Root};
-use gpulimit::limits::{Key, LimitSet, Oom, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Insistence, Member, Members, Root};
+use gpulimit_limits::{Key, LimitSet, Oom, Selector};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;

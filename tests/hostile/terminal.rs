@@ -1,8 +1,9 @@
 //! Text of others with escape sequences, under every verb: the terminal gets none.
 
 use crate::{ALICE, Ground, run, text};
-use gpulimit::group::Root;
-use gpulimit::ledger::{EventKind, Happening, Identity, Ledger};
+use gpulimit_base::identity::Identity;
+use gpulimit_group::Root;
+use gpulimit_ledger::{EventKind, Happening, Ledger};
 use std::ffi::OsStr;
 use std::fs;
 use std::mem::forget;

@@ -1,12 +1,12 @@
 //! What containers are given, and what is refused.
 
 use crate::rig::{GIB, Node, UNITS, gpu_script, group_of, mount_at};
-use gpulimit::device::DeviceId;
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
 use gpulimit_k8s::api::{
     AllocateRequest, Choice, Edits, PreStartRequest, PreferenceRequest, Units,
 };
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{Session, shim};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

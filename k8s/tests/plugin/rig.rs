@@ -1,7 +1,7 @@
 //! A node: a simulated machine, a kubelet and the plugin as a process of its own.
 
 use crate::kubelet::Kubelet;
-use gpulimit::group::Group;
+use gpulimit_group::Group;
 use gpulimit_k8s::api::{Edits, Mount};
 use gpulimit_programs::world::{self, World, eventually, repository};
 use std::io::{BufRead, BufReader};

@@ -9,7 +9,7 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use super::Process;
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Insistence, Member, MemberDevice, Refusal, Undisturbed};
-use gpulimit_core::ledger::{Category, DeviceIndex, Idle, Pressure, Witness};
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::{Insistence, Member, MemberDevice, Refusal, Undisturbed};
+use gpulimit_ledger::{Category, DeviceIndex, Idle, Pressure, Witness};
 use parking_lot::Mutex;
 
 use super::charged::Charged;

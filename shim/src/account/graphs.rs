@@ -29,7 +29,7 @@ mod under_way;
 
 use std::time::Instant;
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex};
 
 use super::device::Device;

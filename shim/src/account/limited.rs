@@ -3,7 +3,7 @@
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;

@@ -3,7 +3,7 @@
 //! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure of who has it open (measured, H100,
 //! 580.159.04), of which no call tells: what the driver shows more for this process may be it ([`Openings::take_over`]).
 
-use gpulimit_core::order;
+use gpulimit_base::order;
 use parking_lot::Mutex;
 
 use crate::abi::{Context, Device as Ordinal, DevicePtr};

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::device::Device;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gpulimit_core::group::{Member, Root};
-use gpulimit_core::limits::{LimitSet, Selector, Setting};
+use gpulimit_group::{Member, Root};
+use gpulimit_limits::{LimitSet, Selector, Setting};
 
 /// A group, until drop.
 pub struct Scratch {

@@ -7,9 +7,10 @@
 //! that has not grown by this memory; the rest is given back. How much the GPU has free says nothing: others free, too. An importer that measures
 //! charges what came to it, and gives the orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::{Holder, Member, MemberDevice};
-use gpulimit_core::ledger::{Category, Identity, SeenProcess, Witness};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::{Identity, SeenProcess};
+use gpulimit_group::{Holder, Member, MemberDevice};
+use gpulimit_ledger::{Category, Witness};
 
 use super::driver_share::RESERVE;
 use crate::driver::figures::{self, ProcessList};

@@ -1,6 +1,6 @@
 //! The GPUs that this process sees, as the driver tells programs of them.
 
-use gpulimit_core::device::{DeviceId, DeviceKind};
+use gpulimit_base::device::{DeviceId, DeviceKind};
 
 use super::cuda;
 use crate::abi::{Out, SUCCESS, Uuid};

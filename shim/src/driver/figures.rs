@@ -5,9 +5,10 @@ use std::ffi::CString;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use gpulimit_core::device::DeviceId;
-use gpulimit_core::group::Undisturbed;
-use gpulimit_core::ledger::{Identity, Witness};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_group::Undisturbed;
+use gpulimit_ledger::Witness;
 
 use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use super::dlsym::real_dlsym;
 

@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_char, c_int};
 use std::fmt::Write;
 
-use gpulimit_core::version;
+use gpulimit_base::version;
 
 use super::exports::{cuda, nvml};
 

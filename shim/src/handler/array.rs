@@ -4,7 +4,7 @@
 //!
 //! Where two threads make small arrays in a full group, one may be refused for the block that the other took.
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 
 use crate::abi::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, ArrayDescriptor,

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,

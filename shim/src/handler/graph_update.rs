@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use gpulimit_core::order;
+use gpulimit_base::order;
 
 use crate::abi::{
     Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,

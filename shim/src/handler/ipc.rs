@@ -1,6 +1,6 @@
 //! Linear memory that other processes open: charged to its owner as long as he has it, then to who has it open.
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 
 use crate::abi::{
     DevicePtr, IpcHandle, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,

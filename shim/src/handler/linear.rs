@@ -2,8 +2,8 @@
 
 mod block;
 
-use gpulimit_core::group::Undisturbed;
-use gpulimit_core::ledger::Category;
+use gpulimit_group::Undisturbed;
+use gpulimit_ledger::Category;
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
 use crate::account::blocks::{Departure, Large, Taken};

@@ -3,7 +3,7 @@
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,

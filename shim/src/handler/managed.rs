@@ -1,7 +1,7 @@
 //! Managed memory of `cuMemAllocManaged` and of `__managed__` variables: charged in full, because the device may come to hold all of it
 //! without a call.
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Opaque, Out, SUCCESS, Status};
 use crate::account::contexts::current_context;

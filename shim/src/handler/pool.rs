@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use crate::abi::{
     ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY,

@@ -2,7 +2,7 @@
 //!
 //! The driver's whole list is fetched into room of ours, so that what the program offers need only hold the group's part.
 
-use gpulimit_core::ledger::{Identity, SeenProcess};
+use gpulimit_base::identity::{Identity, SeenProcess};
 
 use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_PROCESS_DETAIL_LIST_V1, NvmlDevice, NvmlProcessDetail,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gpulimit_core::group::Undisturbed;
+use gpulimit_group::Undisturbed;
 
 use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Out, SUCCESS, Stream};
 use crate::account::Process;

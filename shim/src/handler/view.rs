@@ -2,7 +2,7 @@
 //!
 //! Total is the smallest limit on the group's path, free what this process could still get. A figure is only ever made smaller.
 
-use gpulimit_core::device::DeviceKind;
+use gpulimit_base::device::DeviceKind;
 
 use crate::abi::{
     Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,

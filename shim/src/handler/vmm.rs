@@ -1,6 +1,6 @@
 //! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a handle or a mapping.
 
-use gpulimit_core::ledger::Category;
+use gpulimit_ledger::Category;
 
 use crate::abi::{
     AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,

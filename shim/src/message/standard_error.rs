@@ -16,7 +16,7 @@
 //! All system calls are made directly: the C library's functions of these names are cancellation points.
 #![allow(unsafe_code)]
 
-use gpulimit_core::held_signals;
+use gpulimit_base::held_signals;
 use std::ffi::{CStr, c_int, c_long};
 use std::io;
 use std::mem::MaybeUninit;

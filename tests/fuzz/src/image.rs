@@ -1,24 +1,12 @@
 //! Code images, as programs hand them to the driver: no panic, no more memory than they could need, an end.
 
 use crate::numbers::Numbers;
-
-#[path = "../../../shim/src"]
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "the reader as it is, without what calls it"
-)]
-mod shim {
-    pub mod image;
-}
+use gpulimit_fatbin::{lz4, needs_of_bytes, zstd};
 
 pub fn any(bytes: &[u8]) {
     for capabilities in [&[][..], &[90], &[75, 80, 120]] {
-        let needs = shim::image::needs_of_bytes(bytes, &|| capabilities.to_vec());
-        assert_eq!(
-            needs,
-            shim::image::needs_of_bytes(bytes, &|| capabilities.to_vec())
-        );
+        let needs = needs_of_bytes(bytes, &|| capabilities.to_vec());
+        assert_eq!(needs, needs_of_bytes(bytes, &|| capabilities.to_vec()));
     }
 }
 
@@ -31,7 +19,7 @@ fn stated(bytes: &[u8]) -> Option<(usize, &[u8])> {
 
 pub fn lz4(bytes: &[u8]) {
     if let Some((size, packed)) = stated(bytes) {
-        let decoded = shim::image::lz4::decode(packed, size);
+        let decoded = lz4::decode(packed, size);
         let other = lz4_flex::block::decompress(packed, size);
         if let (Some(decoded), Ok(other)) = (&decoded, &other) {
             assert_eq!(decoded, other);
@@ -39,21 +27,15 @@ pub fn lz4(bytes: &[u8]) {
         assert!(decoded.is_none_or(|decoded| decoded.len() == size));
     }
     let packed = lz4_flex::block::compress(bytes);
-    assert_eq!(
-        shim::image::lz4::decode(&packed, bytes.len()).as_deref(),
-        Some(bytes)
-    );
+    assert_eq!(lz4::decode(&packed, bytes.len()).as_deref(), Some(bytes));
 }
 
 pub fn zstd(bytes: &[u8]) {
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
     if let Some((size, packed)) = stated(bytes) {
-        let decoded = shim::image::zstd::decode(packed, size);
+        let decoded = zstd::decode(packed, size);
         assert!(decoded.is_none_or(|decoded| decoded.len() == size));
     }
     let packed = compress_to_vec(bytes, CompressionLevel::Fastest);
-    assert_eq!(
-        shim::image::zstd::decode(&packed, bytes.len()).as_deref(),
-        Some(bytes)
-    );
+    assert_eq!(zstd::decode(&packed, bytes.len()).as_deref(), Some(bytes));
 }

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use gpulimit::device::DeviceId;
-use gpulimit::ledger::{
-    Category, Identity, Ledger, Level, MAX_SLOTS, NoWitness, Slot, Witness, try_charge, uncharge,
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_ledger::{
+    Category, Ledger, Level, MAX_SLOTS, NoWitness, Slot, Witness, try_charge, uncharge,
 };
 
 use crate::numbers::Numbers;

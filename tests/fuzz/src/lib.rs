@@ -2,10 +2,6 @@
 //!
 //! `fuzz/` hands them what a fuzzer makes up, `cargo test -p gpulimit-fuzz-targets` the committed corpus and random changes of it.
 
-/// What the image reader wants of the crate that it is in.
-mod abi {
-    pub type Opaque = usize;
-}
 mod image;
 mod ledger;
 mod limits;

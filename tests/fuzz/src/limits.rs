@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::FileExt;
 
-use gpulimit::device::DeviceId;
-use gpulimit::limits::{Key, LimitSet, Limits, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, LimitSet, Limits, Selector};
 
 use crate::numbers::Numbers;
 use crate::scratch;

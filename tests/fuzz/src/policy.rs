@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gpulimit::device::DeviceId;
-use gpulimit::policy::compile::{Accounts, UnixGroup, User, compile};
-use gpulimit::policy::rules::{Range, Rules, Source};
-use gpulimit::policy::{GROUP, MAX, assignment, file};
+use gpulimit_base::device::DeviceId;
+use gpulimit_policy::compile::{Accounts, UnixGroup, User, compile};
+use gpulimit_policy::rules::{Range, Rules, Source};
+use gpulimit_policy::{GROUP, MAX, assignment, file};
 
 use crate::scratch;
 
@@ -71,7 +71,7 @@ fn load(bytes: &[u8]) -> Option<Rules> {
     std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o755)).expect("changed");
     let source = Source {
         root: root.to_owned(),
-        owner: gpulimit::group::effective_user(),
+        owner: gpulimit_group::effective_user(),
     };
     let loaded = Rules::load(&source);
     // Never "there are none".

@@ -1,10 +1,10 @@
 //! What people write: sizes, keys, names, GPUs. What is understood reads back as the same.
 
-use gpulimit::device::DeviceId;
-use gpulimit::group;
-use gpulimit::limits::{Setting, parse_duration};
-use gpulimit::policy::RequestSelector;
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_group as group;
+use gpulimit_limits::{Setting, parse_duration};
+use gpulimit_policy::RequestSelector;
 
 pub fn any(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use gpulimit::device::DeviceId;
-use gpulimit::group::{Created, Group, Root};
-use gpulimit::ledger::{Category, Event, EventKind, Identity, Ledger, Usage, Witness};
-use gpulimit::limits::{Key, LimitSet, Selector, Setting};
-use gpulimit::units::Size;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Created, Group, Root};
+use gpulimit_ledger::{Category, Event, EventKind, Ledger, Usage, Witness};
+use gpulimit_limits::{Key, LimitSet, Selector, Setting};
 
 pub use artefacts::{
     built_program, compile, compile_for, controller, demo, driver, faulty_shim, library,

@@ -1,6 +1,6 @@
 use std::cell::Cell;
 
-use gpulimit_core::ledger::{EventKind, Usage};
+use gpulimit_ledger::{EventKind, Usage};
 
 use super::*;
 use std::time::Instant;

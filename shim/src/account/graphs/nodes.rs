@@ -4,7 +4,7 @@
 //! freed before the other begins (NVIDIA's programming guide, graph memory nodes). What lies at one address is one piece of memory, so
 //! addresses tell what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred times needs it once.
 
-use gpulimit_core::order;
+use gpulimit_base::order;
 
 use super::STEP;
 use super::bodies::Bodies;

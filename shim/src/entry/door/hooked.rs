@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpulimit_core::order;
+use gpulimit_base::order;
 use once_cell::race::OnceBox;
 
 use super::redirect::redirect;

@@ -177,8 +177,8 @@ fn the_first_launch() {
 /// Fat binaries of nvcc 13.5: the machine code for this GPU has 300 MiB and a table, the text 50.
 #[test]
 fn compressed_code() {
-    const LZ4: &[u8] = include_bytes!("../../../../shim/src/image/fixtures/lz4.fatbin");
-    const ZSTD: &[u8] = include_bytes!("../../../../shim/src/image/fixtures/zstd.fatbin");
+    const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
+    const ZSTD: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/zstd.fatbin");
     alone(&[], |cuda| {
         cuda.start();
         for image in [LZ4, ZSTD] {

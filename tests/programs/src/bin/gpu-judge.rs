@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use gpulimit::device::DeviceId;
-use gpulimit::ledger::Ledger;
+use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::Ledger;
 use gpulimit_sim::machine::{BLOCK, Machine};
 use gpulimit_sim::{device, grant, shared};
 
@@ -63,7 +63,7 @@ fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
             return Err(format!(
                 "{used} bytes used beside {unowned} that have left, {granted} granted: {:?}\n{:#?}",
                 holders.collect::<Vec<_>>(),
-                ledger.processes(&gpulimit::ledger::NoWitness)
+                ledger.processes(&gpulimit_ledger::NoWitness)
             ));
         };
         let (least, most) = seen.ahead.unwrap_or((ahead, ahead));

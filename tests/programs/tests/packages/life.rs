@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit::ledger::NoWitness;
+use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
 /// What the programs may use together.

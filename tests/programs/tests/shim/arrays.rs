@@ -1,6 +1,6 @@
 //! Arrays and mipmapped arrays: what they take, however they are made and end.
 
-use gpulimit::ledger::Category;
+use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;

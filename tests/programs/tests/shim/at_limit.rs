@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpulimit::ledger::{Category, EventKind};
+use gpulimit_ledger::{Category, EventKind};
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World, eventually};
 
 /// Long enough to see that somebody waits; not what a result depends on.

@@ -1,6 +1,6 @@
 //! Code with large variables: refused before the driver takes memory for them.
 
-use gpulimit::ledger::Category;
+use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 /// Room for two of 300 MiB, and not for three.
@@ -129,7 +129,10 @@ fn eager_loading() {
 /// Fat binaries of nvcc, whose image for the simulated GPU has a variable of 300 MiB and a table of 4,000 bytes.
 #[test]
 fn compressed() {
-    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/src/image/fixtures");
+    let fixtures = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../crates/fatbin/src/fixtures"
+    );
     for compression in ["lz4", "zstd"] {
         for load in ["image", "image-file"] {
             let world = World::new(CAP);
@@ -170,7 +173,7 @@ fn compressed() {
 fn compressed_text() {
     let world = World::new(CAP);
     let file = std::env::temp_dir().join(format!("gpulimit-text-{}.fatbin", std::process::id()));
-    let mut image = include_bytes!("../../../../shim/src/image/fixtures/zstd.fatbin").to_vec();
+    let mut image = include_bytes!("../../../../crates/fatbin/src/fixtures/zstd.fatbin").to_vec();
     // The text is the first entry; the machine code behind it is left out.
     let end = 16 + 80 + 360;
     image.truncate(end);
@@ -189,7 +192,10 @@ fn compressed_text() {
     std::fs::remove_file(file).unwrap();
 }
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/src/image/fixtures");
+const FIXTURES: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../crates/fatbin/src/fixtures"
+);
 
 /// A text with these declarations and a kernel.
 fn ptx(declarations: &str) -> String {

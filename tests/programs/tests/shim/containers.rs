@@ -4,10 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit::group::{Access, Group, Members, Root};
-use gpulimit::ledger::{NoWitness, SeenProcess};
-use gpulimit::limits::LimitSet;
-use gpulimit::units::Size;
+use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Group, Members, Root};
+use gpulimit_ledger::NoWitness;
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
 
 const CAP: u64 = 4096 * MIB;

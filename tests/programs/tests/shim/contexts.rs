@@ -148,7 +148,7 @@ fn threads_that_retain_at_once_make_one_context() {
 fn without_process_lists_contexts_are_assumed() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
     let mut program = world.on_gpu();
-    let used = |usage: gpulimit::ledger::Usage| usage.charged - usage.idle;
+    let used = |usage: gpulimit_ledger::Usage| usage.charged - usage.idle;
     assert!(used(world.usage(0)) >= 512 * MIB, "{:?}", world.usage(0));
     program.expect(&[("context second 0 v2", "0")]);
     assert_eq!(used(world.usage(0)), 2 * 512 * MIB);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use gpulimit::ledger::{EventKind, Usage};
+use gpulimit_ledger::{EventKind, Usage};
 use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
 
 /// What a group uses, and the most that it has used.

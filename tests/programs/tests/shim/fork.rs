@@ -92,7 +92,7 @@ fn a_child_of_a_member_that_has_not_used_cuda_is_a_member_of_its_own() {
     program.expect(&[("start", "0 0"), ("alloc b 1000M", "0")]);
     world.judge(CAP);
     program.expect(&[("alloc c 1500M", "2")]);
-    let members = world.ledger().processes(&gpulimit::ledger::NoWitness);
+    let members = world.ledger().processes(&gpulimit_ledger::NoWitness);
     assert_eq!(
         members.iter().filter(|member| member.alive).count(),
         2,

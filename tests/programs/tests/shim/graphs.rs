@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpulimit::ledger::Category;
+use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;

@@ -1,6 +1,6 @@
 //! Groups in groups: a charge passes all levels or none, and the smallest limit on the path is what a program sees.
 
-use gpulimit::ledger::{Ledger, NoWitness};
+use gpulimit_ledger::{Ledger, NoWitness};
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
 /// Bytes charged in a group below that of the world, on the only GPU.
@@ -143,9 +143,9 @@ fn min_holds_from_the_moment_it_is_set() {
     other.expect(&[("alloc a 300M", "0"), ("free a", "0")]);
     let min = "min=1G".parse().expect("a setting");
     kept.write_limits(|limits| match min {
-        gpulimit::limits::Setting::Size(key, size) => {
+        gpulimit_limits::Setting::Size(key, size) => {
             limits
-                .set_extent(gpulimit::limits::Selector::All, key, size, &[], false)
+                .set_extent(gpulimit_limits::Selector::All, key, size, &[], false)
                 .expect("a size");
         }
         _ => unreachable!("min is a size"),
@@ -174,11 +174,11 @@ fn low_is_taken_when_there_is_no_other_way() {
         ("free-async a", "0"),
         ("sync", "0"),
     ]);
-    let reserve = world.usage(0).by[gpulimit::ledger::Category::Pools as usize];
+    let reserve = world.usage(0).by[gpulimit_ledger::Category::Pools as usize];
     assert!(reserve >= 256 * MIB, "{reserve}");
     let got = 4 * MIB * fill(&mut other);
     assert!(got + CONTEXT + 16 * MIB >= cap, "{got}");
-    let reserve = world.usage(0).by[gpulimit::ledger::Category::Pools as usize];
+    let reserve = world.usage(0).by[gpulimit_ledger::Category::Pools as usize];
     assert_eq!(reserve, 0);
     world.judge(cap);
     drop(other);

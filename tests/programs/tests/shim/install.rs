@@ -3,9 +3,9 @@
 use std::os::unix::fs::chown;
 use std::process::Output;
 
-use gpulimit::group::Root;
-use gpulimit::limits::LimitSet;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_group::Root;
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, World, text};
 
 const CAP: u64 = 1024 * MIB;
@@ -190,7 +190,7 @@ for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/
     test ! -e "$PLACE/proof" || { echo "$verb ran it"; rm "$PLACE/proof"; }
 done
 "#;
-    let version = gpulimit::version::text();
+    let version = gpulimit_base::version::text();
     let script = format!("USERS={}\nVERSION='{version}'\n{script}", place.display());
     let Some(output) = run(&world, &script) else {
         return;

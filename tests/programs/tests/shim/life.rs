@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use gpulimit::ledger::EventKind;
+use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, MIB, Session, World};
 
 /// Room for all that the programs do.

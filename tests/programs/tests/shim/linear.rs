@@ -1,6 +1,6 @@
 //! `cuMemAlloc`, `cuMemAllocPitch` and `cuMemAllocManaged`: the memory counts, not the requests.
 
-use gpulimit::ledger::Category;
+use gpulimit_ledger::Category;
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
 const CAP: u64 = 1024 * MIB;

@@ -1,7 +1,7 @@
 //! GPUs that are cut into MIG instances: each instance has its own memory, UUID and limit.
 
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 1024 * MIB;

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use gpulimit::group::Members;
-use gpulimit::policy::rules;
+use gpulimit_group::Members;
+use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 
 /// Users of the machine of these tests.

@@ -1,6 +1,6 @@
 //! Stream-ordered memory: the pool's reserve counts, not the pointers.
 
-use gpulimit::ledger::Category;
+use gpulimit_ledger::Category;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, World};
 
 const CAP: u64 = 1024 * MIB;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpulimit::limits::LimitSet;
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 4096 * MIB;

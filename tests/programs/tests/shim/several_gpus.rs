@@ -1,7 +1,7 @@
 //! Limits are on the right GPU, in whatever order a program sees the GPUs, and whichever of them.
 
-use gpulimit::limits::{Key, LimitSet, Selector};
-use gpulimit::units::Size;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
 /// What a context takes on the machines of these tests.

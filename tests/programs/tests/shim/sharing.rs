@@ -155,7 +155,7 @@ fn the_ninth_and_the_hundredth_count_as_well() {
         program.expect(&[("alloc a 4M", "0")]);
     }
     let mut seen = BTreeSet::new();
-    for process in world.ledger().processes(&gpulimit::ledger::NoWitness) {
+    for process in world.ledger().processes(&gpulimit_ledger::NoWitness) {
         seen.insert(process.identity.pid);
     }
     assert_eq!(seen.len(), 40);

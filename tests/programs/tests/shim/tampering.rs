@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gpulimit::ledger::{EventKind, Ledger};
+use gpulimit_ledger::{EventKind, Ledger};
 use gpulimit_programs::world::{self, CONTEXT, MIB, World};
 
 use crate::life::watch;

@@ -1,6 +1,6 @@
 //! While one thread of a program waits for room, the others go on: one of them may be about to make it.
 
-use gpulimit::ledger::EventKind;
+use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
 /// What another process holds all the time, so that there is something to wait for.

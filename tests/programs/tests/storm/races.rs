@@ -2,7 +2,7 @@
 //!
 //! The judge looks without a pause: what the ledger has granted is at every look at least what the driver has given.
 
-use gpulimit::ledger::NoWitness;
+use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{MIB, Session, World};
 
 use crate::judge::Judge;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use gpulimit::ledger::NoWitness;
+use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, MIB, Session, World};
 
 use crate::crowd::{Nursery, signal};

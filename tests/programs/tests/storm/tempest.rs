@@ -5,7 +5,7 @@ use std::fs::File;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use gpulimit::ledger::NoWitness;
+use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, BLOCK, MIB, Session, World, eventually};
 
 use crate::crowd::{Ended, Nursery, signal};

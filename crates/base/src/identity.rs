@@ -1,0 +1,670 @@
+//! What a process says of itself, and what `/proc` shows of others.
+
+use crate::{interrupted, process};
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+/// A process as it says of itself. For people and for asking the driver; whether it lives is the lock's to say.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Identity {
+    /// In the process's own pid namespace.
+    pub pid: u32,
+    /// Inode of `/proc/self/ns/pid`; 0 unknown.
+    pub pid_ns: u64,
+    /// In clock ticks since boot, field 22 of `/proc/self/stat`; 0 unknown.
+    pub start_time: u64,
+    /// Real user id.
+    pub uid: u32,
+    /// The program's name, filled up with zeros. Never its arguments, which may hold secrets: all members read the ledger.
+    pub command: [u8; 64],
+}
+
+impl Identity {
+    /// The calling process. What `/proc` does not tell is 0.
+    pub fn of_self() -> Self {
+        let (mut line, mut name) = ([0; 512], [0; 64]);
+        let line = head("/proc/self/cmdline", &mut line);
+        let name = head("/proc/self/comm", &mut name);
+        Self {
+            pid: std::process::id(),
+            pid_ns: Self::own_pid_ns(),
+            start_time: Self::own_start_time(),
+            uid: process::uid(),
+            command: program(line, name),
+        }
+    }
+
+    /// When this process started: as [`Identity::start_time`].
+    pub fn own_start_time() -> u64 {
+        let mut stat = [0; 1024];
+        let mut of = |path: &str| start_time(head(path, &mut stat));
+        // The number is another one where `/proc` is of an outer pid namespace.
+        of(&first_thread("self", std::process::id()))
+            .or_else(|| of("/proc/self/stat"))
+            .unwrap_or(0)
+    }
+
+    /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet. False when that cannot be told, as across
+    /// pid namespaces.
+    ///
+    /// A killed process with much memory keeps its lock for up to 30 ms (measured).
+    pub fn is_ending(&self, own_pid_ns: u64) -> bool {
+        if self.pid_ns != own_pid_ns || own_pid_ns == 0 {
+            return false;
+        }
+        let mut stat = [0; 1024];
+        let stat = head(&first_thread(self.pid, self.pid), &mut stat);
+        if stat.is_empty() {
+            // Reaped by its parent and the lock about to go, or hidden from us.
+            return !process::exists(self.pid);
+        }
+        if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
+            return true;
+        }
+        let mut status = [0; 4096];
+        is_exiting(stat)
+            || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
+    }
+
+    /// Whether both are programs of one process, before and after `exec`.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
+        key(self) == key(other) && self.start_time != 0
+    }
+
+    /// The inode of this process's pid namespace; 0 unknown.
+    pub fn own_pid_ns() -> u64 {
+        process::pid_ns()
+    }
+
+    /// The command for people: not UTF-8 and control characters are replaced. Does not allocate.
+    pub fn command(&self) -> impl fmt::Display + '_ {
+        Command(&self.command)
+    }
+
+    /// The begin of the command line of the process with this number here; `None` where it has none, as a zombie, or the caller may
+    /// not read it: `/proc` decides, as for `ps`.
+    ///
+    /// Waits for the lock and the pages of that process's memory, which its user can keep from it for ever.
+    pub fn command_line(pid: u32) -> Option<[u8; 64]> {
+        let mut line = [0; 512];
+        match head(&format!("/proc/{pid}/cmdline"), &mut line) {
+            [] => None,
+            line => Some(command(line)),
+        }
+    }
+
+    /// The same with what [`Self::command_line`] said of this number, unless it is another process's by now.
+    pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
+        match SeenProcess::by_pid(pid).is(&self) {
+            true => Self { command, ..self },
+            false => self,
+        }
+    }
+}
+
+/// A process as the `/proc` of the caller shows it: what of an [`Identity`] can be seen from outside, also from an outer pid namespace.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct SeenProcess {
+    /// In the process's own pid namespace.
+    pid: u32,
+    /// 0 unknown.
+    pid_ns: u64,
+    /// As the clock of the caller's time namespace says; 0 unknown.
+    start_time: u64,
+    /// Whether the process has the same clock, so that it says the same of itself.
+    same_clock: bool,
+}
+
+impl SeenProcess {
+    /// The number that a process has in the caller's pid namespace; `None` when it is not to be found there.
+    ///
+    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells of `everybody`.
+    pub fn pid_of<Everybody>(
+        process: &Identity,
+        everybody: impl FnOnce() -> Everybody,
+    ) -> Option<u32>
+    where
+        Everybody: Iterator<Item = (u32, Self)>,
+    {
+        if process.pid_ns == Identity::own_pid_ns() {
+            return Self::by_pid(process.pid).is(process).then_some(process.pid);
+        }
+        Self::find(process, everybody())
+    }
+
+    /// The numbers of all processes in `/proc`.
+    pub fn numbers() -> impl Iterator<Item = u32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// All processes, with their numbers.
+    pub fn everybody() -> impl Iterator<Item = (u32, Self)> {
+        Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
+    }
+
+    /// Which of these is a process of another namespace, which has to be known here.
+    fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
+        seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
+            .map(|(pid, _)| pid)
+    }
+
+    /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
+    pub fn by_pid(pid: u32) -> Self {
+        let (mut stat, mut status) = ([0; 1024], [0; 4096]);
+        let stat = head(&first_thread(pid, pid), &mut stat);
+        let status = head(&format!("/proc/{pid}/status"), &mut status);
+        let inner = innermost_pid(status);
+        Self {
+            pid: inner.unwrap_or(pid),
+            pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
+                Ok(namespace) => namespace.ino(),
+                // Of another user, perhaps.
+                Err(_) => Self::unseen_pid_ns(pid, inner),
+            },
+            start_time: start_time(stat).unwrap_or(0),
+            // Of another user's process that is not shown. Theirs is mostly the same.
+            same_clock: has_own_clock(pid).unwrap_or(true),
+        }
+    }
+
+    /// The namespace of a process by its pids, here and in the innermost one: ours where they are one and the same. 0 unknown.
+    fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
+        if inner.is_none_or(|inner| inner == pid) {
+            Identity::own_pid_ns()
+        } else {
+            0
+        }
+    }
+
+    /// When it started, in clock ticks since boot; `None` where that cannot be told.
+    pub fn start_time(&self) -> Option<u64> {
+        (self.start_time != 0).then_some(self.start_time)
+    }
+
+    /// Whether it is this one. What is not known decides nothing, and the start of a process with another clock is not known: whoever makes a
+    /// time namespace shifts what they write into a slot.
+    pub fn is(&self, identity: &Identity) -> bool {
+        let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
+        self.pid == identity.pid
+            && fits(self.pid_ns, identity.pid_ns)
+            && (!self.same_clock || fits(self.start_time, identity.start_time))
+    }
+}
+
+/// Whether a process is in the time namespace of the caller; `None` where that is not shown. Before Linux 5.6 there is one for all.
+fn has_own_clock(pid: u32) -> Option<bool> {
+    let clock = |process: &dyn fmt::Display| {
+        fs::metadata(format!("/proc/{process}/ns/time")).map(|namespace| namespace.ino())
+    };
+    match clock(&"self") {
+        Err(_) => Some(true),
+        Ok(own) => clock(&pid).ok().map(|other| own == other),
+    }
+}
+
+/// The last of `NSpid`: the pid in the innermost namespace.
+fn innermost_pid(status: &[u8]) -> Option<u32> {
+    String::from_utf8_lossy(status)
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?
+        .split_ascii_whitespace()
+        .last()?
+        .parse()
+        .ok()
+}
+
+struct Command<'a>(&'a [u8]);
+
+impl fmt::Display for Command<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        let len = self.0.iter().position(|&b| b == 0).unwrap_or(self.0.len());
+        for chunk in self.0[..len].utf8_chunks() {
+            for c in chunk.valid().chars() {
+                f.write_char(if c.is_control() { '?' } else { c })?;
+            }
+            if !chunk.invalid().is_empty() {
+                f.write_char('?')?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first bytes of a file; none when it cannot be read.
+fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
+    let mut len = 0;
+    if let Ok(mut file) = fs::File::open(path) {
+        while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {
+            match interrupted::again(|| file.read(rest)) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => len += read,
+            }
+        }
+    }
+    buffer.get(..len).unwrap_or(&[])
+}
+
+/// The `stat` of a process's first thread, which started when that did. qemu-user makes up the process's own.
+fn first_thread(process: impl fmt::Display, pid: u32) -> String {
+    format!("/proc/{process}/task/{pid}/stat")
+}
+
+/// Field 22. The name, field 2, may hold spaces and parentheses; the last `)` ends it.
+fn start_time(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|&b| b == b')')?;
+    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// State zombie or dead (field 3), or PF_EXITING among the flags (field 9).
+fn is_exiting(stat: &[u8]) -> bool {
+    const PF_EXITING: u64 = 0x4;
+    let field = |n: usize| {
+        let end = stat.iter().rposition(|&b| b == b')')?;
+        let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+        rest.split_ascii_whitespace().nth(n - 3)
+    };
+    matches!(field(3), Some("Z" | "X"))
+        || field(9)
+            .and_then(|flags| flags.parse::<u64>().ok())
+            .is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+/// SIGKILL among the pending signals, of the process or of its first thread.
+fn has_kill_pending(status: &[u8]) -> bool {
+    const KILL: u64 = 1 << (9 - 1);
+    String::from_utf8_lossy(status)
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("SigPnd:")
+                .or_else(|| line.strip_prefix("ShdPnd:"))
+        })
+        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .any(|mask| mask & KILL != 0)
+}
+
+/// The name of the program of this command line, without its directory. `name` is the kernel's name of the process.
+fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
+    let first = first(line);
+    // Some programs write their whole command line into the first argument, with blanks. The kernel's name has none of it.
+    if first.is_empty() || first.contains(&b' ') {
+        let mut program = [0; 64];
+        for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {
+            *to = from;
+        }
+        program
+    } else {
+        command(first)
+    }
+}
+
+/// The first argument.
+fn first(line: &[u8]) -> &[u8] {
+    line.split(|&b| b == 0).next().unwrap_or(&[])
+}
+
+/// The begin of a command line, without the program's directory.
+fn command(line: &[u8]) -> [u8; 64] {
+    let program = first(line);
+    let skip = program
+        .iter()
+        .rposition(|&b| b == b'/')
+        .map_or(0, |slash| slash + 1);
+    let line = line.get(skip..).unwrap_or(&[]);
+    let end = line
+        .iter()
+        .rposition(|&b| b != 0)
+        .map_or(0, |last| last + 1);
+    let mut command = [0; 64];
+    for (to, &from) in command.iter_mut().zip(line.iter().take(end)) {
+        *to = if from == 0 { b' ' } else { from };
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_time_survives_a_name_with_spaces_and_parentheses() {
+        let stat = b"42 (a) b) R (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20";
+        assert_eq!(start_time(stat), Some(777));
+        assert_eq!(start_time(b"42 (cut"), None);
+        assert_eq!(start_time(b"42 (cut) S 1 2"), None);
+    }
+
+    #[test]
+    fn who_is_on_the_way_out() {
+        assert!(is_exiting(b"42 (a) b) Z 1 2 3 4 5 4194304"));
+        assert!(is_exiting(b"42 (a) S 1 2 3 4 5 4194308 7"));
+        assert!(!is_exiting(b"42 (Z) S 1 2 3 4 5 4194304 7"));
+        assert!(has_kill_pending(
+            b"Name:\tx\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"
+        ));
+        assert!(!has_kill_pending(
+            b"SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"
+        ));
+        let own = Identity::of_self();
+        assert!(!own.is_ending(own.pid_ns));
+        assert!(
+            Identity {
+                start_time: 1,
+                ..own
+            }
+            .is_ending(own.pid_ns)
+        );
+        assert!(
+            !Identity {
+                start_time: 1,
+                ..own
+            }
+            .is_ending(own.pid_ns + 1)
+        );
+    }
+
+    #[test]
+    fn a_process_is_recognised_from_outside() {
+        let own = Identity::of_self();
+        let seen = SeenProcess::by_pid(own.pid);
+        assert!(seen.is(&own));
+        assert_eq!(seen.start_time(), Some(own.start_time));
+        let other = |change: fn(&mut Identity)| {
+            let mut other = own;
+            change(&mut other);
+            other
+        };
+        assert!(!seen.is(&other(|other| other.pid += 1)));
+        assert!(
+            !seen.is(&other(|other| other.start_time += 1)),
+            "its pid again"
+        );
+        assert!(!seen.is(&other(|other| other.pid_ns += 1)), "elsewhere");
+        // Above the largest pid that Linux gives: gone.
+        let gone = other(|other| other.pid = 1 << 23);
+        assert!(SeenProcess::by_pid(gone.pid).is(&gone));
+        assert_eq!(SeenProcess::by_pid(gone.pid).start_time(), None);
+        assert!(!SeenProcess::by_pid(gone.pid).is(&Identity {
+            pid_ns: gone.pid_ns + 1,
+            ..gone
+        }));
+    }
+
+    #[test]
+    fn the_start_of_a_process_with_another_clock_decides_nothing() {
+        let own = Identity::of_self();
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
+        let shifted = command
+            .args(["cat", "/proc/self/stat", "-"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn();
+        let mut shifted = shifted.expect("unshare is of util-linux");
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(shifted.stdout.take().expect("piped"));
+        let _ = std::io::BufRead::read_line(&mut out, &mut line);
+        if line.is_empty() {
+            let _ = shifted.wait();
+            eprintln!("SKIPPED: time namespaces take root");
+            return;
+        }
+        let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
+        let identity = Identity {
+            pid: pid.unwrap_or(0),
+            // As the process itself would write it.
+            start_time: start_time(line.as_bytes()).unwrap_or(0),
+            ..own
+        };
+        let seen = SeenProcess::by_pid(identity.pid);
+        let is_ending = identity.is_ending(own.pid_ns);
+        drop(shifted.stdin.take());
+        assert!(shifted.wait().is_ok_and(|status| status.success()));
+        assert_ne!(seen.start_time(), Some(identity.start_time), "shifted");
+        assert!(seen.is(&identity));
+        assert!(!is_ending, "it lived");
+    }
+
+    #[test]
+    fn programs_of_one_process_have_its_pid_and_start() {
+        let own = Identity::of_self();
+        let command = command(b"other");
+        assert!(own.is_same(&Identity { command, ..own }));
+        let pid = own.pid + 1;
+        assert!(!own.is_same(&Identity { pid, ..own }));
+        let pid_ns = own.pid_ns + 1;
+        assert!(!own.is_same(&Identity { pid_ns, ..own }));
+        let unknown = Identity {
+            start_time: 0,
+            ..own
+        };
+        assert!(!unknown.is_same(&unknown) && !own.is_same(&unknown));
+    }
+
+    #[test]
+    fn the_gone_and_the_ended_are_on_their_way_out() {
+        let own = Identity::of_self();
+        // Above the largest pid that Linux gives.
+        let gone = Identity {
+            pid: 1 << 23,
+            ..own
+        };
+        assert!(gone.is_ending(own.pid_ns));
+        let unknown = Identity { pid_ns: 0, ..gone };
+        assert!(!unknown.is_ending(0), "nothing is known of its namespace");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("spawned");
+        let child_of = SeenProcess::by_pid(child.id());
+        let identity = Identity {
+            pid: child_of.pid,
+            start_time: child_of.start_time,
+            ..own
+        };
+        assert!(child_of.start_time >= own.start_time);
+        assert!(!identity.is_ending(own.pid_ns));
+        child.kill().expect("killed");
+        // A zombie from now on, or soon.
+        let started = std::time::Instant::now();
+        while !identity.is_ending(own.pid_ns) {
+            assert!(started.elapsed().as_secs() < 60, "it ends");
+        }
+        child.wait().expect("reaped");
+        assert!(identity.is_ending(own.pid_ns));
+    }
+
+    #[test]
+    fn who_ends_by_itself_is_on_its_way_out() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("spawned");
+        let own = Identity::of_self();
+        let child_of = SeenProcess::by_pid(child.id());
+        let identity = Identity {
+            pid: child_of.pid,
+            start_time: child_of.start_time,
+            ..own
+        };
+        assert!(!identity.is_ending(own.pid_ns));
+        drop(child.stdin.take());
+        // A zombie that nobody has killed.
+        let path = format!("/proc/{}/stat", child.id());
+        let started = std::time::Instant::now();
+        while !is_exiting(head(&path, &mut [0; 1024])) {
+            assert!(started.elapsed().as_secs() < 60, "it ends");
+        }
+        assert!(identity.is_ending(own.pid_ns));
+        child.wait().expect("reaped");
+    }
+
+    #[test]
+    fn a_process_of_our_namespace_has_the_pid_it_says() {
+        let own = Identity::of_self();
+        assert_eq!(
+            SeenProcess::pid_of(&own, SeenProcess::everybody),
+            Some(own.pid)
+        );
+        let start_time = own.start_time + 1;
+        assert_eq!(
+            SeenProcess::pid_of(&Identity { start_time, ..own }, SeenProcess::everybody),
+            None,
+            "its pid again"
+        );
+        let pid_ns = own.pid_ns + 1;
+        assert_eq!(
+            SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
+            None,
+            "not to be found"
+        );
+        // As where `/proc` hides the processes of other users.
+        let gone = Identity {
+            pid: 1 << 23,
+            ..own
+        };
+        assert_eq!(
+            SeenProcess::pid_of(&gone, SeenProcess::everybody),
+            Some(gone.pid),
+            "is not seen"
+        );
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_is_found_by_its_pid_there() {
+        let own = Identity::of_self();
+        let seen = |pid, pid_ns| SeenProcess {
+            pid,
+            pid_ns,
+            start_time: 5,
+            same_clock: true,
+        };
+        let inner = Identity {
+            pid: 7,
+            pid_ns: own.pid_ns + 1,
+            start_time: 5,
+            ..own
+        };
+        let found = |third| {
+            let processes = [
+                (7, seen(7, own.pid_ns)),
+                (70, seen(8, inner.pid_ns)),
+                (700, third),
+            ];
+            SeenProcess::find(&inner, processes.into_iter())
+        };
+        assert_eq!(found(seen(7, inner.pid_ns)), Some(700));
+        assert_eq!(found(seen(7, 0)), None, "it may be of any namespace");
+    }
+
+    #[test]
+    fn whose_namespace_is_hidden_is_of_ours_if_it_has_one_pid() {
+        let own = Identity::own_pid_ns();
+        assert_eq!(SeenProcess::unseen_pid_ns(7, Some(7)), own);
+        assert_eq!(SeenProcess::unseen_pid_ns(7, None), own, "before Linux 4.1");
+        assert_eq!(SeenProcess::unseen_pid_ns(7, Some(1)), 0);
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_process_decides_nothing() {
+        let own = Identity::of_self();
+        let seen = SeenProcess::by_pid(own.pid);
+        let start_time = 0;
+        assert!(
+            seen.is(&Identity { start_time, ..own }) && seen.is(&Identity { pid_ns: 0, ..own })
+        );
+        assert!(
+            SeenProcess { start_time, ..seen }.is(&own)
+                && SeenProcess { pid_ns: 0, ..seen }.is(&own)
+        );
+    }
+
+    #[test]
+    fn the_head_of_a_file_is_what_fits() {
+        let path = std::env::temp_dir().join(format!("gpulimit-head-{}", std::process::id()));
+        fs::write(&path, b"0123456789").expect("written");
+        let path = path.to_str().expect("of letters");
+        assert_eq!(head(path, &mut [0; 4]), b"0123");
+        assert_eq!(head(path, &mut [0; 10]), b"0123456789");
+        assert_eq!(head(path, &mut [0; 20]), b"0123456789");
+        fs::remove_file(path).expect("removed");
+        assert_eq!(head(path, &mut [0; 4]), b"");
+        assert_eq!(head("/proc/self", &mut [0; 4]), b"", "a folder");
+    }
+
+    #[test]
+    fn the_innermost_pid_is_the_last() {
+        let status = b"Name:\tx\nPid:\t4711\nNSpid:\t4711\t32\t7\nNSpgid:\t1\t1\t1\n";
+        assert_eq!(innermost_pid(status), Some(7));
+        assert_eq!(innermost_pid(b"Name:\tx\n"), None, "before Linux 4.1");
+    }
+
+    #[test]
+    fn self_is_known() {
+        let id = Identity::of_self();
+        assert_eq!(id.pid, std::process::id());
+        assert!(id.pid_ns != 0 && id.start_time != 0);
+        assert!(
+            id.command().to_string().starts_with("gpulimit_base-"),
+            "{}",
+            id.command()
+        );
+    }
+
+    #[test]
+    fn command_drops_the_directory_and_bounds_the_length() {
+        let shown = |line: &[u8]| {
+            let command = command(line);
+            Command(&command).to_string()
+        };
+        assert_eq!(
+            shown(b"/usr/bin/python3\0train.py\0--dir\0/a/b\0"),
+            "python3 train.py --dir /a/b"
+        );
+        assert_eq!(shown(b""), "");
+        assert_eq!(shown(b"a\x1b[2J\xff\0"), "a?[2J?");
+        assert_eq!(shown(&[b'x'; 500]).len(), 64);
+    }
+
+    #[test]
+    fn a_process_says_its_name_and_not_its_arguments() {
+        let shown = |line: &[u8], name: &[u8]| Command(&program(line, name)).to_string();
+        let line = b"/usr/bin/python3\0train.py\0--token=secret\0";
+        assert_eq!(shown(line, b"python3\n"), "python3");
+        assert_eq!(shown(b"/a b/c --token=x /y\0\0\0", b"c\n"), "c");
+        assert_eq!(shown(b"", b"kworker/0\n"), "kworker/0");
+        assert_eq!(shown(b"", b""), "");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("spawned");
+        let own = Identity::of_self();
+        let of_child = Identity {
+            pid: child.id(),
+            start_time: 0,
+            ..own
+        };
+        let pid = child.id();
+        let named = |who: Identity| match Identity::command_line(pid) {
+            Some(line) => who.with_command(pid, line),
+            None => who,
+        };
+        let started = std::time::Instant::now();
+        // `exec` lets the parent go on before the arguments are in place.
+        while named(of_child) == of_child {
+            assert!(started.elapsed().as_secs() < 60, "it has arguments");
+        }
+        let seen = named(of_child);
+        assert_eq!(named(own), own, "another process");
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+        assert_eq!(seen.command().to_string(), "sleep 60");
+        assert_eq!(named(of_child), of_child, "gone");
+    }
+}

@@ -1,0 +1,45 @@
+//! System calls that a signal has interrupted.
+
+use std::io::{self, ErrorKind};
+
+/// Calls that one call is worth. Signals may come faster than it gets done: profilers send thousands a second.
+const TRIES: u32 = 1_000;
+
+/// Makes a call again when a signal has interrupted it. The error is `Interrupted` where each of a thousand was.
+pub fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..TRIES {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+    call()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_made_until_it_is_not_interrupted_but_not_for_ever() {
+        let mut calls = 0;
+        let mut call = |interrupted, end: io::Result<u32>| {
+            calls = 0;
+            let mut end = Some(end);
+            let answer = again(|| {
+                calls += 1;
+                if calls > interrupted {
+                    return end.take().expect("called once more");
+                }
+                Err(io::Error::from_raw_os_error(libc::EINTR))
+            });
+            (answer.map_err(|error| error.kind()), calls)
+        };
+        assert_eq!(call(0, Ok(7)), (Ok(7), 1));
+        assert_eq!(call(3, Ok(7)), (Ok(7), 4));
+        let denied = ErrorKind::PermissionDenied;
+        assert_eq!(call(3, Err(denied.into())), (Err(denied), 4));
+        let interrupted = Err(ErrorKind::Interrupted);
+        assert_eq!(call(u32::MAX, Ok(7)), (interrupted, TRIES));
+    }
+}

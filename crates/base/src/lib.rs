@@ -1,0 +1,15 @@
+//! What every part of gpulimit is made with: sizes, identities of GPUs and of processes, names, mapped pages, file systems, held signals,
+//! and the numbers of the file formats. It knows neither groups nor CUDA.
+
+pub mod device;
+pub mod file_system;
+pub mod held_signals;
+pub mod identity;
+pub mod interrupted;
+pub mod name;
+pub mod order;
+pub mod pages;
+pub mod process;
+pub mod text_file;
+pub mod units;
+pub mod version;

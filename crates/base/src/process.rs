@@ -1,0 +1,57 @@
+//! What the system says of processes without `/proc/PID`.
+#![allow(unsafe_code)]
+
+use std::os::unix::fs::MetadataExt;
+
+/// The real user id.
+pub fn uid() -> u32 {
+    // SAFETY: always succeeds and touches nothing.
+    unsafe { libc::getuid() }
+}
+
+/// The inode of this process's pid namespace; 0 unknown.
+pub fn pid_ns() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
+}
+
+/// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides other users' processes would be no.
+pub fn exists(pid: u32) -> bool {
+    let Ok(pid) = libc::pid_t::try_from(pid) else {
+        return false;
+    };
+    // SAFETY: signal 0 is sent to nobody.
+    let sent = unsafe { libc::kill(pid, 0) } == 0;
+    sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_there_is_told_whoever_it_belongs_to() {
+        assert!(exists(std::process::id()) && exists(1));
+        assert!(!exists(1 << 23) && !exists(u32::MAX));
+    }
+
+    #[test]
+    fn the_user_is_the_real_one() {
+        let owner = std::fs::metadata("/proc/self").expect("there").uid();
+        assert_eq!(uid(), owner);
+        let other = std::thread::spawn(|| {
+            // SAFETY: changes the user of this thread alone, and takes plain integers.
+            let changed =
+                unsafe { libc::syscall(libc::SYS_setreuid, 65_534usize, libc::c_long::from(-1)) }
+                    == 0;
+            (changed, uid())
+        });
+        let (changed, other) = other.join().expect("thread");
+        assert_eq!(other, if changed { 65_534 } else { owner });
+    }
+
+    #[test]
+    fn the_namespace_is_ours() {
+        let link = std::fs::read_link("/proc/self/ns/pid").expect("readable");
+        assert_eq!(link.to_string_lossy(), format!("pid:[{}]", pid_ns()));
+    }
+}

@@ -1,0 +1,117 @@
+//! Makes what is in a group's directory, and says who may be in the group and so in those above it.
+//!
+//! Everything whose owner or permissions change is changed by its descriptor, in an open directory ([`Descent`]). For each group root has
+//! the rights that this group's directory leaves it, and no more: what a user puts into the way of one group is nothing to the next.
+
+use super::descent::Descent;
+use super::directory::Directory;
+use super::root::{Modes, check_open};
+use super::{Access, BELOW, Group, GroupError, LEDGER, LIMITS, LOCK, Members, user};
+use gpulimit_ledger::Ledger;
+use gpulimit_limits::{LimitSet, Limits};
+use std::io::{self, ErrorKind};
+
+impl Group {
+    /// Makes the file that is locked, where it is not there.
+    pub(super) fn make_lock(&self, here: &Directory, access: Access) -> Result<(), GroupError> {
+        let made = match here.create_file(LOCK, 0o600) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            made => made.and_then(|file| access.give(&file)),
+        };
+        made.map_err(|error| match error.kind() {
+            // The directory, or the file at once, by who removes the group or cleans up.
+            ErrorKind::NotFound => GroupError::Missing {
+                name: self.name.clone(),
+                root: self.root.clone(),
+                known: Vec::new(),
+            },
+            _ => self.failed("create", error),
+        })
+    }
+
+    /// Makes what is in its directory; whether the limits were made, or were there. For the holder of its lock.
+    pub(super) fn fill(
+        &self,
+        place: Descent,
+        limits: &LimitSet,
+        access: Access,
+        modes: Modes,
+    ) -> Result<bool, GroupError> {
+        let failed = |error| self.failed("create", error);
+        let here = &place.directory;
+        match here.create_directory(BELOW, modes.directory) {
+            Ok(below) => access.give_directory(&below).map_err(failed)?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                check_open(&here.open_directory(BELOW).map_err(failed)?)?;
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        if here.entry(LEDGER).map_err(failed)?.is_none() {
+            Ledger::create(&self.ledger_path(), 0o600)?;
+            access.give_file(here, LEDGER).map_err(failed)?;
+        }
+        let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
+        // The groups above are others' to write, or root's.
+        drop(place);
+        if !is_group {
+            self.admit_above(access)?;
+        }
+        let _power = Descent::to(self)?;
+        // Last: with them it is a group.
+        let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
+        if new && limits.protects() {
+            self.tell_parent();
+        }
+        Ok(new)
+    }
+
+    /// Who may be in it.
+    pub fn access(&self) -> Result<Access, GroupError> {
+        Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
+    }
+
+    /// Says who may be in it, besides those who are.
+    pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
+        self.change(|here| {
+            access.give_file(here, LEDGER)?;
+            access.give_file(here, LOCK)?;
+            access.give_directory(&here.open_directory(BELOW)?)
+        })?;
+        self.admit_above(access)
+    }
+
+    /// Changes what is in its directory, with the rights that this directory leaves.
+    fn change(&self, change: impl FnOnce(&Directory) -> io::Result<()>) -> Result<(), GroupError> {
+        let place = Descent::to(self)?;
+        change(&place.directory).map_err(|error| self.failed("change", error))
+    }
+
+    /// Who is in a group is charged in all above it, and so must be able to write their ledgers.
+    fn admit_above(&self, access: Access) -> Result<(), GroupError> {
+        let user = access.owner.filter(|uid| *uid != user::effective());
+        for above in self.upwards().skip(1) {
+            above.change(|here| {
+                let ledger = here.entry(LEDGER)?.ok_or(ErrorKind::NotFound)?;
+                let there = Access::of_entry(&ledger);
+                let user_is_in = user.is_none_or(|uid| there.admits(uid));
+                let members_are_in = access.members == Members::Owner
+                    || there.members == Members::All
+                    || there.members == access.members;
+                if user_is_in && members_are_in {
+                    return Ok(());
+                }
+                let members = match there.members {
+                    Members::Owner if user_is_in => access.members,
+                    _ => Members::All,
+                };
+                let wider = Access {
+                    owner: None,
+                    members,
+                };
+                wider.give_file(here, LEDGER)?;
+                wider.give_file(here, LOCK)
+            })?;
+        }
+        Ok(())
+    }
+}

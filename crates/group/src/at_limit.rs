@@ -1,0 +1,421 @@
+//! What a group does with a request that does not fit, in this order: members give back what they hold unused, the dead are cleaned away,
+//! the request waits, others are killed, it is refused. How much of that the group's options say.
+
+use super::kill::{Target, Targets};
+use super::look;
+use super::member::{Member, MemberDevice, Refusal, Station};
+use super::signals::Deferred;
+use super::undisturbed::Undisturbed;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::order;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{
+    self as ledger, DeviceIndex, EventKind, Happening, Idle, Line, Pressure, ProcessUsage, Refused,
+    Turn, Witness,
+};
+use gpulimit_limits::{OnLimit, Oom, Options};
+use std::fmt;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// What a request leaves where it is.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Held {
+    /// What is above `high`, and what is kept for others as long as there is another way.
+    Back,
+    /// What is kept for others as long as there is another way.
+    Low,
+    /// What is kept for others in any case.
+    Min,
+    /// Nothing: for what needs no room.
+    Nothing,
+}
+
+/// How long one request looks at processes that are to be killed. One that keeps others from looking costs a second.
+const LOOKS: Duration = Duration::from_secs(4);
+/// Times that a request is made anew because the limits have changed meanwhile; then it is refused. A thousand changes take longer than a
+/// request does, unless somebody makes them for the sake of it.
+pub(super) const CHANGES: u32 = 1_000;
+/// Processes that are killed for one request, at most.
+const VICTIMS: u32 = 64;
+/// Of these the line about it names so many.
+const NAMED: usize = 3;
+/// Where several threads of a process wait, one has a place in the line; the others try at these intervals.
+const NAP: Duration = Duration::from_millis(50);
+
+/// How far a request goes.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Insistence {
+    /// The caller has another way: nobody waits or dies for it.
+    None,
+    /// As far as the group's options say.
+    Full,
+}
+
+/// The slow path of a charge.
+#[cold]
+pub(super) fn charge<'a>(
+    member: &'a Member,
+    device: &MemberDevice,
+    bytes: u64,
+    pressure: &dyn Pressure,
+    insistence: Insistence,
+    idle: &dyn Idle,
+) -> Result<(), Refusal<'a>> {
+    let _undisturbed = Undisturbed::new();
+    let request = Request {
+        member,
+        device,
+        bytes,
+        pressure,
+        idle,
+    };
+    let refused = match request.first(insistence) {
+        Ok(()) => return Ok(()),
+        Err(refused) => refused,
+    };
+    match insistence {
+        Insistence::None => Err(refused),
+        Insistence::Full => request.insist(refused),
+    }
+    .map_err(|refused| request.refusal(refused))
+}
+
+/// A request that waits for the dead does not go by the limits with which it began.
+struct Current<'a> {
+    member: &'a Member,
+    pressure: &'a dyn Pressure,
+    generations: u64,
+}
+
+impl<'a> Current<'a> {
+    fn new(member: &'a Member, pressure: &'a dyn Pressure) -> Self {
+        Self {
+            member,
+            pressure,
+            generations: member.generations(),
+        }
+    }
+}
+
+impl Pressure for Current<'_> {
+    fn reclaim(&self, device: DeviceIndex) -> bool {
+        self.pressure.reclaim(device)
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        self.pressure.witness()
+    }
+
+    fn tell(&self, line: fmt::Arguments<'_>) {
+        self.pressure.tell(line);
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.member.generations() != self.generations
+    }
+}
+
+struct Request<'a, 'b> {
+    member: &'a Member,
+    device: &'b MemberDevice,
+    bytes: u64,
+    pressure: &'b dyn Pressure,
+    idle: &'b dyn Idle,
+}
+
+impl<'a> Request<'a, '_> {
+    fn station(&self, level: usize) -> Option<&'a Station> {
+        self.member.levels.get(level)
+    }
+
+    fn options(&self, level: usize) -> Options {
+        let station = self.station(level);
+        station.map_or_else(Options::default, |station| station.limits.options())
+    }
+
+    fn first(&self, insistence: Insistence) -> Result<(), Refused> {
+        self.restrain();
+        if insistence == Insistence::Full
+            && let Some(level) = self.line_ahead()
+        {
+            return Err(self.refused_at(level));
+        }
+        self.attempt()
+    }
+
+    /// A refusal by this level, with its figures of this moment.
+    fn refused_at(&self, level: usize) -> Refused {
+        let (station, index) = (&self.member.levels[level], self.device.index[level]);
+        Refused {
+            level,
+            charged: station.ledger.charged(index),
+            max: station.bounds(self.device, index).max,
+        }
+    }
+
+    /// Above `high` this process gives back what it holds unused before it grows, and asks the others to.
+    fn restrain(&self) {
+        let mut above = false;
+        for (at, station) in self.member.levels.iter().enumerate() {
+            let index = self.device.index[at];
+            let bounds = station.bounds(self.device, index);
+            if bounds.high >= bounds.max {
+                continue;
+            }
+            let charged = station.ledger.charged(index);
+            if charged.saturating_add(self.bytes) <= bounds.high {
+                continue;
+            }
+            above = true;
+            if station.ledger.note_above_high(index) {
+                station.ledger.ask_members();
+                station.record(EventKind::High, index, self.bytes, charged, bounds.high);
+            }
+        }
+        if above {
+            self.pressure.reclaim(self.device.index[0]);
+        }
+    }
+
+    /// The level at which others wait already, if the group is one where requests wait.
+    fn line_ahead(&self) -> Option<usize> {
+        let waits = |(at, station): &(usize, &Station)| {
+            station
+                .ledger
+                .somebody_waits(&station.slot, self.device.index[*at])
+                && self.options(*at).on_limit == OnLimit::Wait
+        };
+        let mut levels = self.member.levels.iter().enumerate();
+        levels.find(waits).map(|(at, _)| at)
+    }
+
+    /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
+    fn attempt(&self) -> Result<(), Refused> {
+        let charge = |held| {
+            for _ in 0..CHANGES {
+                let current = Current::new(self.member, self.pressure);
+                let answer = self.member.on_path(self.device, held, |path| {
+                    (
+                        ledger::charge_ahead(path, self.bytes, &current, self.idle),
+                        path.iter().any(|level| level.protection.is_some()),
+                    )
+                });
+                if !current.is_outdated() {
+                    return answer;
+                }
+                // Granted by a limit that is none any more.
+                if answer.0.is_ok() {
+                    self.member
+                        .uncharge_idle(self.device, self.bytes, self.idle);
+                }
+            }
+            (Err(self.refused_at(0)), false)
+        };
+        match charge(Held::Low) {
+            (Err(_), true) => charge(Held::Min).0,
+            (charged, _) => charged,
+        }
+    }
+
+    /// Waits and kills, as the options of the group say that refuses.
+    fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
+        let mut waited = false;
+        for _ in 0..=VICTIMS {
+            let options = self.options(refused.level);
+            let fits_ever = self.bytes <= refused.max;
+            let again = if !fits_ever || self.pressure.is_needless() {
+                None
+            } else if options.on_limit == OnLimit::Wait && !waited {
+                waited = true;
+                Some(self.wait(refused, &options))
+            } else {
+                self.make_room(refused.level, options.oom)
+                    .then(|| self.attempt())
+            };
+            match again {
+                None => return Err(refused),
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Waits in line, unless nobody else has anything to give back.
+    fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
+        let Some(station) = self.station(refused.level) else {
+            return Err(refused);
+        };
+        if !station.others_hold(self.device.index[refused.level]) {
+            return Err(refused);
+        }
+        let began = Instant::now();
+        let waited = self.wait_in_line(station, refused, began + options.wait_timeout);
+        for (at, station) in self.member.levels.iter().enumerate() {
+            station
+                .ledger
+                .note_wait(self.device.index[at], began.elapsed());
+        }
+        waited
+    }
+
+    /// Waits until the request is granted, the time is over, a signal comes, or nobody else has anything to give back.
+    fn wait_in_line(
+        &self,
+        station: &Station,
+        mut refused: Refused,
+        until: Instant,
+    ) -> Result<(), Refused> {
+        let level = refused.level;
+        let index = self.device.index[level];
+        // Handlers run when this is left, and may jump away: nothing is held then.
+        let signals = Deferred::new();
+        let mut line = Line::join(&station.slot, index, until);
+        self.record(EventKind::Wait, &refused);
+        loop {
+            let turn = match &mut line {
+                Some(line) => line.turn(),
+                None if Instant::now() >= until => Turn::Over,
+                None => Turn::Yes,
+            };
+            match turn {
+                Turn::Yes => match self.attempt() {
+                    Ok(()) => {
+                        self.record(EventKind::Granted, &refused);
+                        return Ok(());
+                    }
+                    Err(error) if error.level == level && self.bytes <= error.max => {
+                        refused = error;
+                    }
+                    Err(error) => return Err(error),
+                },
+                Turn::NotYet => {}
+                Turn::Over => return Err(refused),
+            }
+            if signals.has_come() || !station.others_hold(index) || self.pressure.is_needless() {
+                return Err(refused);
+            }
+            match &line {
+                Some(line) => line.sleep(),
+                None => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    /// Kills, where the group wants it; false when nobody was. What is about to happen is written down and said before: this process may be
+    /// among those that end.
+    fn make_room(&self, level: usize, oom: Oom) -> bool {
+        // Nobody dies for a refusal that comes of somebody's changes in the ledger.
+        let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();
+        let Some(station) = self.station(level).filter(full) else {
+            return false;
+        };
+        let index = self.device.index[level];
+        let uses = |process: &ProcessUsage| {
+            let on = process.devices.iter().find(|usage| usage.device == index);
+            on.map_or(0, |usage| usage.charged)
+        };
+        let own = Identity::of_self();
+        let mut processes = station.ledger.processes(self.pressure.witness());
+        processes.retain(|process| process.alive);
+        match oom {
+            Oom::None => processes.clear(),
+            // Who would kill itself is refused instead, and may make do with less.
+            Oom::KillLargest => {
+                order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
+                processes.truncate(1);
+                processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
+            }
+            // This process ends last.
+            Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
+                !is_same(&a.identity, &own) && is_same(&b.identity, &own)
+            }),
+        }
+        let look = look::until(Instant::now() + LOOKS);
+        let Ok(targets) = Targets::of(&station.ledger, &look) else {
+            return false;
+        };
+        let named = targets.named(processes.iter().map(|process| &process.identity));
+        let proven = |(target, process): (io::Result<Target>, _)| Some((target.ok()?, process));
+        let victims: Vec<(Target, ProcessUsage)> = named
+            .into_iter()
+            .zip(processes)
+            .filter_map(proven)
+            .collect();
+        if victims.is_empty() {
+            return false;
+        }
+        let (charged, max) = (
+            station.ledger.charged(index),
+            station.bounds(self.device, index).max,
+        );
+        station.record(EventKind::Oom, index, self.bytes, charged, max);
+        self.pressure.tell(format_args!(
+            "group {} has no room for {} on GPU {}, which this process ({}) asked for: kills {}, as its oom={} says",
+            station.name,
+            gib(self.bytes),
+            self.device.id().short(),
+            own.pid,
+            Victims(&victims),
+            oom.name(),
+        ));
+        for (_, process) in &victims {
+            station.ledger.record(&Happening {
+                kind: EventKind::Kill,
+                device: Some(index),
+                process: process.identity,
+                bytes: uses(process),
+                charged,
+                max,
+            });
+        }
+        let mut killed = false;
+        for (target, _) in &victims {
+            killed |= target.send(libc::SIGKILL).is_ok();
+        }
+        killed
+    }
+
+    fn record(&self, kind: EventKind, refused: &Refused) {
+        if let Some(station) = self.station(refused.level) {
+            let index = self.device.index[refused.level];
+            station.record(kind, index, self.bytes, refused.charged, refused.max);
+        }
+    }
+
+    fn refusal(&self, refused: Refused) -> Refusal<'a> {
+        Refusal {
+            group: self
+                .station(refused.level)
+                .map_or("", |station| &station.name),
+            charged: refused.charged,
+            max: refused.max,
+        }
+    }
+}
+
+/// Who is killed: `pid 4711 (python), pid 4712 (python) and 3 more`.
+struct Victims<'a>(&'a [(Target, ProcessUsage)]);
+
+impl fmt::Display for Victims<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (target, process)) in self.0.iter().take(NAMED).enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(
+                f,
+                "{comma}pid {} ({})",
+                target.pid,
+                process.identity.command()
+            )?;
+        }
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+fn is_same(one: &Identity, other: &Identity) -> bool {
+    (one.pid, one.pid_ns, one.start_time) == (other.pid, other.pid_ns, other.start_time)
+}

@@ -1,0 +1,265 @@
+//! What is in a directory of a root, and whether it is ours to remove.
+//!
+//! A root may be any directory that somebody named by mistake, so nothing in it counts as a group's because of its name. A group
+//! is proven by a file that begins with the magic number of limits or of a ledger, of any version.
+
+use super::directory::{Directory, EntryKind};
+use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
+use gpulimit_ledger::Ledger;
+use gpulimit_limits::Limits;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind, Read};
+
+/// What a directory is.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Verdict {
+    /// A group, or what is left of one.
+    Group,
+    /// A group that was never completed, or an almost removed one: it holds nothing that anybody but us wrote.
+    Unfinished,
+    /// Somebody else's, or nobody's.
+    Foreign,
+}
+
+/// The content of a directory, by whose it is.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// Whether a file proves that this is a group.
+    proven: bool,
+    /// Whether it has files of ours that prove nothing by themselves.
+    signs: bool,
+    /// Whether it has limits: these are somebody's word.
+    pub limits: bool,
+    /// Whether there is a directory for the groups below.
+    pub below: bool,
+    /// Files that go with the group, beside its limits, ledger and lock.
+    pub others: Vec<OsString>,
+    /// What we have not made, in no order.
+    pub foreign: Vec<OsString>,
+}
+
+impl Contents {
+    /// Looks into a directory; nothing is changed.
+    pub fn of(directory: &Directory) -> io::Result<Self> {
+        let mut contents = Self::default();
+        let mut named = Vec::new();
+        for name in directory.names()? {
+            let name = name?;
+            if is_hidden(&name) {
+                continue;
+            }
+            // Gone since it was listed.
+            let Some(entry) = directory.entry(&name)? else {
+                continue;
+            };
+            let kind = entry.kind;
+            match (name.to_str(), kind) {
+                (Some(LIMITS), EntryKind::File) => {
+                    match head(directory, LIMITS) {
+                        Err(ErrorKind::NotFound) => continue,
+                        Ok(head) if Limits::begins_with(head) => contents.proven = true,
+                        _ => named.push(name),
+                    }
+                    contents.limits = true;
+                }
+                (Some(LEDGER), EntryKind::File) => match head(directory, LEDGER) {
+                    Err(ErrorKind::NotFound) => {}
+                    Ok(head) if Ledger::begins_with(head) => contents.proven = true,
+                    _ => named.push(name),
+                },
+                (Some(LOCK), EntryKind::File) if entry.size == 0 => contents.signs = true,
+                (Some(LOCK), EntryKind::File) => named.push(name),
+                (Some(BELOW), EntryKind::Directory) => {
+                    contents.below = true;
+                    contents.signs = true;
+                }
+                (Some(LIMITS_LOCK | JOB), EntryKind::File) if entry.size == 0 => {
+                    contents.signs = true;
+                    contents.others.push(name);
+                }
+                (Some(JOB), EntryKind::File) => {
+                    contents.others.push(name.clone());
+                    named.push(name);
+                }
+                (Some(text), EntryKind::File) if is_draft(directory, text) => {
+                    contents.signs = true;
+                    contents.others.push(name);
+                }
+                _ => contents.foreign.push(name),
+            }
+        }
+        // Under these names a group has its own files, also damaged ones. Elsewhere they may be anybody's.
+        if !contents.proven {
+            contents.foreign.append(&mut named);
+        }
+        // Others make and remove the group at the same time: what is gone, or whole by now, was ours.
+        contents.foreign.retain(|name| match name.to_str() {
+            Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
+            Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
+            _ => true,
+        });
+        let is_gone = |name: &OsString| matches!(directory.entry(name), Ok(None));
+        contents.foreign.retain(|name| !is_gone(name));
+        Ok(contents)
+    }
+
+    /// What the directory of this name is. An empty one is a job's that was just made, or somebody else's.
+    pub fn verdict(&self, name: &str) -> Verdict {
+        let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
+        if self.proven {
+            Verdict::Group
+        } else if self.foreign.is_empty() && (self.signs || empty_job()) {
+            Verdict::Unfinished
+        } else {
+            Verdict::Foreign
+        }
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        !self.proven && !self.signs && self.foreign.is_empty()
+    }
+}
+
+/// Whether a directory has limits that are a group's: proven, or not for us to read.
+pub(super) fn has_limits(directory: &Directory) -> bool {
+    let there = directory.entry(LIMITS).ok().flatten();
+    there.is_some_and(|limits| limits.kind == EntryKind::File)
+        && (head(directory, LIMITS).map_or(true, Limits::begins_with)
+            || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
+}
+
+/// The names that are ours in the directory of a root itself, beside those of groups; their drafts begin in the same way.
+const IN_ROOT: [&str; 6] = [
+    ".apply",
+    ".rules",
+    ".managed",
+    ".containers",
+    ".context-",
+    ".kubernetes",
+];
+
+/// Whether something of this name in a root is for a directory of a group, or ours for all of them.
+pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
+    name.to_str().is_some_and(|name| {
+        IN_ROOT.iter().any(|ours| name.starts_with(ours))
+            || kind == EntryKind::Directory && name::is_part(name)
+    })
+}
+
+/// Whether this is a removed file that a file system in user space keeps until its last mapping is gone.
+pub(super) fn is_hidden(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".fuse_hidden")
+}
+
+/// A file that was being made under a name of its own: `.limits.PID.N` or `.ledger.PID.N.new`, with nothing in it that we do not write.
+pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
+    let numbers = |text: &str| {
+        text.split_once('.').is_some_and(|(pid, number)| {
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+            digits(pid) && digits(number)
+        })
+    };
+    let limits = name.strip_prefix(".limits.").is_some_and(numbers);
+    let ledger = || {
+        let rest = name.strip_prefix(".ledger.")?;
+        rest.strip_suffix(".new").map(numbers)
+    };
+    if !limits && ledger() != Some(true) {
+        return false;
+    }
+    match head(directory, name) {
+        Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
+        // It has got its later name since it was listed.
+        Err(error) => error == ErrorKind::NotFound,
+    }
+}
+
+/// The first bytes of a file, filled up with zeros.
+fn head(directory: &Directory, name: &str) -> Result<[u8; 8], ErrorKind> {
+    let mut bytes = Vec::with_capacity(8);
+    directory
+        .open_file(name, false)
+        .and_then(|file| file.take(8).read_to_end(&mut bytes))
+        .map_err(|error| error.kind())?;
+    let mut head = [0; 8];
+    for (to, from) in head.iter_mut().zip(bytes) {
+        *to = from;
+    }
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_scratch::Scratch;
+    use std::fs;
+
+    fn verdict(scratch: &Scratch, name: &str) -> Verdict {
+        let directory = Directory::open(&scratch.0).expect("opened");
+        Contents::of(&directory).expect("listed").verdict(name)
+    }
+
+    #[test]
+    fn a_group_is_proven_by_the_first_bytes_of_a_file() {
+        for (name, head) in [("limits", "GPULIMTS"), ("ledger", "gpulimit")] {
+            let scratch = Scratch::new();
+            let write = |name: &str, text: &str| {
+                fs::write(scratch.0.join(name), text).expect("written");
+            };
+            for text in ["", "x", "GPULIM", "something else"] {
+                write(name, text);
+                assert_eq!(verdict(&scratch, "lab"), Verdict::Foreign, "{name} {text}");
+            }
+            write(name, &format!("{head} of any version"));
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Group);
+            write("README", "theirs");
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Group);
+            let directory = Directory::open(&scratch.0).expect("opened");
+            let contents = Contents::of(&directory).expect("listed");
+            assert_eq!(contents.foreign, ["README"]);
+        }
+    }
+
+    #[test]
+    fn without_proof_only_what_is_empty_or_a_draft_is_ours() {
+        let ours: &[(&str, &str)] = &[
+            ("lock", ""),
+            (".limits.lock", ""),
+            (".limits.12.3", "GPULIMTS"),
+            (".limits.12.3", ""),
+            (".ledger.12.345.new", "\0\0\0\0\0\0\0\0\0"),
+        ];
+        let theirs: &[(&str, &str)] = &[
+            ("lock", "1234"),
+            (".limits.lock", "1234"),
+            (".limits.12.3", "notes on limits"),
+            (".limits.12", ""),
+            (".limits.a.3", ""),
+            (".ledger.12.345", ""),
+            ("README", ""),
+        ];
+        for (name, text) in ours {
+            let scratch = Scratch::new();
+            fs::write(scratch.0.join(name), text).expect("written");
+            assert_eq!(verdict(&scratch, "lab"), Verdict::Unfinished, "{name}");
+            for (other, text) in theirs.iter().filter(|(other, _)| other != name) {
+                fs::write(scratch.0.join(other), text).expect("written");
+                let beside = verdict(&scratch, "lab");
+                assert_eq!(beside, Verdict::Foreign, "{name} beside {other}");
+                fs::remove_file(scratch.0.join(other)).expect("removed");
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_directory_is_a_jobs_or_somebody_elses() {
+        let scratch = Scratch::new();
+        assert_eq!(verdict(&scratch, "run-1-2"), Verdict::Unfinished);
+        assert_eq!(verdict(&scratch, "projects"), Verdict::Foreign);
+        fs::create_dir(scratch.0.join("sub")).expect("made");
+        assert_eq!(verdict(&scratch, "projects"), Verdict::Unfinished);
+        std::os::unix::fs::symlink("/", scratch.0.join("ledger")).expect("linked");
+        assert_eq!(verdict(&scratch, "run-1-2"), Verdict::Foreign);
+    }
+}

@@ -1,0 +1,143 @@
+//! What a CUDA context takes on each GPU of this machine, as last measured by any member of any group below a root.
+//!
+//! The driver tells it to nobody. With the figure at hand a context can be charged before it is made, and need not be measured at once. One
+//! small file per GPU; it is a hint: whatever it says is corrected by the next measurement, and failing to write it is no error.
+
+use super::directory::Directory;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::held_signals;
+use gpulimit_base::text_file;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// No context takes more: a file that says so is damaged. Bytes.
+const MOST: u64 = 64 << 30;
+
+/// Bytes; a longer file is no number.
+const LONGEST: u64 = 64;
+
+const PREFIX: &str = ".context-";
+
+fn file(root: &Path, device: &DeviceId) -> PathBuf {
+    root.join(format!("{PREFIX}{device}"))
+}
+
+/// Bytes; 0 unknown.
+pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
+    let bytes = text_file::read(&file(root, device), LONGEST).unwrap_or_default();
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
+    text.trim()
+        .parse()
+        .ok()
+        .filter(|bytes| *bytes <= MOST)
+        .unwrap_or(0)
+}
+
+/// Replaces the file as a whole, so that no reader finds half a number. Under its names only files that say a number are replaced.
+pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
+    // A hint that cannot be written helps nobody; the next measurement tries again.
+    let _ = replace(root, device, bytes);
+}
+
+fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
+    let root = Directory::open(root)?;
+    let name = format!("{PREFIX}{device}");
+    let draft = format!("{name}.{}", std::process::id());
+    if !is_hint(&root, &name)? || !is_hint(&root, &draft)? {
+        return Err(ErrorKind::AlreadyExists.into());
+    }
+    // Left by a namesake.
+    let _ = root.remove_file(&draft);
+    let written = root
+        .create_file(&draft, 0o644)
+        .and_then(|mut file| held_signals::during(|| writeln!(file, "{bytes}")))
+        .and_then(|()| root.rename(&draft, &name));
+    if written.is_err() {
+        let _ = root.remove_file(&draft);
+    }
+    written
+}
+
+/// Whether a file of the root is a draft of [`write`].
+pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
+    let rest = name.strip_prefix(PREFIX);
+    let pid = rest.and_then(|rest| Some(rest.rsplit_once('.')?.1));
+    pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|c| c.is_ascii_digit()))
+        && is_hint(root, name).unwrap_or(false)
+}
+
+/// Whether nothing has this name, or a file with a number, or an empty one.
+fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
+    let mut text = String::new();
+    match root.open_file(name, false) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+        file => file?.take(LONGEST).read_to_string(&mut text)?,
+    };
+    let text = text.trim();
+    Ok(text.is_empty() || text.parse::<u64>().is_ok())
+}
+
+/// Lets another root know what this one does.
+pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with(PREFIX) && entry.file_type()?.is_file() {
+            // Gone or replaced meanwhile: it is a hint.
+            let _ = fs::copy(entry.path(), to.join(name));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_base::device::DeviceKind;
+
+    #[test]
+    fn remembers_and_distrusts() {
+        let root =
+            std::env::temp_dir().join(format!("gpulimit-context-size-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let device = DeviceId {
+            uuid: [7; 16],
+            kind: DeviceKind::Gpu,
+        };
+        assert_eq!(read(&root, &device), 0);
+        write(&root, &device, 543_162_368);
+        assert_eq!(read(&root, &device), 543_162_368);
+        write(&root, &device, 5);
+        assert_eq!(read(&root, &device), 5);
+        for damaged in ["", "-1", "18446744073709551615", "many"] {
+            fs::write(file(&root, &device), damaged).unwrap();
+            assert_eq!(read(&root, &device), 0, "{damaged}");
+        }
+        assert_eq!(
+            fs::read_dir(&root).unwrap().count(),
+            1,
+            "nothing else is left behind"
+        );
+        // Neither name is taken from somebody else.
+        let draft = format!("{PREFIX}{device}.{}", std::process::id());
+        for name in [format!("{PREFIX}{device}"), draft] {
+            let path = root.join(&name);
+            for theirs in ["notes", "12 of them"] {
+                fs::write(&path, theirs).unwrap();
+                write(&root, &device, 6);
+                assert_eq!(fs::read_to_string(&path).unwrap(), theirs, "{name}");
+            }
+            fs::remove_file(&path).unwrap();
+            let outside = root.with_extension("theirs");
+            fs::write(&outside, "7").unwrap();
+            std::os::unix::fs::symlink(&outside, &path).unwrap();
+            write(&root, &device, 6);
+            assert_eq!(fs::read_link(&path).unwrap(), outside, "{name}");
+            assert_eq!(fs::read_to_string(&outside).unwrap(), "7");
+            fs::remove_file(&path).unwrap();
+            fs::remove_file(&outside).unwrap();
+        }
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,376 @@
+//! Open directories, and what may be done in them without a path.
+//!
+//! A path is looked up anew at each call, and whoever can write a directory on the way decides where it leads. An open directory
+//! stays the one that was checked. Every name here is one component and no symbolic link is followed, so that work below a
+//! directory never leaves it.
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata, Permissions};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+/// For every file and directory that is opened here: no links, no waiting for the other end of a pipe, no controlling terminal.
+const CAREFUL: OFlags = OFlags::NOFOLLOW
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY);
+
+/// An open directory.
+#[derive(Debug)]
+pub struct Directory {
+    file: File,
+    path: PathBuf,
+}
+
+/// What is under a name in a directory. A symbolic link is described itself.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Entry {
+    /// What it is.
+    pub kind: EntryKind,
+    /// The user who owns it.
+    pub owner: u32,
+    /// The unix group that it belongs to.
+    pub group: u32,
+    /// Permissions, with the set-id and sticky bits.
+    pub mode: u32,
+    /// Bytes.
+    pub size: u64,
+    /// The number of its names.
+    pub links: u64,
+    /// Device and inode.
+    pub id: (u64, u64),
+}
+
+/// The kinds of files that matter here.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link, a device, a pipe or a socket.
+    Other,
+}
+
+impl Directory {
+    /// Opens the directory at this path, which may have links on the way to its last component, but not there.
+    ///
+    /// Fails with `NotADirectory` where anything else, such as a symbolic link, has this name.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = CAREFUL | OFlags::DIRECTORY;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
+        Ok(Self {
+            file: file.into(),
+            path: path.into(),
+        })
+    }
+
+    /// Opens the directory of this name in this one, like [`Directory::open`].
+    pub fn open_directory(&self, name: impl AsRef<OsStr>) -> io::Result<Self> {
+        let name = component(name.as_ref())?;
+        let flags = CAREFUL | OFlags::DIRECTORY;
+        let file = rustix::fs::openat(&self.file, name, flags, Mode::empty());
+        Ok(Self {
+            file: file.map_err(not_directory)?.into(),
+            path: self.path.join(name),
+        })
+    }
+
+    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the name is taken.
+    pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
+        let name = name.as_ref();
+        rustix::fs::mkdirat(&self.file, component(name)?, Mode::RWXU)?;
+        let made = self.open_directory(name)?;
+        made.set_mode(mode)?;
+        Ok(made)
+    }
+
+    /// Opens the regular file of this name, for reading or for both. Fails with `InvalidInput` where anything else has the name.
+    pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let name = component(name.as_ref())?;
+        let file = rustix::fs::openat(&self.file, name, CAREFUL | access, Mode::empty());
+        let file = File::from(file.map_err(not_regular)?);
+        if file.metadata()?.is_file() {
+            Ok(file)
+        } else {
+            Err(not_regular(Errno::LOOP))
+        }
+    }
+
+    /// Makes a file, open for reading and writing, with exactly this mode. Fails with `AlreadyExists` where the name is taken.
+    pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
+        let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let name = component(name.as_ref())?;
+        let file = rustix::fs::openat(&self.file, name, flags, Mode::RUSR | Mode::WUSR)?;
+        let file = File::from(file);
+        file.set_permissions(Permissions::from_mode(mode))?;
+        Ok(file)
+    }
+
+    /// Describes what has this name; `None` where nothing has.
+    pub fn entry(&self, name: impl AsRef<OsStr>) -> io::Result<Option<Entry>> {
+        let name = component(name.as_ref())?;
+        let about = match rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            about => about?,
+        };
+        Ok(Some(Entry {
+            kind: match FileType::from_raw_mode(about.st_mode) {
+                FileType::RegularFile => EntryKind::File,
+                FileType::Directory => EntryKind::Directory,
+                _ => EntryKind::Other,
+            },
+            owner: about.st_uid,
+            group: about.st_gid,
+            mode: about.st_mode & 0o7777,
+            size: u64::try_from(about.st_size).unwrap_or(0),
+            links: number(about.st_nlink),
+            id: (number(about.st_dev), number(about.st_ino)),
+        }))
+    }
+
+    /// The names in it, in no order, without `.` and `..`. Each call begins anew.
+    pub fn names(&self) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
+        let name = |entry: Result<rustix::fs::DirEntry, Errno>| match entry {
+            Err(error) => Some(Err(error.into())),
+            Ok(entry) => match entry.file_name().to_bytes() {
+                b"." | b".." => None,
+                name => Some(Ok(OsString::from_vec(name.to_vec()))),
+            },
+        };
+        Ok(Dir::read_from(&self.file)?.filter_map(name))
+    }
+
+    /// Removes a name that is not a directory's. Fails with `NotFound` where there is none.
+    pub fn remove_file(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let name = component(name.as_ref())?;
+        Ok(rustix::fs::unlinkat(&self.file, name, AtFlags::empty())?)
+    }
+
+    /// Removes an empty directory. Fails with `NotFound` where there is none.
+    pub fn remove_directory(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let name = component(name.as_ref())?;
+        Ok(rustix::fs::unlinkat(&self.file, name, AtFlags::REMOVEDIR)?)
+    }
+
+    /// Gives `from` the name `to` in place of whatever file has it.
+    pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> io::Result<()> {
+        let (from, to) = (component(from.as_ref())?, component(to.as_ref())?);
+        Ok(rustix::fs::renameat(&self.file, from, &self.file, to)?)
+    }
+
+    /// The directory's own owner, permissions and identity.
+    pub fn about(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Changes the directory's own permissions.
+    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.file.set_permissions(Permissions::from_mode(mode))
+    }
+
+    /// Gives the directory itself to this user.
+    pub fn set_owner(&self, owner: u32) -> io::Result<()> {
+        fchown(&self.file, Some(owner), None)
+    }
+
+    /// Gives the directory itself to this unix group.
+    pub fn set_group(&self, group: u32) -> io::Result<()> {
+        fchown(&self.file, None, Some(group))
+    }
+
+    /// The path that it was opened by, for messages. It may be another directory's by now.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A name that stays in its directory.
+fn component(name: &OsStr) -> io::Result<&OsStr> {
+    match name.as_bytes() {
+        b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
+        bytes if bytes.contains(&b'/') || bytes.contains(&0) => {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+        _ => Ok(name),
+    }
+}
+
+/// The kernel answers `ELOOP` or `ENOTDIR` for a symbolic link, as it comes to the one or the other check first.
+fn not_directory(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP => Errno::NOTDIR.into(),
+        error => error.into(),
+    }
+}
+
+/// One error for links, directories, pipes, sockets and devices.
+fn not_regular(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV => io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a regular file: remove it if it is not needed",
+        ),
+        error => error.into(),
+    }
+}
+
+/// The fields of `stat` have other widths and signs on other architectures.
+fn number(field: impl TryInto<u64>) -> u64 {
+    field.try_into().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_scratch::Scratch;
+    use std::fs;
+    use std::io::{ErrorKind, Read, Write};
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    fn opened() -> (Scratch, Directory) {
+        let scratch = Scratch::new();
+        let directory = Directory::open(&scratch.0).expect("opened");
+        (scratch, directory)
+    }
+
+    #[track_caller]
+    fn fails<T>(kind: ErrorKind, result: io::Result<T>) {
+        assert_eq!(result.map(drop).map_err(|error| error.kind()), Err(kind));
+    }
+
+    #[test]
+    fn a_name_is_one_component() {
+        let (_scratch, here) = opened();
+        for name in ["", ".", "..", "a/b", "/", "/tmp", "../a", "a\0b"] {
+            fails(ErrorKind::InvalidInput, here.open_directory(name));
+            fails(ErrorKind::InvalidInput, here.create_directory(name, 0o700));
+            fails(ErrorKind::InvalidInput, here.open_file(name, false));
+            fails(ErrorKind::InvalidInput, here.create_file(name, 0o600));
+            fails(ErrorKind::InvalidInput, here.entry(name));
+            fails(ErrorKind::InvalidInput, here.remove_file(name));
+            fails(ErrorKind::InvalidInput, here.remove_directory(name));
+            fails(ErrorKind::InvalidInput, here.rename(name, "a"));
+            fails(ErrorKind::InvalidInput, here.rename("a", name));
+        }
+    }
+
+    #[test]
+    fn links_are_never_followed() {
+        let (scratch, here) = opened();
+        let (other, _) = opened();
+        fs::write(other.at("file"), "theirs").expect("written");
+        symlink(&other.0, scratch.at("tree")).expect("linked");
+        symlink(other.at("file"), scratch.at("link")).expect("linked");
+        symlink(other.at("new"), scratch.at("dangling")).expect("linked");
+        fails(ErrorKind::NotADirectory, here.open_directory("tree"));
+        fails(
+            ErrorKind::NotADirectory,
+            Directory::open(&scratch.at("tree")),
+        );
+        fails(ErrorKind::InvalidInput, here.open_file("link", true));
+        fails(
+            ErrorKind::AlreadyExists,
+            here.create_file("dangling", 0o600),
+        );
+        fails(
+            ErrorKind::AlreadyExists,
+            here.create_directory("dangling", 0o700),
+        );
+        fails(ErrorKind::NotADirectory, here.remove_directory("tree"));
+        let link = here.entry("tree").expect("told").expect("there");
+        assert_eq!(link.kind, EntryKind::Other);
+        for name in ["tree", "link", "dangling"] {
+            here.remove_file(name).expect("the link itself");
+        }
+        let left = fs::read_to_string(other.at("file")).expect("there");
+        assert_eq!(left, "theirs");
+        assert!(!other.at("new").exists());
+    }
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_waits() {
+        let (scratch, here) = opened();
+        fs::create_dir(scratch.at("tree")).expect("made");
+        let _socket = UnixListener::bind(scratch.at("socket")).expect("bound");
+        let fifo = std::process::Command::new("mkfifo")
+            .arg(scratch.at("fifo"))
+            .status();
+        assert!(fifo.expect("mkfifo").success());
+        for name in ["tree", "socket", "fifo"] {
+            fails(ErrorKind::InvalidInput, here.open_file(name, false));
+            fails(ErrorKind::InvalidInput, here.open_file(name, true));
+        }
+        fails(ErrorKind::NotADirectory, here.open_directory("socket"));
+        fails(ErrorKind::NotFound, here.open_file("missing", false));
+    }
+
+    #[test]
+    fn what_is_made_has_its_mode_and_goes_away_by_its_name() {
+        let (scratch, here) = opened();
+        let below = here.create_directory("below", 0o711).expect("made");
+        let mut file = below.create_file("file", 0o644).expect("made");
+        file.write_all(b"text").expect("written");
+        fails(
+            ErrorKind::AlreadyExists,
+            here.create_directory("below", 0o700),
+        );
+        fails(ErrorKind::AlreadyExists, below.create_file("file", 0o600));
+        assert_eq!(below.about().expect("told").mode() & 0o7777, 0o711);
+        let entry = below.entry("file").expect("told").expect("there");
+        let about = fs::metadata(scratch.at("below/file")).expect("there");
+        let expected = Entry {
+            kind: EntryKind::File,
+            owner: about.uid(),
+            group: about.gid(),
+            mode: 0o644,
+            size: 4,
+            links: 1,
+            id: (about.dev(), about.ino()),
+        };
+        assert_eq!(entry, expected);
+        below.rename("file", "other").expect("renamed");
+        let mut text = String::new();
+        let mut other = below.open_file("other", false).expect("opened");
+        other.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "text");
+        fails(ErrorKind::DirectoryNotEmpty, here.remove_directory("below"));
+        fails(ErrorKind::NotFound, below.remove_file("file"));
+        below.remove_file("other").expect("removed");
+        below.set_mode(0o700).expect("changed");
+        below.set_owner(about.uid()).expect("our own");
+        below.set_group(about.gid()).expect("our own");
+        here.remove_directory("below").expect("removed");
+        assert_eq!(here.entry("below").expect("told"), None);
+    }
+
+    #[test]
+    fn an_open_directory_stays_the_same_when_another_gets_its_path() {
+        let (scratch, here) = opened();
+        let first = here.create_directory("group", 0o700).expect("made");
+        here.rename("group", "moved").expect("renamed");
+        here.create_directory("group", 0o700).expect("made");
+        first.create_file("file", 0o600).expect("made");
+        assert!(scratch.at("moved/file").exists() && !scratch.at("group/file").exists());
+    }
+
+    #[test]
+    fn the_names_are_all_that_there_are_each_time() {
+        let (_scratch, here) = opened();
+        for name in [".hidden", "file", "ü"] {
+            here.create_file(name, 0o600).expect("made");
+        }
+        for _ in 0..2 {
+            let names = here.names().expect("listed");
+            let mut names: Vec<_> = names.map(|name| name.expect("a name")).collect();
+            names.sort();
+            assert_eq!(names, [".hidden", "file", "ü"]);
+        }
+    }
+}

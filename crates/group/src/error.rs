@@ -1,0 +1,264 @@
+//! What goes wrong with groups.
+
+use super::MAX_DEPTH;
+use gpulimit_base::file_system::Unsuitable;
+use gpulimit_base::held_signals;
+use gpulimit_base::name::LONGEST;
+use gpulimit_ledger::LedgerError;
+use gpulimit_limits::{LimitsError, is_near};
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a group, or the root of all groups, cannot be used.
+#[derive(Debug)]
+pub enum GroupError {
+    /// A text that is no name of a group.
+    Name {
+        /// The text.
+        name: String,
+    },
+    /// The system refused.
+    Io {
+        /// What was tried: `open`, `create`, `list`, `remove`.
+        what: &'static str,
+        /// The root, the group or a file in it.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A directory that others could tamper with.
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: Fault,
+    },
+    /// No such group.
+    Missing {
+        /// The group asked for.
+        name: String,
+        /// The root it was looked for in.
+        root: PathBuf,
+        /// The groups that there are.
+        known: Vec<String>,
+    },
+    /// There are groups below the group.
+    HasGroups {
+        /// The group.
+        name: String,
+        /// One of them.
+        below: String,
+    },
+    /// A directory in which a group would be, or is, holds what we have not made.
+    Foreign {
+        /// The first of it.
+        path: PathBuf,
+    },
+    /// Programs run in the group.
+    InUse {
+        /// The group.
+        name: String,
+    },
+    /// The group would be somebody else's than the directory that it is in.
+    Delegated {
+        /// The group.
+        name: String,
+        /// The user to whom the directory belongs.
+        owner: u32,
+    },
+    /// The group is to be somebody else's than a group below it.
+    Kept {
+        /// The group.
+        name: String,
+        /// The one below.
+        below: String,
+        /// The user to whom that belongs.
+        owner: u32,
+    },
+    /// The group is being made or removed by somebody who takes too long.
+    Held {
+        /// The directory of the group.
+        path: PathBuf,
+    },
+    /// The file system that the root or the group lies on cannot have groups.
+    FileSystem(Unsuitable),
+    /// Its limits cannot be used.
+    Limits(LimitsError),
+    /// Its ledger cannot be used.
+    Ledger(LedgerError),
+}
+
+/// Why a directory is not trusted.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// It is a symbolic link.
+    Symlink,
+    /// It is something else than a directory.
+    NotDirectory,
+    /// It belongs to this user, who is neither ourselves nor root.
+    Owner(u32),
+    /// Others may write it; the permissions.
+    Writable(u32),
+}
+
+impl GroupError {
+    /// Whether the group does not exist, perhaps no longer.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => true,
+            Self::Limits(error) => error.is_missing(),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symlink => f.write_str("is a symbolic link"),
+            Self::NotDirectory => f.write_str("is not a directory"),
+            Self::Owner(uid) => write!(f, "belongs to user {uid}"),
+            Self::Writable(mode) => write!(f, "may be written by others (mode {mode:04o})"),
+        }
+    }
+}
+
+impl Fault {
+    /// What to do about it.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Symlink | Self::NotDirectory => {
+                "remove it, or name a directory of your own in GPULIMIT_ROOT"
+            }
+            Self::Owner(_) => {
+                "have its owner or root remove it, or name a directory of your own in GPULIMIT_ROOT"
+            }
+            Self::Writable(_) => {
+                "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
+            }
+        }
+    }
+}
+
+impl GroupError {
+    /// Says that there is no such group, and which one was probably meant, but not how to make it.
+    fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Missing { name, root, known } = self else {
+            return fmt::Display::fmt(self, f);
+        };
+        write!(f, "no group '{name}' in {}", root.display())?;
+        if let Some(near) = known.iter().find(|group| is_near(name, group)) {
+            write!(f, ", did you mean {near}?")?;
+        }
+        for (i, group) in known.iter().take(8).enumerate() {
+            write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
+        }
+        match known.len() {
+            0 => f.write_str(" (there are none)"),
+            1..=8 => f.write_str(")"),
+            more => write!(f, " and {} more)", more - 8),
+        }
+    }
+}
+
+/// An error of a group for those who would not make it where it is missing.
+pub struct NotToBeMade<'a>(pub &'a GroupError);
+
+impl fmt::Display for NotToBeMade<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.absence(f)
+    }
+}
+
+impl fmt::Display for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name { name } => write!(
+                f,
+                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -, and up to {MAX_DEPTH} of these separated by /",
+                name.escape_debug()
+            ),
+            Self::Io { what, path, error } => {
+                write!(f, "cannot {what} {}: {error}", path.display())?;
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
+                        .write_str(": ask who administers it, or name a directory of your own in GPULIMIT_ROOT"),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                        f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
+                    }
+                    io::ErrorKind::StorageFull => f.write_str(": free some space there"),
+                    _ => f.write_str(held_signals::remedy(error)),
+                }
+            }
+            Self::Unsafe { path, why } => {
+                write!(f, "{} {why}: {}", path.display(), why.remedy())
+            }
+            Self::Missing { name, .. } => {
+                self.absence(f)?;
+                write!(f, ": make it with `gpulimit create {name} --max SIZE`")
+            }
+            Self::HasGroups { name, below } => write!(
+                f,
+                "there are groups below '{name}', such as {below}: remove them first, or all with `gpulimit rm --recursive {name}`"
+            ),
+            Self::Foreign { path } => write!(
+                f,
+                "{} was not made by gpulimit, which leaves it and its directory alone: move it elsewhere first",
+                path.display()
+            ),
+            Self::InUse { name } => {
+                write!(
+                    f,
+                    "programs run in group '{name}': end them first, `gpulimit ps {name}` lists them"
+                )
+            }
+            Self::Delegated { name, owner } => write!(
+                f,
+                "group '{name}' would be in a directory of user {owner}, where all groups are his: name no other owner, or make it elsewhere"
+            ),
+            Self::Kept { name, below, owner } => write!(
+                f,
+                "group '{name}' cannot get another owner, as group '{below}' in it belongs to user {owner}: remove that first (`gpulimit rm --recursive {below}`), it may be made anew afterwards"
+            ),
+            Self::Held { path } => write!(
+                f,
+                "{} is being made or removed by another program: try again, or end a stopped gpulimit",
+                path.display()
+            ),
+            Self::FileSystem(unsuitable) => unsuitable.fmt(f),
+            Self::Limits(error) => error.fmt(f),
+            Self::Ledger(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for GroupError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { error, .. } => Some(error),
+            Self::Limits(error) => error.source(),
+            Self::Ledger(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<Unsuitable> for GroupError {
+    fn from(error: Unsuitable) -> Self {
+        Self::FileSystem(error)
+    }
+}
+
+impl From<LimitsError> for GroupError {
+    fn from(error: LimitsError) -> Self {
+        Self::Limits(error)
+    }
+}
+
+impl From<LedgerError> for GroupError {
+    fn from(error: LedgerError) -> Self {
+        Self::Ledger(error)
+    }
+}

@@ -1,0 +1,96 @@
+//! What a group keeps for the groups directly below it: their `min` and `low`, as one of its members reads them.
+
+use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
+use gpulimit_limits::Limits;
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// The protected groups directly below one that this process is in, or above.
+pub(super) struct Kept {
+    /// Where these groups are.
+    below: PathBuf,
+    /// The one that the process is in itself; 0: in none of them.
+    own: u64,
+    /// [`Ledger::children`] plus 1 of the time at which `groups` were read; 0: never.
+    read_at: AtomicU64,
+    /// Whether there are any.
+    any: AtomicBool,
+    groups: Mutex<Vec<(u64, Limits)>>,
+}
+
+impl Kept {
+    pub(super) fn new(below: PathBuf, own: u64) -> Self {
+        Self {
+            below,
+            own,
+            read_at: AtomicU64::new(0),
+            any: AtomicBool::new(false),
+            groups: Mutex::default(),
+        }
+    }
+
+    /// `None` where nothing is kept for others: two loads.
+    #[inline]
+    pub(super) fn protection(&self, ledger: &Ledger) -> Option<&dyn Protection> {
+        if self.read_at.load(Ordering::Acquire) != ledger.children().wrapping_add(1) {
+            self.read(ledger);
+        }
+        self.any.load(Ordering::Relaxed).then_some(self)
+    }
+
+    /// Looks which groups below are protected. One that cannot be read is not: nobody can be told what is kept for it.
+    #[cold]
+    fn read(&self, ledger: &Ledger) {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = ledger.children().wrapping_add(1);
+        groups.clear();
+        for entry in fs::read_dir(&self.below).into_iter().flatten().flatten() {
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let key = child_key(&name);
+            if key == self.own {
+                continue;
+            }
+            if let Ok(limits) = Limits::open(&entry.path().join("limits"))
+                && limits.rules().is_ok_and(|rules| rules.protects())
+            {
+                groups.push((key, limits));
+            }
+        }
+        self.any.store(!groups.is_empty(), Ordering::Relaxed);
+        self.read_at.store(now, Ordering::Release);
+    }
+}
+
+impl Protection for Kept {
+    fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
+        let Some(entry) = ledger.device_entry(device) else {
+            return 0;
+        };
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = groups.iter().map(|(child, limits)| {
+            let bounds = limits.bounds(&entry.id, entry.capacity);
+            let bytes = if low {
+                bounds.min.max(bounds.low)
+            } else {
+                bounds.min
+            };
+            match bytes {
+                0 => 0,
+                bytes => ledger.untaken(device, *child, bytes),
+            }
+        });
+        kept.sum()
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "what is kept for {}", self.below.display())
+    }
+}

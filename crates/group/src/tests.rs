@@ -1,0 +1,788 @@
+//! Members of one process: what they are charged, what they see, and what happens at the limit.
+
+use super::descent::Descent;
+use super::*;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
+use gpulimit_limits::{Key, OnLimit, Oom, Selector};
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const GPU: DeviceId = DeviceId::gpu([7; 16]);
+const CAPACITY: u64 = 80 << 30;
+const UNIT: u64 = 4096;
+/// Who has not gone on after this long waits for ever.
+const HANG: Duration = Duration::from_secs(60);
+
+/// A root of its own that goes away with the test.
+struct Place(Root);
+
+impl Place {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-group-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .expect("made");
+        Self(Root::at(path).expect("a root"))
+    }
+
+    /// A group with these sizes in units.
+    fn group(&self, name: &str, sizes: &[(Key, u64)]) -> Group {
+        let mut limits = LimitSet::default();
+        for (key, units) in sizes {
+            limits.set(Selector::All, *key, Size::Bytes(units * UNIT));
+        }
+        self.0.create(name, &limits).expect("made").group
+    }
+
+    fn join(&self, name: &str) -> (Member, MemberDevice) {
+        let member = Member::join(&self.0, name).expect("joined");
+        // Not the same index at every level.
+        if let Some(station) = member.levels.last().filter(|_| member.levels.len() > 1) {
+            station
+                .ledger
+                .device(DeviceId::gpu([9; 16]), 1)
+                .expect("room");
+        }
+        let device = member.device(GPU, CAPACITY).expect("room");
+        (member, device)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.0.path());
+    }
+}
+
+/// Counts how often it was asked for something, and has nothing.
+#[derive(Default)]
+struct Poor(Cell<u32>);
+
+impl Pressure for Poor {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        self.0.set(self.0.get() + 1);
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}
+
+fn charge<'a>((member, device): &'a (Member, MemberDevice), units: u64) -> Result<(), Refusal<'a>> {
+    member.charge(device, units * UNIT, &Poor::default(), Insistence::Full)
+}
+
+fn units((member, device): &(Member, MemberDevice)) -> Vec<u64> {
+    let charged = member.levels.iter().zip(device.index);
+    charged
+        .map(|(station, index)| station.slot.charged(index) / UNIT)
+        .collect()
+}
+
+/// What happened in a group, oldest first.
+fn happened(group: &Group) -> Vec<Happening> {
+    let events = group.ledger().expect("there").events(0);
+    events.into_iter().map(|event| event.what).collect()
+}
+
+fn kinds(group: &Group) -> Vec<EventKind> {
+    happened(group).iter().map(|what| what.kind).collect()
+}
+
+/// Who makes a group and loses its directory to a removal must not fill that one under the lock of another.
+#[test]
+fn a_directory_that_was_removed_is_not_held_though_the_group_was_made_again() {
+    let place = Place::new();
+    let group = place.group("lab", &[]);
+    let before = Descent::to(&group).expect("there");
+    place.0.remove("lab").expect("removed");
+    place.group("lab", &[]);
+    let error = group.hold_in(&before.directory).expect_err("removed");
+    assert!(error.is_missing(), "{error}");
+    let now = Descent::to(&group).expect("there");
+    group.hold_in(&now.directory).expect("held");
+}
+
+#[test]
+fn every_level_is_charged_or_none_however_deep() {
+    let place = Place::new();
+    let mut name = String::new();
+    for depth in 1..=MAX_DEPTH {
+        name = if depth == 1 {
+            "a".into()
+        } else {
+            format!("{name}/a")
+        };
+        place.group(&name, &[]);
+        let member = place.join(&name);
+        assert_eq!(member.0.group(), name);
+        charge(&member, 5).expect("no limit");
+        assert!(member.0.try_charge(&member.1, UNIT));
+        member.0.charge_unchecked(&member.1, 3 * UNIT);
+        assert_eq!(units(&member), vec![9; depth]);
+        member.0.uncharge(&member.1, 2 * UNIT);
+        assert_eq!(units(&member), vec![7; depth]);
+        member.0.note_usage(&member.1);
+        for (station, index) in member.0.levels.iter().zip(member.1.index) {
+            assert!(station.ledger.usage(index).peak >= 7 * UNIT);
+        }
+    }
+}
+
+#[test]
+fn the_group_that_refuses_is_named_with_its_figures() {
+    let place = Place::new();
+    let lab = place.group("lab", &[(Key::Max, 10)]);
+    let alice = place.group("lab/alice", &[(Key::Max, 8)]);
+    let (alices, labs) = (place.join("lab/alice"), place.join("lab"));
+    charge(&labs, 4).expect("room");
+    charge(&alices, 5).expect("room");
+    let refused = |group, charged, max| Refusal {
+        group,
+        charged: charged * UNIT,
+        max: max * UNIT,
+    };
+    let refusal = charge(&alices, 2).expect_err("the lab is full");
+    assert_eq!(refusal, refused("lab", 9, 10));
+    alices.0.count_refusal(&alices.1, 2 * UNIT, &refusal);
+    assert_eq!(charge(&alices, 4), Err(refused("lab/alice", 5, 8)));
+    assert_eq!(units(&alices), [5, 5]);
+    assert_eq!(
+        refused("lab", 1 << 18, 1 << 19).to_string(),
+        "group lab uses 1.0 GiB of 2.0 GiB"
+    );
+    let refusals = |group: &Group| {
+        let ledger = group.ledger().expect("there");
+        ledger
+            .usage(ledger.find_device(&GPU).expect("known"))
+            .refusals
+    };
+    assert_eq!((refusals(&lab), refusals(&alice)), (1, 1));
+    assert_eq!(kinds(&alice), []);
+    let events = happened(&lab);
+    assert_eq!(events.len(), 1);
+    assert_eq!(
+        (events[0].kind, events[0].bytes),
+        (EventKind::Refusal, 2 * UNIT)
+    );
+    assert_eq!((events[0].charged, events[0].max), (9 * UNIT, 10 * UNIT));
+    assert_eq!(events[0].process.pid, std::process::id());
+    assert_eq!(events[0].device, Some(alices.1.index[1]));
+}
+
+#[test]
+fn what_is_left_is_that_of_the_tightest_level() {
+    let place = Place::new();
+    place.group("lab", &[(Key::Max, 10)]);
+    place.group("lab/alice", &[]);
+    place.group("lab/bob", &[(Key::Max, 6)]);
+    place.group("free", &[]);
+    let (alice, bob, free) = (
+        place.join("lab/alice"),
+        place.join("lab/bob"),
+        place.join("free"),
+    );
+    let view = |(member, device): &(Member, MemberDevice)| {
+        (
+            member.max(device),
+            member.free(device),
+            member.charged(device),
+        )
+    };
+    let units = |max, free, charged| (max * UNIT, free * UNIT, charged * UNIT);
+    charge(&alice, 3).expect("room");
+    charge(&bob, 1).expect("room");
+    assert_eq!(view(&alice), units(10, 6, 4));
+    assert_eq!(view(&bob), units(6, 5, 1));
+    charge(&alice, 3).expect("room");
+    assert_eq!(view(&bob), units(6, 3, 7));
+    charge(&free, 2).expect("no limit");
+    assert_eq!(view(&free), (u64::MAX, u64::MAX, 2 * UNIT));
+    alice.0.charge_unchecked(&alice.1, 20 * UNIT);
+    assert_eq!(view(&alice), units(10, 0, 27));
+    assert_eq!((bob.1.id(), bob.1.capacity()), (GPU, CAPACITY));
+}
+
+#[test]
+fn what_is_kept_for_others_is_not_free() {
+    let place = Place::new();
+    place.group("lab", &[(Key::Max, 10)]);
+    place.group("lab/alice", &[(Key::Min, 3), (Key::Low, 5)]);
+    place.group("lab/bob", &[]);
+    place.group("lab/carol", &[(Key::Low, 2)]);
+    let (alice, bob) = (place.join("lab/alice"), place.join("lab/bob"));
+    let at = |member: &(Member, MemberDevice)| member.0.free(&member.1) / UNIT;
+    assert_eq!(
+        (at(&bob), at(&alice)),
+        (7, 10),
+        "her own is not kept from her"
+    );
+    // What is low goes only where there is no other way.
+    assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
+    assert_eq!(charge(&bob, 5).expect_err("min is kept").group, "lab");
+    charge(&bob, 4).expect("low is not");
+    assert_eq!(at(&bob), 0);
+    charge(&alice, 2).expect("kept for her");
+    assert_eq!((at(&bob), at(&alice)), (0, 1));
+    // A change of what is kept is seen.
+    let alices = place.0.group("lab/alice").expect("there");
+    alices
+        .write_limits(|set| {
+            set.set(Selector::All, Key::Min, Size::Bytes(0));
+            set.set(Selector::All, Key::Low, Size::Bytes(0));
+        })
+        .expect("written");
+    assert_eq!(at(&bob), 1);
+    // Only carol is kept anything now.
+    let is_kept = |(member, device): &(Member, MemberDevice)| {
+        let level = member.levels[1].level(device, 1, at_limit::Held::Low);
+        level.protection.is_some()
+    };
+    assert!(is_kept(&bob) && is_kept(&alice));
+    place.0.remove("lab/carol").expect("removed");
+    assert!(!is_kept(&bob));
+}
+
+#[test]
+fn limits_that_change_are_followed_at_once() {
+    let place = Place::new();
+    let group = place.group(
+        "lab",
+        &[(Key::Max, 10), (Key::High, 8), (Key::Low, 2), (Key::Min, 1)],
+    );
+    let member = place.join("lab");
+    let station = &member.0.levels[0];
+    let bounds = || {
+        let bounds = station.bounds(&member.1, member.1.index[0]);
+        [bounds.max, bounds.high, bounds.low, bounds.min].map(|bytes| bytes / UNIT)
+    };
+    assert_eq!((bounds(), bounds()), ([10, 8, 2, 1], [10, 8, 2, 1]));
+    let before = member.0.generations();
+    for max in [5, 20, 7] {
+        group
+            .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(max * UNIT)))
+            .expect("written");
+        assert_eq!((bounds(), bounds()), ([max, 8, 2, 1], [max, 8, 2, 1]));
+        assert_eq!(member.0.max(&member.1), max * UNIT);
+    }
+    assert_eq!(member.0.generations(), before + 3);
+}
+
+#[test]
+fn who_is_asked_at_any_level_says_so_once() {
+    let place = Place::new();
+    place.group("lab", &[]);
+    place.group("lab/alice", &[]);
+    let (member, _) = place.join("lab/alice");
+    assert!(!member.is_asked());
+    for station in &member.levels {
+        assert!(station.ledger.ask_members());
+        assert!(member.is_asked() && !member.is_asked());
+    }
+}
+
+#[test]
+fn who_is_low_gives_nothing_back() {
+    let place = Place::new();
+    place.group("lab", &[(Key::Low, 4), (Key::Min, 2)]);
+    place.group("lab/alice", &[]);
+    let (lab, alice) = (place.join("lab"), place.join("lab/alice"));
+    let reclaimable = || {
+        alice.0.publish_idle(&alice.1, 2 * UNIT);
+        alice.0.publish_reclaimable(&alice.1, UNIT);
+        let stations = alice.0.levels.iter().zip(alice.1.index);
+        let mut figures = stations.map(|(station, index)| {
+            assert_eq!(station.ledger.usage(index).idle, 2 * UNIT);
+            station.ledger.usage(index).idle
+        });
+        assert!(figures.all(|idle| idle == 2 * UNIT));
+        !alice.0.is_low(&alice.1)
+    };
+    charge(&alice, 4).expect("no limit");
+    assert!(
+        alice.0.is_low(&alice.1) && !reclaimable(),
+        "what one above it is not asked for"
+    );
+    charge(&lab, 1).expect("no limit");
+    assert!(!alice.0.is_low(&alice.1) && reclaimable());
+    place.group("free", &[]);
+    let free = place.join("free");
+    assert!(!free.0.is_low(&free.1), "nothing is kept for it");
+}
+
+#[test]
+fn contexts_are_left_out_only_if_every_group_wants_that() {
+    let place = Place::new();
+    let lab = place.group("lab", &[]);
+    let alice = place.group("lab/alice", &[]);
+    let (member, _) = place.join("lab/alice");
+    assert!(member.counts_contexts());
+    alice
+        .write_limits(|set| set.options.count_context = false)
+        .expect("written");
+    assert!(member.counts_contexts());
+    lab.write_limits(|set| set.options.count_context = false)
+        .expect("written");
+    assert!(!member.counts_contexts());
+}
+
+#[test]
+fn figures_are_shown_at_every_level() {
+    let place = Place::new();
+    place.group("lab", &[]);
+    place.group("lab/alice", &[]);
+    let alice = place.join("lab/alice");
+    let labs = place.join("lab");
+    charge(&alice, 10).expect("no limit");
+    charge(&labs, 1).expect("no limit");
+    alice.0.publish(&alice.1, Category::Arrays, 6 * UNIT);
+    for (station, index) in alice.0.levels.iter().zip(alice.1.index) {
+        assert_eq!(
+            station.ledger.usage(index).by[Category::Arrays as usize],
+            6 * UNIT
+        );
+    }
+    let holders = labs.0.holders(&labs.1, &NoWitness);
+    assert_eq!(
+        holders
+            .iter()
+            .map(|holder| holder.usage.charged / UNIT)
+            .collect::<Vec<_>>(),
+        [10, 1]
+    );
+    assert!(holders.iter().all(|holder| holder.alive));
+    assert_eq!(alice.0.holders(&alice.1, &NoWitness).len(), 1);
+    let idle = place.join("lab");
+    assert_eq!(
+        idle.0.holders(&idle.1, &NoWitness).len(),
+        2,
+        "who has nothing holds nothing"
+    );
+    assert_eq!(alice.0.all_living(&alice.1).len(), 3, "but lives");
+    assert_eq!(
+        alice.0.ledger().path(),
+        place.0.group("lab/alice").expect("there").ledger_path()
+    );
+}
+
+#[test]
+fn what_leaves_a_process_stays_charged_until_it_is_given_back() {
+    let place = Place::new();
+    place.group("lab", &[]);
+    place.group("lab/alice", &[]);
+    let (alice, bob) = (place.join("lab/alice"), place.join("lab"));
+    charge(&alice, 10).expect("no limit");
+    alice.0.share(&alice.1, 5 * UNIT as i64);
+    alice.0.orphan(&alice.1, 4 * UNIT);
+    let orphans = |(member, device): &(Member, MemberDevice)| {
+        (
+            member.orphaned(device) / UNIT,
+            member.orphans(device) / UNIT,
+        )
+    };
+    assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 4)));
+    // At the upper level only.
+    let seen = Cell::new(0);
+    let released = bob.0.release_orphans(&bob.1, |total, living| {
+        seen.set(living.len());
+        total - UNIT
+    });
+    assert!(released && seen.get() == 2);
+    assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 3)));
+    assert_eq!(units(&alice), [10, 9]);
+    assert!(
+        !bob.0.release_orphans(&bob.1, |total, _| total),
+        "all are needed"
+    );
+    assert!(alice.0.release_orphans(&alice.1, |_, _| 0));
+    assert_eq!((orphans(&alice), units(&alice)), ((0, 0), vec![6, 6]));
+    assert!(
+        !alice
+            .0
+            .release_orphans(&alice.1, |_, _| unreachable!("there are none"))
+    );
+}
+
+#[test]
+fn what_a_context_takes_is_known_to_the_next() {
+    let place = Place::new();
+    place.group("lab", &[]);
+    place.group("lab/alice", &[]);
+    place.group("other", &[]);
+    let (alice, lab) = (place.join("lab/alice"), place.join("lab"));
+    let hint = |(member, device): &(Member, MemberDevice)| member.context_hint(device);
+    assert_eq!(hint(&alice), 0);
+    alice.0.set_context_hint(&alice.1, 500);
+    assert_eq!((hint(&alice), hint(&lab)), (500, 500));
+    lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
+    assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
+    assert_eq!(hint(&place.join("other")), 500, "of the machine");
+}
+
+#[test]
+fn a_group_removed_by_hand_has_no_members() {
+    let place = Place::new();
+    let lab = place.group("lab", &[]);
+    place.group("lab/alice", &[]);
+    let (member, _) = place.join("lab/alice");
+    assert!(!member.is_orphaned());
+    fs::remove_file(lab.ledger_path()).expect("removed");
+    assert!(member.is_orphaned());
+    assert!(Member::join(&place.0, "nobody").is_err());
+}
+
+// At the limit.
+
+/// Runs `act` in a thread of its own once somebody waits in the group.
+fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _done = Sets(&done);
+        scope.spawn(|| {
+            let started = Instant::now();
+            while !ledger.has_waiters() && !done.load(Ordering::Relaxed) && started.elapsed() < HANG
+            {
+                std::thread::yield_now();
+            }
+            // Otherwise nobody waits, or ever did.
+            if !done.load(Ordering::Relaxed) {
+                act();
+            }
+        });
+        wait()
+    })
+}
+
+/// On drop, so also where the request panics.
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn waiting_group(place: &Place, timeout: Duration) -> Group {
+    let group = place.group("lab", &[(Key::Max, 10)]);
+    group
+        .write_limits(|set| {
+            set.options.on_limit = OnLimit::Wait;
+            set.options.wait_timeout = timeout;
+        })
+        .expect("written");
+    group
+}
+
+fn waits(member: &(Member, MemberDevice)) -> u64 {
+    member.0.levels[0].ledger.usage(member.1.index[0]).waits
+}
+
+#[test]
+fn a_request_waits_until_another_gives_back() {
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 8).expect("room");
+    let give = || other.0.uncharge(&other.1, 6 * UNIT);
+    meanwhile(&group.ledger().expect("there"), give, || charge(&one, 6)).expect("it came back");
+    assert_eq!(units(&one), [6]);
+    assert_eq!(kinds(&group), [EventKind::Wait, EventKind::Granted]);
+    assert_eq!(
+        (happened(&group)[0].bytes, happened(&group)[0].max),
+        (6 * UNIT, 10 * UNIT)
+    );
+    assert_eq!(waits(&one), 1);
+    assert!(one.0.try_charge(&one.1, UNIT), "nobody waits any longer");
+}
+
+#[test]
+fn the_wait_is_bounded_and_not_for_what_cannot_come() {
+    let place = Place::new();
+    let group = waiting_group(&place, Duration::from_millis(100));
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&one, 8).expect("room");
+    assert_eq!(
+        charge(&one, 6).expect_err("nobody has anything").charged,
+        8 * UNIT
+    );
+    assert_eq!(waits(&one), 0);
+    one.0.uncharge(&one.1, 8 * UNIT);
+    charge(&other, 8).expect("room");
+    assert_eq!(charge(&one, 11).expect_err("it fits never").max, 10 * UNIT);
+    let another_way = one
+        .0
+        .charge(&one.1, 6 * UNIT, &Poor::default(), Insistence::None);
+    assert!(another_way.is_err());
+    assert_eq!((waits(&one), kinds(&group)), (0, vec![]));
+    assert_eq!(
+        charge(&one, 6).expect_err("the time is over").charged,
+        8 * UNIT
+    );
+    assert_eq!((waits(&one), kinds(&group)), (1, vec![EventKind::Wait]));
+}
+
+#[test]
+fn who_waits_gives_up_when_nobody_has_anything_left_to_give() {
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&one, 9).expect("room");
+    charge(&other, 1).expect("room");
+    let give = || other.0.uncharge(&other.1, UNIT);
+    let started = Instant::now();
+    let refused = meanwhile(&group.ledger().expect("there"), give, || charge(&one, 2));
+    assert_eq!(refused.expect_err("the rest is its own").charged, 9 * UNIT);
+    assert!(started.elapsed() < HANG);
+}
+
+#[test]
+fn nobody_overtakes_who_waits() {
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other, third) = (place.join("lab"), place.join("lab"), place.join("lab"));
+    charge(&other, 8).expect("room");
+    let act = || {
+        // There is room for it, but not before the other's turn.
+        assert!(!third.0.try_charge(&third.1, UNIT));
+        let insists = third
+            .0
+            .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
+        insists.expect("who has another way does not stand in line");
+        third.0.uncharge(&third.1, UNIT);
+        group
+            .write_limits(|set| set.options.on_limit = OnLimit::Fail)
+            .expect("written");
+        charge(&third, 1).expect("nor does anybody where nobody waits by rule");
+        third.0.uncharge(&third.1, UNIT);
+        group
+            .write_limits(|set| {
+                set.options.on_limit = OnLimit::Wait;
+                set.options.wait_timeout = Duration::from_millis(50);
+            })
+            .expect("written");
+        let refusal = charge(&third, 1).expect_err("behind the other");
+        assert_eq!((refusal.charged, refusal.max), (8 * UNIT, 10 * UNIT));
+        other.0.uncharge(&other.1, 8 * UNIT);
+    };
+    meanwhile(&group.ledger().expect("there"), act, || charge(&one, 6)).expect("its turn");
+    charge(&third, 1).expect("room");
+}
+
+#[test]
+fn threads_of_one_process_wait_side_by_side() {
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 10).expect("room");
+    let give = || {
+        let started = Instant::now();
+        while waits_begun(&group) < 2 && started.elapsed() < HANG {
+            std::thread::yield_now();
+        }
+        other.0.uncharge(&other.1, 10 * UNIT);
+    };
+    meanwhile(&group.ledger().expect("there"), give, || {
+        std::thread::scope(|scope| {
+            let threads = [0; 2].map(|_| scope.spawn(|| charge(&one, 5).is_ok()));
+            assert!(
+                threads
+                    .into_iter()
+                    .all(|thread| thread.join().expect("thread"))
+            );
+        });
+    });
+    assert_eq!(units(&one), [10]);
+}
+
+#[test]
+fn a_signal_ends_a_wait_whenever_it_comes() {
+    /// While it looks for something to give back, a signal comes.
+    struct Signalled;
+
+    impl Pressure for Signalled {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            signals::tests::send_one();
+            false
+        }
+
+        fn witness(&self) -> &dyn Witness {
+            &NoWitness
+        }
+    }
+
+    let place = Place::new();
+    let group = waiting_group(&place, HANG);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 10).expect("room");
+    let began = Instant::now();
+    one.0
+        .charge(&one.1, UNIT, &Signalled, Insistence::Full)
+        .expect_err("no room");
+    assert!(began.elapsed() < HANG);
+    assert_eq!(kinds(&group), [EventKind::Wait]);
+    assert_eq!((units(&other), waits(&one)), (vec![10], 1));
+}
+
+#[test]
+fn a_request_follows_limits_that_change_all_the_time_but_not_for_ever() {
+    /// While it looks for something to give back, somebody changes the limit.
+    struct Restless<'a>(&'a Group, Cell<u32>);
+
+    impl Pressure for Restless<'_> {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            self.1.set(self.1.get() + 1);
+            assert!(self.1.get() <= at_limit::CHANGES, "for ever");
+            let max = Size::Bytes((10 + u64::from(self.1.get() % 2)) * UNIT);
+            let changed = |limits: &mut LimitSet| limits.set(Selector::All, Key::Max, max);
+            self.0.write_limits(changed).expect("written");
+            false
+        }
+
+        fn witness(&self) -> &dyn Witness {
+            &NoWitness
+        }
+    }
+
+    let place = Place::new();
+    let group = place.group("lab", &[(Key::Max, 10)]);
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    charge(&other, 8).expect("room");
+    let restless = Restless(&group, Cell::new(0));
+    let refused = one.0.charge(&one.1, 6 * UNIT, &restless, Insistence::Full);
+    let refused = refused.expect_err("no room by any of these limits");
+    assert_eq!((refused.charged, refused.max), (8 * UNIT, 10 * UNIT));
+    assert_eq!(
+        (restless.1.get(), units(&one)),
+        (at_limit::CHANGES, vec![0])
+    );
+}
+
+fn waits_begun(group: &Group) -> usize {
+    kinds(group)
+        .iter()
+        .filter(|kind| **kind == EventKind::Wait)
+        .count()
+}
+
+#[test]
+fn above_high_unused_memory_is_asked_for_before_growth() {
+    let place = Place::new();
+    let group = place.group("lab", &[(Key::Max, 10), (Key::High, 6)]);
+    let member = place.join("lab");
+    let request = |units: u64| {
+        let pressure = Poor::default();
+        let granted = member
+            .0
+            .charge(&member.1, units * UNIT, &pressure, Insistence::Full);
+        (granted.is_ok(), pressure.0.get())
+    };
+    assert_eq!(request(6), (true, 0));
+    assert!(!member.0.try_charge(&member.1, UNIT), "not without asking");
+    assert_eq!((kinds(&group), member.0.is_asked()), (vec![], false));
+    assert_eq!(request(1), (true, 1));
+    assert!(member.0.is_asked());
+    let events = happened(&group);
+    assert_eq!((events.len(), events[0].kind), (1, EventKind::High));
+    assert_eq!(
+        (events[0].charged, events[0].max, events[0].bytes),
+        (6 * UNIT, 6 * UNIT, UNIT)
+    );
+    assert_eq!(request(1), (true, 1), "still");
+    assert!(!request(9).0);
+    // A high that is no lower than max says nothing.
+    let place = Place::new();
+    let group = place.group("lab", &[(Key::Max, 10), (Key::High, 10)]);
+    let member = place.join("lab");
+    charge(&member, 10).expect("room");
+    charge(&member, 1).expect_err("full");
+    assert_eq!(kinds(&group), []);
+}
+
+/// Another process that is in the group `lab` and has charged so many units there.
+fn bystander(place: &Place, units: u64) -> std::process::Child {
+    let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
+        .args(["--exact", "tests::role_of_a_bystander", "--nocapture"])
+        .env("BYSTANDER_ROOT", place.0.path())
+        .env("BYSTANDER_UNITS", units.to_string())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("spawned");
+    // The output stays open: the test runner writes a line when a minute has passed.
+    let out = child.stdout.as_mut().expect("piped");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
+    let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
+    assert!(lines.any(is_in), "it has come in");
+    child
+}
+
+/// Not a test: what a bystander does, until it is killed or its input ends.
+#[test]
+fn role_of_a_bystander() {
+    let [Some(root), Some(units)] = ["BYSTANDER_ROOT", "BYSTANDER_UNITS"].map(std::env::var_os)
+    else {
+        return;
+    };
+    let root = Root::at(root).expect("a root");
+    let member = Member::join(&root, "lab").expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("room");
+    let units: u64 = units.to_string_lossy().parse().expect("a number");
+    member.charge_unchecked(&device, units * UNIT);
+    println!("#in the group");
+    let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new());
+}
+
+fn is_running(child: &mut std::process::Child) -> bool {
+    child.try_wait().expect("asked").is_none()
+}
+
+#[test]
+fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
+    let place = Place::new();
+    let group = place.group("lab", &[(Key::Max, 10)]);
+    let member = place.join("lab");
+    let mut small = bystander(&place, 1);
+    let mut large = bystander(&place, 4);
+    let large_pid = large.id();
+    charge(&member, 3).expect("room");
+    charge(&member, 5).expect_err("nobody is killed");
+    group
+        .write_limits(|set| set.options.oom = Oom::KillLargest)
+        .expect("written");
+    // Nobody dies for what fits never, nor for who has another way.
+    charge(&member, 11).expect_err("never");
+    let gentle = member
+        .0
+        .charge(&member.1, 5 * UNIT, &Poor::default(), Insistence::None);
+    assert!(gentle.is_err());
+    assert!(is_running(&mut small) && is_running(&mut large));
+    // To wait closes the input, at whose end it would leave by itself.
+    let _input = large.stdin.take();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            large.wait().expect("killed");
+        });
+        charge(&member, 5).expect("room was made");
+    });
+    let killed: Vec<_> = happened(&group)
+        .into_iter()
+        .filter(|what| what.kind == EventKind::Kill)
+        .collect();
+    assert!(!killed.is_empty() && killed.iter().all(|what| what.process.pid == large_pid));
+    assert_eq!((killed[0].bytes, killed[0].max), (4 * UNIT, 10 * UNIT));
+    // Now it is the largest itself.
+    charge(&member, 5).expect_err("refused");
+    assert!(is_running(&mut small));
+    small.kill().expect("killed");
+    small.wait().expect("killed");
+}

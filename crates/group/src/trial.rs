@@ -1,0 +1,60 @@
+//! Whether groups can be made in a root: makes one, becomes its member, and removes it again.
+
+use super::directory::Directory;
+use super::{Created, GroupError, Member, Root, user};
+use gpulimit_base::identity::Identity;
+use gpulimit_limits::LimitSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+
+impl Root {
+    /// Does what a program does that gets a group of its own: makes the group with all its files, and becomes a member. Nothing of it
+    /// stays. A root that does not exist is not made: a directory beside its place, of the same permissions, takes its part.
+    ///
+    /// `false`: groups at the top of this root are for others to make, so that nothing can be told.
+    pub fn try_out(&self) -> Result<bool, GroupError> {
+        if self.exists() {
+            return match self.try_group() {
+                Err(error) if self.is_for_others(&error) => Ok(false),
+                tried => tried.map(|()| true),
+            };
+        }
+        let failed = |error| GroupError::Io {
+            what: "create",
+            path: self.path().into(),
+            error,
+        };
+        let above = self.path().parent();
+        let above = above.ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
+        let above = fs::canonicalize(above).and_then(|above| Directory::open(&above));
+        let above = above.map_err(failed)?;
+        let name = format!(".gpulimit-{}", std::process::id());
+        let draft = Self {
+            path: above.path().join(&name),
+        };
+        draft.make_directory(0o700)?;
+        let tried = draft.try_group();
+        let removed = above.remove_directory(&name).map_err(failed);
+        tried.and(removed).map(|()| true)
+    }
+
+    /// The group has the name of a job's, so that what is left of it where this process is killed is cleaned up as that is.
+    fn try_group(&self) -> Result<(), GroupError> {
+        let me = Identity::of_self();
+        let name = format!("run-{}-{}", me.pid, me.start_time);
+        let Created { group, hold, .. } = self.create(&name, &LimitSet::default())?;
+        let joined = group.record_job().and_then(|()| Member::join(self, &name));
+        let joined = joined.map(drop);
+        let _ = group.forget_job();
+        drop(hold);
+        joined.and(self.remove(&name))
+    }
+
+    /// Whether this error only says that another user's directory is not ours to write.
+    fn is_for_others(&self, error: &GroupError) -> bool {
+        let is_denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
+        matches!(error, GroupError::Io { error, .. } if is_denied(error))
+            && fs::metadata(self.path()).is_ok_and(|about| about.uid() != user::effective())
+    }
+}

@@ -1,0 +1,692 @@
+//! What a user can do to groups that are not his, or not quite: nothing. Each attack is run as an unprivileged user.
+//!
+//! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts it out.
+#![allow(unsafe_code)]
+
+#[path = "../../../tests/groups/nothing.rs"]
+mod nothing;
+
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Garbage, Group, GroupError, Insistence, Member, Members, Root};
+use gpulimit_ledger::{Ledger, MAX_SLOTS};
+use gpulimit_limits::{Key, LimitSet, Limits, Selector};
+use nothing::Nothing;
+use std::fmt::Debug;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const ALICE: u32 = 40_001;
+const BOB: u32 = 40_002;
+const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
+const CAPACITY: u64 = 80 << 30;
+const GIB: u64 = 1 << 30;
+
+/// A root as an administrator makes it: `lab`, with a group for each of two users below it.
+struct Lab(PathBuf);
+
+impl Lab {
+    /// `None` where we are not root, and cannot be anybody else.
+    fn new() -> Option<Self> {
+        // SAFETY: asks the kernel a question that cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: only root can act as other users");
+            return None;
+        }
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-permission-{}-{next}", std::process::id());
+        let lab = Self(Path::new("/dev/shm").join(name));
+        fs::create_dir(&lab.0).expect("a directory");
+        fs::set_permissions(&lab.0, Permissions::from_mode(0o755)).expect("for all to see");
+        let root = lab.root();
+        root.create("lab", &set(8 * GIB)).expect("created");
+        for (name, owner) in [("lab/alice", ALICE), ("lab/bob", BOB)] {
+            let access = Access {
+                owner: Some(owner),
+                members: Members::Owner,
+            };
+            root.create_for(name, &set(4 * GIB), access)
+                .expect("created");
+        }
+        Some(lab)
+    }
+
+    fn root(&self) -> Root {
+        Root::at(&self.0).expect("a root")
+    }
+
+    fn group(&self, name: &str) -> Group {
+        self.root().group(name).expect("there")
+    }
+
+    /// Another user, who does what the role says.
+    fn start(&self, uid: u32, role: &str) -> Actor {
+        // By this name also from where he may not look.
+        let mut child = Command::new("/proc/self/exe")
+            .args(["--exact", "role", "--nocapture"])
+            .env("PERMISSION_ROLE", role)
+            .env("PERMISSION_ROOT", &self.0)
+            .current_dir("/")
+            .uid(uid)
+            .gid(uid)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        let input = child.stdin.take();
+        Actor { child, input, out }
+    }
+
+    /// Everything that is there, but for the content of ledgers: name, owner, permissions, kind and limits.
+    fn picture(&self, below: &str) -> Vec<String> {
+        let mut seen = Vec::new();
+        let mut ahead = vec![self.0.join(below)];
+        while let Some(path) = ahead.pop() {
+            let about = fs::symlink_metadata(&path).expect("there");
+            let content = match path.file_name().and_then(|name| name.to_str()) {
+                Some("limits") => Limits::open(&path)
+                    .and_then(|limits| limits.rules())
+                    .expect("readable")
+                    .to_string(),
+                _ => String::new(),
+            };
+            seen.push(format!(
+                "{} {} {} {:o} {} {content}",
+                path.display(),
+                about.uid(),
+                about.gid(),
+                about.mode(),
+                about.ino()
+            ));
+            if about.is_dir() {
+                let entries = fs::read_dir(&path).expect("listed");
+                ahead.extend(entries.map(|entry| entry.expect("read").path()));
+            }
+        }
+        seen.sort();
+        seen
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Actor {
+    child: Child,
+    input: Option<ChildStdin>,
+    out: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    /// The rest of the line that begins with this.
+    fn hear(&mut self, mark: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(
+                self.out.read_line(&mut line).expect("read"),
+                0,
+                "the other user is gone"
+            );
+            // The test harness writes its own word into the first line.
+            if let Some((_, rest)) = line.split_once(&format!("#{mark}")) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// Lets it end, and all that it said.
+    fn end(mut self) -> String {
+        drop(self.input.take());
+        let mut said = String::new();
+        self.out.read_to_string(&mut said).expect("read");
+        assert!(self.child.wait().expect("ended").success(), "{said}");
+        said
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn set(size: u64) -> LimitSet {
+    LimitSet::all(Size::Bytes(size))
+}
+
+fn say(line: &str) {
+    println!("#{line}");
+    std::io::stdout().flush().expect("written");
+}
+
+fn wait_for_the_end() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// Not a test: what the other users do.
+#[test]
+fn role() {
+    let (Some(role), Some(root)) = (
+        std::env::var_os("PERMISSION_ROLE"),
+        std::env::var_os("PERMISSION_ROOT"),
+    ) else {
+        return;
+    };
+    let root = PathBuf::from(root);
+    match role.to_str().expect("a name") {
+        "break in" => break_in(&root),
+        "hold locks" => hold_locks(&root),
+        "swap" => swap(&root),
+        "fill" => fill(&root),
+        "charge" => charge(&root),
+        other => panic!("{other}"),
+    }
+}
+
+// What stands is what permissions say.
+
+/// Everything that alice must not be able to do. Says what she was.
+fn break_in(root: &Path) {
+    let mut tried = 0;
+    let mut refused = |what: String, done: Result<(), String>| {
+        tried += 1;
+        if done.is_ok() {
+            say(&format!("BROKE IN: {what}"));
+        }
+    };
+    fn result<T>(done: Result<T, impl Debug>) -> Result<(), String> {
+        done.map(drop).map_err(|error| format!("{error:?}"))
+    }
+    let own = root.join("lab/sub/alice");
+    let bob = root.join("lab/sub/bob");
+    let mine = own.join("sub/mine");
+    fs::write(&mine, "mine").expect("in her own directory she may");
+    let mut attack = |path: &Path, what: &str, done: Result<(), String>| {
+        refused(format!("{what} {}", path.display()), done);
+    };
+    let write = |path: &Path| OpenOptions::new().write(true).open(path);
+    for directory in [
+        root,
+        &root.join("lab"),
+        &root.join("lab/sub"),
+        &own,
+        &bob,
+        &bob.join("sub"),
+    ] {
+        let into = directory.join("x");
+        attack(directory, "make a file in", result(File::create(&into)));
+        attack(
+            directory,
+            "make a directory in",
+            result(fs::create_dir(&into)),
+        );
+        attack(directory, "make a link in", result(symlink("/tmp", &into)));
+        attack(directory, "link into", result(fs::hard_link(&mine, &into)));
+        attack(directory, "move into", result(fs::rename(&mine, &into)));
+        attack(
+            directory,
+            "chmod",
+            result(fs::set_permissions(
+                directory,
+                Permissions::from_mode(0o777),
+            )),
+        );
+        attack(
+            directory,
+            "chown",
+            result(chown(directory, Some(ALICE), None)),
+        );
+        attack(
+            directory,
+            "move",
+            result(fs::rename(directory, own.join("sub/moved"))),
+        );
+        attack(directory, "remove", result(fs::remove_dir_all(directory)));
+        for name in ["limits", "ledger", "lock", "sub"] {
+            let file = directory.join(name);
+            if !file.exists() {
+                continue;
+            }
+            attack(&file, "unlink", result(fs::remove_file(&file)));
+            attack(
+                &file,
+                "rename",
+                result(fs::rename(&file, directory.join("y"))),
+            );
+            attack(&file, "replace", result(fs::rename(&mine, &file)));
+        }
+    }
+    for limits in [
+        root.join("lab/limits"),
+        own.join("limits"),
+        bob.join("limits"),
+    ] {
+        attack(&limits, "write", result(write(&limits)));
+        attack(
+            &limits,
+            "truncate",
+            result(OpenOptions::new().write(true).truncate(true).open(&limits)),
+        );
+        attack(
+            &limits,
+            "chmod",
+            result(fs::set_permissions(&limits, Permissions::from_mode(0o666))),
+        );
+        attack(&limits, "chown", result(chown(&limits, Some(ALICE), None)));
+        let lock = limits.with_file_name(".limits.lock");
+        attack(&lock, "open", result(File::open(&lock)));
+    }
+    for file in [bob.join("ledger"), bob.join("lock")] {
+        attack(&file, "open", result(File::open(&file)));
+        attack(&file, "write", result(write(&file)));
+        attack(
+            &file,
+            "chmod",
+            result(fs::set_permissions(&file, Permissions::from_mode(0o666))),
+        );
+        attack(
+            &file,
+            "link",
+            result(fs::hard_link(&file, own.join("sub/linked"))),
+        );
+    }
+    let root = Root::at(root).expect("a root");
+    let raise = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Max);
+    for name in ["lab", "lab/alice", "lab/bob"] {
+        let group = root.group(name).expect("there for all to see");
+        attack(group.path(), "raise", result(group.write_limits(raise)));
+        attack(group.path(), "remove the group", result(root.remove(name)));
+        if name != "lab/alice" {
+            attack(
+                group.path(),
+                "take",
+                result(group.give_access(Access {
+                    owner: Some(ALICE),
+                    members: Members::All,
+                })),
+            );
+        }
+    }
+    attack(
+        &bob,
+        "read the ledger of",
+        result(root.group("lab/bob").expect("there").ledger()),
+    );
+    attack(&bob, "join", result(Member::join(&root, "lab/bob")));
+    attack(
+        &bob,
+        "make a group below",
+        result(root.create("lab/bob/mine", &set(GIB))),
+    );
+    attack(
+        root.path(),
+        "make a group in",
+        result(root.create("mine", &set(GIB))),
+    );
+    fs::remove_file(&mine).expect("still hers, and still there");
+    Member::join(&root, "lab/alice").expect("her own group");
+    root.create("lab/alice/job", &set(GIB))
+        .expect("below her own");
+    root.remove("lab/alice/job").expect("hers");
+    say(&format!("tried {tried}"));
+}
+
+#[test]
+fn a_user_cannot_touch_what_is_not_his() {
+    let Some(lab) = Lab::new() else { return };
+    // So that the writers' lock is there.
+    for name in ["lab", "lab/alice", "lab/bob"] {
+        lab.group(name).write_limits(|_| {}).expect("written");
+    }
+    let before = lab.picture("");
+    let said = lab.start(ALICE, "break in").end();
+    assert!(!said.contains("BROKE IN"), "{said}");
+    let (_, tried) = said.split_once("#tried ").expect("all was tried");
+    let tried: u32 = tried
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .parse()
+        .expect("a number");
+    assert!(tried > 100, "{tried}");
+    assert_eq!(lab.picture(""), before);
+}
+
+/// Locks all that she can open, in every way.
+fn hold_locks(root: &Path) {
+    let mut held = Vec::new();
+    for group in ["lab/sub/bob", "lab"] {
+        for name in ["limits", "lock", "ledger", ".limits.lock"] {
+            // What she may write in `lab`, as her programs are charged there, she may lock, too: not part of this.
+            if group == "lab" && matches!(name, "lock" | "ledger") {
+                continue;
+            }
+            if let Ok(file) = File::open(root.join(group).join(name)) {
+                // SAFETY: plain integers, for which zero is valid.
+                let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+                lock.l_type = libc::F_RDLCK as libc::c_short;
+                // SAFETY: an open descriptor, and a `flock` that outlives the call.
+                unsafe {
+                    assert_eq!(
+                        libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB),
+                        0
+                    );
+                    assert_eq!(libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock), 0);
+                }
+                held.push(file);
+            }
+        }
+    }
+    say(&format!("held {}", held.len()));
+    wait_for_the_end();
+}
+
+#[test]
+fn locks_on_what_everybody_may_read_keep_nobody_out() {
+    let Some(lab) = Lab::new() else { return };
+    let mut alice = lab.start(ALICE, "hold locks");
+    assert_eq!(alice.hear("held"), "2", "the limits of bob and of lab");
+    for name in ["lab", "lab/bob"] {
+        lab.group(name)
+            .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(2 * GIB)))
+            .expect("written");
+    }
+    let mut bob = lab.start(BOB, "charge");
+    assert_eq!(bob.hear("charged"), "in lab/bob");
+    drop(bob);
+    lab.root().remove("lab/bob").expect("removed");
+    alice.end();
+}
+
+/// Charges 1 GiB in bob's group.
+fn charge(root: &Path) {
+    let root = Root::at(root).expect("a root");
+    match Member::join(&root, "lab/bob") {
+        Ok(member) => {
+            let device = member.device(GPU, CAPACITY).expect("a device");
+            member
+                .charge(&device, GIB, &Nothing, Insistence::Full)
+                .expect("room");
+            say("charged in lab/bob");
+        }
+        Err(error) => say(&format!("charged not: {error}")),
+    }
+    wait_for_the_end();
+}
+
+// Root at work in a directory that a user owns.
+
+/// Puts a link to bob's group in the place of a group below her own, and takes it away again, all the time.
+fn swap(root: &Path) {
+    let sub = root.join("lab/sub/alice/sub");
+    let (name, aside) = (sub.join("job-1-1"), sub.join("aside"));
+    say("swapping");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        let _ = fs::create_dir(&name);
+        let _ = fs::rename(&name, &aside);
+        let _ = symlink("../../bob", &name);
+        let _ = fs::remove_file(&name);
+        let _ = fs::rename(&aside, &name);
+        for file in ["ledger", "lock", "limits"] {
+            let file = name.join(file);
+            let _ = fs::remove_file(&file);
+            let _ = symlink(
+                Path::new("../../../bob").join(file.file_name().expect("a name")),
+                &file,
+            );
+        }
+    }
+    say("swapped");
+}
+
+#[test]
+fn root_is_not_led_out_of_a_users_directory() {
+    let Some(lab) = Lab::new() else { return };
+    // Bob's group must not be in use for anything to happen to it.
+    lab.group("lab/bob").write_limits(|_| {}).expect("written");
+    let before = lab.picture("lab/sub/bob");
+    let mut alice = lab.start(ALICE, "swap");
+    alice.hear("swapping");
+    let root = lab.root();
+    let name = "lab/alice/job-1-1";
+    let start = Instant::now();
+    let mut rounds = 0;
+    while start.elapsed() < Duration::from_secs(2) {
+        // What fails is up to alice.
+        let _ = root.create(name, &set(GIB));
+        if let Ok(group) = root.group(name) {
+            let _ = group.write_limits(|set| set.set(Selector::All, Key::Max, Size::Max));
+            let _ = group.give_access(Access {
+                owner: Some(ALICE),
+                members: Members::All,
+            });
+        }
+        let _ = root.remove(name);
+        let _ = root.collect_garbage(Garbage::Everywhere);
+        rounds += 1;
+    }
+    alice.hear("swapped");
+    assert!(rounds > 0);
+    assert_eq!(lab.picture("lab/sub/bob"), before);
+}
+
+#[test]
+fn below_a_users_directory_all_is_his_and_links_lead_nowhere() {
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    let made = root
+        .create("lab/alice/job", &set(GIB))
+        .expect("created")
+        .group;
+    for path in [
+        made.path().into(),
+        made.limits_path(),
+        made.ledger_path(),
+        made.below_path(),
+    ] {
+        assert_eq!(
+            fs::metadata(&path).expect("there").uid(),
+            ALICE,
+            "{}",
+            path.display()
+        );
+    }
+    let for_bob = Access {
+        owner: Some(BOB),
+        members: Members::Owner,
+    };
+    let error = root
+        .create_for("lab/alice/bobs", &set(GIB), for_bob)
+        .expect_err("hers");
+    assert!(
+        matches!(error, GroupError::Delegated { owner: ALICE, .. }),
+        "{error}"
+    );
+    assert!(
+        root.group("lab/alice/bobs")
+            .is_err_and(|error| error.is_missing())
+    );
+    // A hard link to a file of bob's, as kernels without fs.protected_hardlinks let her make one.
+    let ledger = lab.group("lab/bob").ledger_path();
+    let before = lab.picture("lab/sub/bob");
+    fs::remove_file(made.ledger_path()).expect("removed");
+    fs::hard_link(&ledger, made.ledger_path()).expect("linked");
+    made.give_access(Access {
+        owner: None,
+        members: Members::All,
+    })
+    .expect_err("bob's file");
+    assert_eq!(lab.picture("lab/sub/bob"), before);
+    // What this thread may do is as before.
+    fs::write(lab.0.join("lab/new"), "").expect("root again");
+    fs::remove_file(lab.0.join("lab/new")).expect("root again");
+    // The name is hers to remove.
+    root.remove("lab/alice/job").expect("removed");
+    assert_eq!(lab.picture("lab/sub/bob"), before);
+}
+
+#[test]
+fn what_a_user_leaves_in_his_directory_does_not_half_remove_his_group() {
+    let Some(lab) = Lab::new() else { return };
+    let group = lab.group("lab/alice");
+    let junk = group.below_path().join(".junk");
+    fs::write(&junk, "").expect("written");
+    let error = lab
+        .root()
+        .remove("lab/alice")
+        .expect_err("not empty")
+        .to_string();
+    assert!(
+        error.contains(&group.below_path().display().to_string()),
+        "{error}"
+    );
+    assert_eq!(
+        lab.group("lab/alice")
+            .limits()
+            .expect("there")
+            .rules()
+            .expect("rules"),
+        set(4 * GIB)
+    );
+    fs::remove_file(&junk).expect("removed");
+    lab.root().remove("lab/alice").expect("removed");
+}
+
+#[test]
+fn groups_above_are_opened_no_further_than_those_below_need() {
+    const TEAM: u32 = 40_003;
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    let top = root.create("top", &set(GIB)).expect("created").group;
+    let seen = |path: PathBuf| {
+        let about = fs::metadata(path).expect("there");
+        (about.uid(), about.gid(), about.mode() & 0o7777)
+    };
+    let files = || [seen(top.ledger_path()), seen(top.path().join("lock"))];
+    let make = |name: &str, owner, members| {
+        let access = Access { owner, members };
+        root.create_for(name, &set(GIB), access).expect("created");
+    };
+    make("top/own", None, Members::Owner);
+    assert_eq!(files(), [(0, 0, 0o600); 2]);
+    make("top/team", None, Members::UnixGroup(TEAM));
+    assert_eq!(files(), [(0, TEAM, 0o660); 2]);
+    make("top/second", None, Members::UnixGroup(TEAM));
+    assert_eq!(files(), [(0, TEAM, 0o660); 2]);
+    make("top/alice", Some(ALICE), Members::Owner);
+    assert_eq!(files(), [(0, TEAM, 0o666); 2]);
+    assert_eq!(seen(top.limits_path()), (0, 0, 0o644));
+}
+
+// Slots.
+
+/// Takes every slot of the group that both are charged in.
+fn fill(root: &Path) {
+    let root = Root::at(root).expect("a root");
+    let ledger = root.group("lab").expect("there").ledger_path();
+    let ledger = Arc::new(Ledger::open(&ledger).expect("hers to write"));
+    let own = Identity::of_self();
+    let slots: Vec<_> = (0..MAX_SLOTS)
+        .map_while(|_| ledger.claim(&own, "").ok())
+        .collect();
+    say(&format!("filled {}", slots.len()));
+    wait_for_the_end();
+}
+
+#[test]
+fn who_finds_all_slots_taken_is_refused_and_not_let_in_without_a_limit() {
+    let Some(lab) = Lab::new() else { return };
+    let mut alice = lab.start(ALICE, "fill");
+    assert_eq!(alice.hear("filled"), MAX_SLOTS.to_string());
+    let mut bob = lab.start(BOB, "charge");
+    let said = bob.hear("charged");
+    assert!(
+        said.starts_with("not: ") && said.contains("slots are taken"),
+        "{said}"
+    );
+    alice.end();
+    drop(bob);
+    let mut bob = lab.start(BOB, "charge");
+    assert_eq!(bob.hear("charged"), "in lab/bob");
+}
+
+// Her own ledger she may write: that is how she is charged.
+
+/// Where the words of the ledger begin, and how many bytes they have.
+const WORDS: (u64, usize) = (16 << 10, 1 << 20);
+
+#[test]
+fn who_takes_charges_out_of_the_ledger_gets_nothing_for_it() {
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    let member = Member::join(&root, "lab/alice").expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("a device");
+    let charge = |bytes| {
+        member
+            .charge(&device, bytes, &Nothing, Insistence::Full)
+            .is_ok()
+    };
+    let charged = || {
+        lab.group("lab/alice")
+            .ledger()
+            .expect("open")
+            .find_device(&GPU)
+            .map(|index| {
+                lab.group("lab/alice")
+                    .ledger()
+                    .expect("open")
+                    .charged(index)
+            })
+    };
+    const WHILE: Duration = Duration::from_secs(1);
+    assert!(charge(3 * GIB));
+    let path = lab.group("lab/alice").ledger_path();
+    let file = OpenOptions::new().write(true).open(&path).expect("open");
+    loop {
+        let began = Instant::now();
+        file.write_all_at(&vec![0; WORDS.1], WORDS.0)
+            .expect("written");
+        assert_eq!(charged(), Some(0));
+        assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
+        assert_eq!(charged(), Some(3 * GIB), "put right");
+        // Nothing for a while, as others may have been granted too much.
+        let granted = charge(GIB);
+        // Else the machine is so slow that the while is over.
+        if began.elapsed() < WHILE {
+            assert!(!granted);
+            break;
+        }
+        if granted {
+            member.uncharge(&device, GIB);
+        }
+    }
+    std::thread::sleep(WHILE + Duration::from_millis(100));
+    assert!(charge(GIB), "afterwards what is left");
+    assert!(!charge(GIB));
+    // A ledger that hides its slots would have all sums 0.
+    file.write_all_at(&[0; 8], 64).expect("written");
+    assert!(!charge(GIB));
+    assert_eq!(charged(), Some(4 * GIB), "they are seen again");
+    // Giving back puts right as well, and gives back no more than was charged.
+    file.write_all_at(&vec![0; WORDS.1], WORDS.0)
+        .expect("written");
+    member.uncharge(&device, GIB);
+    assert_eq!(charged(), Some(3 * GIB));
+}

@@ -1,0 +1,640 @@
+//! One process at one or two levels whose other slots the test writes.
+
+use super::*;
+use crate::atomic::AtomicU64;
+use std::cell::{Cell, RefCell};
+
+/// What happens before the words of a level are gone through for the n-th time.
+type Script<'a> = Box<dyn FnMut(u32, &[AtomicU64]) + 'a>;
+
+/// A level; slot 0 is the own one.
+struct Plain<'a> {
+    words: Vec<AtomicU64>,
+    high_water: AtomicU64,
+    max: u64,
+    trusted: bool,
+    looks: Cell<u32>,
+    script: RefCell<Script<'a>>,
+    /// Begun and ended changes of the own word, and what they came to in units.
+    begun: Cell<u32>,
+    ended: Cell<u32>,
+    kept: Cell<i64>,
+    noted: Cell<Option<(u64, u64)>>,
+}
+
+impl Plain<'_> {
+    fn new(max: u64, words: &[u64]) -> Self {
+        Self {
+            words: words.iter().copied().map(AtomicU64::new).collect(),
+            high_water: AtomicU64::new(words.len() as u64),
+            max,
+            trusted: true,
+            looks: Cell::new(0),
+            script: RefCell::new(Box::new(|_, _| {})),
+            begun: Cell::new(0),
+            ended: Cell::new(0),
+            kept: Cell::new(0),
+            noted: Cell::new(None),
+        }
+    }
+
+    fn own_word(&self) -> u64 {
+        self.words[0].load(Ordering::Relaxed)
+    }
+
+    fn end(&self, n: i64) {
+        self.ended.set(self.ended.get() + 1);
+        self.kept.set(self.kept.get() + n);
+    }
+
+    fn is_balanced(&self) -> bool {
+        self.begun == self.ended
+    }
+}
+
+impl<'a> Plain<'a> {
+    fn before_each_look(mut self, script: impl FnMut(u32, &[AtomicU64]) + 'a) -> Self {
+        self.script = RefCell::new(Box::new(script));
+        self
+    }
+}
+
+impl Rung for Plain<'_> {
+    type Word = AtomicU64;
+
+    fn own(&self) -> &AtomicU64 {
+        &self.words[0]
+    }
+
+    fn high_water(&self) -> &AtomicU64 {
+        &self.high_water
+    }
+
+    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    where
+        Self::Word: 'a,
+    {
+        self.looks.set(self.looks.get() + 1);
+        self.script.borrow_mut()(self.looks.get(), &self.words);
+        self.words[..high_water as usize].iter()
+    }
+
+    fn max(&self) -> u64 {
+        self.max
+    }
+
+    fn note(&self, total: u64, own: u64) {
+        self.noted.set(Some((total, own)));
+    }
+
+    fn begin(&self) -> bool {
+        self.begun.set(self.begun.get() + 1);
+        self.trusted
+    }
+
+    fn withdrawn(&self) {
+        self.end(0);
+    }
+
+    fn added(&self, n: u64) {
+        self.end(n as i64);
+    }
+
+    fn taken(&self, n: u64) {
+        self.end(-(n as i64));
+    }
+}
+
+/// Answers by script, and counts how often it was asked. Without a script: no.
+#[derive(Default)]
+struct Around<'a> {
+    reclaim: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
+    reap: Option<Box<dyn FnMut(u32) -> Reaped + 'a>>,
+    ask: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
+    back_off: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
+    drain: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
+    reclaims: u32,
+    reaps: u32,
+    asks: u32,
+    back_offs: u32,
+    drains: u32,
+}
+
+fn answer<T: Default>(count: &mut u32, script: &mut Option<Box<dyn FnMut(u32) -> T + '_>>) -> T {
+    *count += 1;
+    assert!(*count < 1_000, "for ever");
+    script
+        .as_mut()
+        .map_or_else(T::default, |script| script(*count))
+}
+
+impl Surroundings<Plain<'_>> for Around<'_> {
+    fn reclaim(&mut self) -> bool {
+        answer(&mut self.reclaims, &mut self.reclaim)
+    }
+
+    fn reap(&mut self, _: &Plain<'_>) -> Reaped {
+        answer(&mut self.reaps, &mut self.reap)
+    }
+
+    fn ask_others(&mut self, _: &Plain<'_>, _: u64) -> bool {
+        answer(&mut self.asks, &mut self.ask)
+    }
+
+    fn back_off(&mut self) -> bool {
+        answer(&mut self.back_offs, &mut self.back_off)
+    }
+
+    fn wait_for_drain(&mut self) -> bool {
+        answer(&mut self.drains, &mut self.drain)
+    }
+}
+
+fn freed() -> Reaped {
+    Reaped {
+        freed: true,
+        pending: 0,
+    }
+}
+
+fn pending(pending: u64) -> Reaped {
+    Reaped {
+        freed: false,
+        pending,
+    }
+}
+
+const fn word(charged: u64, undecided: u64) -> u64 {
+    undecided << 32 | charged
+}
+
+#[test]
+fn a_word_has_two_halves() {
+    let both = word(10, 7);
+    assert_eq!((charged(both), undecided(both), granted(both)), (10, 7, 3));
+    assert_eq!(published(10), word(10, 10));
+    assert_eq!(granted(word(3, 5)), 0, "damaged");
+}
+
+#[test]
+fn what_fits_exactly_is_granted_and_what_does_not_leaves_no_trace() {
+    let level = [Plain::new(10, &[2, 3])];
+    assert_eq!(attempt(&level, 0, 5, &()), Ok(()));
+    assert_eq!(level[0].own_word(), 7);
+    assert_eq!(level[0].noted.get(), Some((10, 7)), "the sum and our part");
+    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
+    assert_eq!(level[0].own_word(), 7);
+    assert_eq!(level[0].kept.get(), 5);
+    assert!(level[0].is_balanced());
+}
+
+#[test]
+fn what_others_have_asked_for_stands_in_the_way() {
+    let level = [Plain::new(10, &[0, word(4, 4)])];
+    assert_eq!(attempt(&level, 0, 7, &()), Err(0));
+    assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
+}
+
+/// Notes the own words in the moment in which it is told.
+struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
+
+impl<'a> Watch<'a> {
+    fn over(levels: &'a [Plain<'static>]) -> Self {
+        Self(levels, RefCell::default())
+    }
+
+    fn note(&self, what: &'static str) {
+        let words = self.0.iter().map(Plain::own_word).collect();
+        self.1.borrow_mut().push((what, words));
+    }
+
+    fn told(self) -> Vec<(&'static str, Vec<u64>)> {
+        self.1.into_inner()
+    }
+}
+
+impl Idle for Watch<'_> {
+    fn add(&self) {
+        self.note("add");
+    }
+
+    fn remove(&self) {
+        self.note("remove");
+    }
+}
+
+#[test]
+fn what_is_idle_changes_while_every_level_is_undecided() {
+    let levels = [Plain::new(10, &[2]), Plain::new(9, &[1, 3])];
+    let idle = Watch::over(&levels);
+    assert_eq!(attempt(&levels, 0, 6, &idle), Err(1));
+    assert_eq!(idle.told(), [], "a refused request was never granted");
+    let idle = Watch::over(&levels);
+    assert_eq!(attempt(&levels, 0, 5, &idle), Ok(()));
+    assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
+    let idle = Watch::over(&levels);
+    uncharge_idle(&levels, 5, &idle);
+    assert_eq!(idle.told(), [("remove", vec![word(7, 5), word(6, 5)])]);
+    assert_eq!((levels[0].own_word(), levels[1].own_word()), (2, 1));
+    assert!(
+        levels
+            .iter()
+            .all(|level| level.is_balanced() && level.kept.get() == 0)
+    );
+    let mut around = Around::default();
+    let idle = Watch::over(&levels);
+    assert!(contend(&levels, 8, 0, &mut around, &idle).is_err());
+    assert_eq!(contend(&levels, 5, 0, &mut around, &idle), Ok(()));
+    assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
+}
+
+#[test]
+fn requests_under_way_are_nobodys_peak() {
+    let level = [Plain::new(20, &[word(5, 2), word(6, 4)])];
+    assert_eq!(attempt(&level, 0, 3, &()), Ok(()));
+    assert_eq!(level[0].noted.get(), Some((3 + 3 + 2, 3 + 3)));
+}
+
+#[test]
+fn a_word_and_its_figure_are_read_between_requests() {
+    let own = AtomicU64::new(word(7, 3));
+    let naps = Cell::new(0);
+    let decides = || {
+        naps.set(naps.get() + 1);
+        if naps.get() == 5 {
+            own.store(9, Ordering::Relaxed);
+        }
+        naps.get() < 100
+    };
+    assert_eq!(settled(&own, || 4, decides), (9, 4));
+    assert_eq!(naps.get(), 6, "the last look has to be seen twice");
+    own.store(word(7, 3), Ordering::Relaxed);
+    let mut left = 3;
+    let stopped = || {
+        left -= 1;
+        left > 0
+    };
+    assert_eq!(
+        settled(&own, || 4, stopped),
+        (word(7, 3), 4),
+        "not for ever"
+    );
+    let figure = Cell::new(0);
+    let moves = || {
+        figure.set((figure.get() + 1).min(4));
+        figure.get()
+    };
+    own.store(9, Ordering::Relaxed);
+    assert_eq!(settled(&own, moves, || true), (9, 4), "it stood still");
+}
+
+#[test]
+fn slots_above_the_high_water_do_not_count() {
+    let level = [Plain::new(10, &[0, 0, 9])];
+    level[0].high_water.store(2, Ordering::Relaxed);
+    assert_eq!(attempt(&level, 0, 10, &()), Ok(()));
+}
+
+#[test]
+fn a_level_that_refuses_undoes_those_below() {
+    let levels = [Plain::new(10, &[0]), Plain::new(10, &[0, 8])];
+    assert_eq!(attempt(&levels, 0, 3, &()), Err(1));
+    for level in &levels {
+        assert_eq!((level.own_word(), level.kept.get()), (0, 0));
+        assert!(level.is_balanced() && level.noted.get().is_none());
+    }
+    assert_eq!(attempt(&levels, 0, 2, &()), Ok(()));
+    assert_eq!((levels[0].own_word(), levels[1].own_word()), (2, 2));
+}
+
+#[test]
+fn a_process_that_was_tampered_with_gets_nothing() {
+    let mut level = [Plain::new(10, &[0])];
+    level[0].trusted = false;
+    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
+    assert_eq!(level[0].own_word(), 0);
+    assert!(level[0].is_balanced());
+}
+
+#[test]
+fn a_word_takes_so_much_and_no_more() {
+    let level = [Plain::new(u64::MAX, &[WORD_MAX - 2])];
+    assert_eq!(attempt(&level, 0, 3, &()), Err(0));
+    enter(&level, 3);
+    assert_eq!(
+        level[0].own_word(),
+        WORD_MAX - 2,
+        "what would carry is not entered"
+    );
+    assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
+    enter(&level, 1);
+    assert_eq!(level[0].own_word(), WORD_MAX);
+    assert_eq!(level[0].kept.get(), 2);
+    assert!(level[0].is_balanced());
+    // Room in the group is of no use.
+    let mut around = Around::default();
+    assert_eq!(
+        contend(&level, 1, 0, &mut around, &()),
+        Err(Refusal {
+            level: 0,
+            charged: WORD_MAX
+        })
+    );
+}
+
+#[test]
+fn what_the_driver_has_handed_out_is_entered_and_given_back_whatever_the_limit() {
+    let levels = [Plain::new(1, &[0]), Plain::new(1, &[0])];
+    enter(&levels, 5);
+    assert_eq!((levels[0].own_word(), levels[1].own_word()), (5, 5));
+    uncharge(&levels, 2);
+    assert_eq!((levels[0].own_word(), levels[1].kept.get()), (3, 3));
+    uncharge(&levels, 4);
+    assert_eq!((levels[0].own_word(), levels[1].own_word()), (0, 0));
+    assert_eq!(levels[0].kept.get(), 0, "no more than was there");
+    assert!(levels.iter().all(Plain::is_balanced));
+    let undecided = AtomicU64::new(word(5, 3));
+    assert_eq!(
+        take_out(&undecided, 4),
+        2,
+        "what is only asked for is not given back"
+    );
+    assert_eq!(undecided.load(Ordering::Relaxed), word(3, 3));
+}
+
+#[test]
+fn a_look_adds_up_and_shows_what_moved() {
+    let level = Plain::new(0, &[word(5, 2), word(7, 1)]);
+    let before = look(&level);
+    assert_eq!(
+        (before.charged, before.undecided, before.granted()),
+        (12, 3, 9)
+    );
+    assert_eq!(before, look(&level));
+    // The same sums in every way over four slots.
+    let mut prints = Vec::new();
+    for first in 0..=8 {
+        for second in 0..=8 - first {
+            for third in 0..=8 - first - second {
+                let rest = 8 - first - second - third;
+                prints.push(look(&Plain::new(0, &[first, second, third, rest])).print);
+            }
+        }
+    }
+    let ways = prints.len();
+    prints.sort_unstable();
+    prints.dedup();
+    assert_eq!(prints.len(), ways);
+}
+
+#[test]
+fn a_verdict_is_about_the_last_unit() {
+    let verdict = |own, other, n| {
+        let level = Plain::new(10, &[own, other]);
+        verdict(&level, level.max, &look(&level), n)
+    };
+    assert_eq!(verdict(0, 7, 3), Verdict::Fits);
+    assert_eq!(verdict(0, 7, 4), Verdict::Over);
+    assert_eq!(verdict(0, word(7, 1), 4), Verdict::Contended);
+    assert_eq!(verdict(0, word(7, 1), 3), Verdict::Fits);
+    assert_eq!(verdict(0, word(7, 1), 5), Verdict::Over);
+    assert_eq!(verdict(1, 6, 3), Verdict::Fits);
+}
+
+#[test]
+fn a_refusal_comes_after_everything_was_tried_once() {
+    let level = [Plain::new(10, &[2, 7])];
+    let mut around = Around::default();
+    assert_eq!(
+        contend(&level, 2, 0, &mut around, &()),
+        Err(Refusal {
+            level: 0,
+            charged: 9
+        })
+    );
+    assert_eq!((around.reclaims, around.reaps, around.asks), (1, 1, 1));
+    assert_eq!((around.back_offs, around.drains), (0, 0));
+    assert_eq!(level[0].own_word(), 2);
+}
+
+#[test]
+fn what_fits_by_now_is_granted_without_asking_anybody() {
+    let level = [Plain::new(10, &[2, 7])];
+    let mut around = Around::default();
+    assert_eq!(contend(&level, 1, 0, &mut around, &()), Ok(()));
+    assert_eq!(level[0].own_word(), 3);
+    assert_eq!((around.reclaims, around.reaps, around.back_offs), (0, 0, 0));
+    assert_eq!(
+        contend::<Plain<'_>>(&[], 1, 0, &mut around, &()),
+        Ok(()),
+        "no limit"
+    );
+}
+
+#[test]
+fn own_idle_memory_is_asked_for_until_it_suffices_but_not_for_ever() {
+    let level = [Plain::new(10, &[10])];
+    let mut around = Around {
+        reclaim: Some(Box::new(|_| take_out(level[0].own(), 1) == 1)),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 3, 0, &mut around, &()), Ok(()));
+    assert_eq!((around.reclaims, around.reaps), (3, 0));
+    let mut around = Around {
+        reclaim: Some(Box::new(|_| true)),
+        ..Around::default()
+    };
+    assert!(
+        contend(&level, 1, 0, &mut around, &()).is_err(),
+        "it says so only"
+    );
+    assert_eq!(around.reclaims, RECLAIMS);
+}
+
+#[test]
+fn what_the_dead_leave_makes_room() {
+    let level = [Plain::new(10, &[0, 10])];
+    let mut around = Around {
+        reap: Some(Box::new(|_| {
+            level[0].words[1].store(0, Ordering::Relaxed);
+            freed()
+        })),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 10, 0, &mut around, &()), Ok(()));
+    assert_eq!((around.reaps, around.asks), (1, 0));
+}
+
+#[test]
+fn what_will_come_back_is_waited_for_where_it_makes_room() {
+    let level = [Plain::new(10, &[0, 10])];
+    let request = |units, draining| {
+        let mut around = Around {
+            reap: Some(Box::new(move |_| pending(draining))),
+            ..Around::default()
+        };
+        let refused = contend(&level, units, 0, &mut around, &());
+        assert_eq!(
+            refused,
+            Err(Refusal {
+                level: 0,
+                charged: 10
+            })
+        );
+        (around.drains, around.asks)
+    };
+    assert_eq!(request(4, 4), (1, 0), "just enough");
+    assert_eq!(request(4, 3), (0, 1), "not enough");
+    assert_eq!(request(4, 20), (1, 0), "more than there is");
+    let mut around = Around {
+        reap: Some(Box::new(|_| pending(4))),
+        drain: Some(Box::new(|waits| {
+            if waits == 3 {
+                level[0].words[1].store(6, Ordering::Relaxed);
+            }
+            true
+        })),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 4, 0, &mut around, &()), Ok(()));
+    assert_eq!(around.drains, 3);
+}
+
+#[test]
+fn others_are_asked_as_long_as_they_give() {
+    let level = [Plain::new(10, &[0, 10])];
+    let mut around = Around {
+        ask: Some(Box::new(|_| take_out(&level[0].words[1], 2) == 2)),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
+    assert_eq!(around.asks, 3);
+}
+
+#[test]
+fn requests_of_others_are_waited_for_until_they_are_decided() {
+    let level = [Plain::new(10, &[0, word(6, 6)])];
+    let mut around = Around {
+        back_off: Some(Box::new(|times| {
+            if times == 3 {
+                level[0].words[1].store(0, Ordering::Relaxed);
+            }
+            true
+        })),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
+    assert_eq!((around.back_offs, around.reaps, around.reclaims), (3, 0, 0));
+}
+
+#[test]
+fn who_asked_and_died_is_found_while_his_request_stands_in_the_way() {
+    let level = [Plain::new(10, &[0, word(6, 6)])];
+    let mut around = Around {
+        back_off: Some(Box::new(|_| true)),
+        reap: Some(Box::new(|_| {
+            level[0].words[1].store(0, Ordering::Relaxed);
+            freed()
+        })),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
+    assert_eq!((around.reaps, around.back_offs), (1, CONTENDED - 1));
+}
+
+#[test]
+fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
+    let level = [Plain::new(10, &[1, word(9, 6)])];
+    let mut around = Around::default();
+    assert_eq!(
+        contend(&level, 5, 0, &mut around, &()),
+        Err(Refusal {
+            level: 0,
+            charged: 4
+        }),
+        "what is granted is told, not what is asked for"
+    );
+    assert_eq!((around.back_offs, around.reaps), (1, 1));
+    let mut around = Around {
+        reap: Some(Box::new(|_| {
+            level[0].words[1].store(3, Ordering::Relaxed);
+            freed()
+        })),
+        ..Around::default()
+    };
+    assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()));
+    assert_eq!((around.back_offs, around.reaps), (1, 1));
+}
+
+#[test]
+fn the_level_with_the_worst_news_refuses() {
+    let named = |first: &[u64], second: &[u64], third: &[u64]| {
+        let levels = [first, second, third].map(|words| Plain::new(10, words));
+        contend(&levels, 5, 0, &mut Around::default(), &()).map_err(|refusal| refusal.level)
+    };
+    let (free, contended, full) = ([0, 0], [0, word(9, 9)], [0, 9]);
+    assert_eq!(named(&free, &free, &free), Ok(()));
+    assert_eq!(
+        named(&free, &full, &full),
+        Err(1),
+        "the lowest that is full"
+    );
+    assert_eq!(
+        named(&contended, &free, &full),
+        Err(2),
+        "full before contended"
+    );
+    assert_eq!(named(&full, &contended, &free), Err(0));
+    assert_eq!(
+        named(&free, &contended, &contended),
+        Err(1),
+        "the lowest of those"
+    );
+}
+
+#[test]
+fn memory_that_moves_under_the_look_makes_no_refusal() {
+    // As if the look counted some of it twice, another part each time, until it is seen at rest.
+    for moves in 2..20 {
+        let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
+            let (one, other) = if look < moves {
+                (9, u64::from(look))
+            } else {
+                (5, 0)
+            };
+            words[1].store(one, Ordering::Relaxed);
+            words[2].store(other, Ordering::Relaxed);
+        })];
+        let mut around = Around {
+            back_off: Some(Box::new(|_| true)),
+            ..Around::default()
+        };
+        assert_eq!(contend(&level, 5, 0, &mut around, &()), Ok(()), "{moves}");
+        assert_eq!(around.asks, 0);
+    }
+}
+
+#[test]
+fn memory_that_moves_for_ever_is_looked_at_for_a_while_only() {
+    let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
+        words[2].store(u64::from(look), Ordering::Relaxed);
+    })];
+    let mut around = Around::default();
+    assert!(contend(&level, 5, 0, &mut around, &()).is_err());
+    assert!(level[0].looks.get() > LOOKS);
+}
+
+#[test]
+fn room_that_comes_and_goes_for_ever_is_looked_for_as_long_as_other_requests_are_waited_for() {
+    // Gone at the first look of each round, and back at the second.
+    let level = [Plain::new(10, &[0, 9]).before_each_look(|look, words| {
+        words[1].store(if look % 2 == 1 { 9 } else { 0 }, Ordering::Relaxed);
+    })];
+    let mut around = Around {
+        back_off: Some(Box::new(|times| times < 100)),
+        ..Around::default()
+    };
+    assert!(contend(&level, 5, 0, &mut around, &()).is_err());
+    assert_eq!(around.back_offs, 100);
+    assert_eq!(level[0].own_word(), 0);
+}

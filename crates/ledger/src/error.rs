@@ -1,0 +1,166 @@
+//! What can go wrong with a ledger.
+
+use super::{MAX_DEVICES, MAX_SLOTS};
+use gpulimit_base::file_system::Unsuitable;
+use gpulimit_base::held_signals;
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a ledger cannot be made, opened or joined.
+#[derive(Debug)]
+pub enum LedgerError {
+    /// The system refused an operation.
+    Io {
+        /// The ledger.
+        path: PathBuf,
+        /// What was tried: "open", "map", …
+        action: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The file is not a ledger, or not a whole one.
+    Damaged {
+        /// The ledger.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The file was made by another version of gpulimit.
+    Version {
+        /// The ledger.
+        path: PathBuf,
+        /// The version that the file names.
+        found: u64,
+        /// The version that this program reads.
+        expected: u64,
+    },
+    /// The path no longer leads to the file that is open: the group was removed, or removed and made again.
+    Replaced {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// Every slot has a living owner or still drains.
+    NoSlot {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The file system has no room for one more slot.
+    NoSpace {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The GPU table is full.
+    NoDevice {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The ledger was opened for reading.
+    ReadOnly {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The group has living members, or one that is just joining.
+    InUse {
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The file system that the ledger lies on cannot have groups.
+    FileSystem(Unsuitable),
+}
+
+impl LedgerError {
+    pub(super) fn io(path: &Path, action: &'static str, error: io::Error) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            action,
+            error,
+        }
+    }
+
+    /// As [`Self::io`], of what needs room on the file system.
+    pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
+                path: path.to_owned(),
+            },
+            _ => Self::io(path, action, error),
+        }
+    }
+
+    pub(super) fn damaged(path: &Path, what: &'static str) -> Self {
+        Self::Damaged {
+            path: path.to_owned(),
+            what,
+        }
+    }
+
+    /// The ledger that the error is about.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Io { path, .. }
+            | Self::Damaged { path, .. }
+            | Self::Version { path, .. }
+            | Self::Replaced { path }
+            | Self::NoSlot { path }
+            | Self::NoSpace { path }
+            | Self::NoDevice { path }
+            | Self::ReadOnly { path }
+            | Self::InUse { path } => path,
+            Self::FileSystem(Unsuitable { path, .. }) => path,
+        }
+    }
+}
+
+impl fmt::Display for LedgerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::FileSystem(unsuitable) = self {
+            return unsuitable.fmt(f);
+        }
+        write!(f, "ledger {}: ", self.path().display())?;
+        match self {
+            // Said above.
+            Self::FileSystem(_) => Ok(()),
+            Self::Io { action, error, .. } => {
+                write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
+            }
+            Self::Damaged { what, .. } => {
+                write!(
+                    f,
+                    "{what}; end the group's programs, remove the group and make it again"
+                )
+            }
+            Self::Version {
+                found, expected, ..
+            } => write!(
+                f,
+                "layout version {found}, this gpulimit reads {expected}; use one version of gpulimit \
+                 for all members, or make the group again"
+            ),
+            Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
+            Self::NoSlot { .. } => write!(
+                f,
+                "all {MAX_SLOTS} slots are taken; end some of the group's processes or use a second group"
+            ),
+            Self::NoSpace { .. } => f.write_str(
+                "no space for another process; make room on the file system that holds it",
+            ),
+            Self::NoDevice { .. } => write!(
+                f,
+                "all {MAX_DEVICES} entries of the GPU table are taken; make the group again"
+            ),
+            Self::ReadOnly { .. } => f.write_str("opened for reading only"),
+            Self::InUse { .. } => f.write_str("the group has living members; end them first"),
+        }
+    }
+}
+
+impl Error for LedgerError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The last events of a group, in a ring in its ledger.
+//!
+//! Writers take turns by number and write without a lock: one that dies, or is overtaken by a whole round of the ring, leaves an entry
+//! whose stamp does not fit, and that is left out.
+
+use super::DeviceIndex;
+use super::atomic::{AtomicU64, Ordering, fence};
+use super::layout::{EVENT_COMMAND_WORDS, EVENTS, EventEntry, Ring};
+use gpulimit_base::identity::Identity;
+
+/// What kind of event.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[repr(u64)]
+pub enum EventKind {
+    /// A request was refused.
+    Refusal = 1,
+    /// A request began to wait.
+    Wait = 2,
+    /// A request that waited was granted.
+    Granted = 3,
+    /// Usage passed `high`.
+    High = 4,
+    /// What a dead process held was given back.
+    Reap = 5,
+    /// A process is killed to make room.
+    Kill = 6,
+    /// The limits were changed.
+    Limits = 7,
+    /// A request is about to have processes killed.
+    Oom = 8,
+}
+
+impl EventKind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Refusal,
+        Self::Wait,
+        Self::Granted,
+        Self::High,
+        Self::Reap,
+        Self::Kill,
+        Self::Limits,
+        Self::Oom,
+    ];
+
+    /// As shown to people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Refusal => "refusal",
+            Self::Wait => "wait",
+            Self::Granted => "granted",
+            Self::High => "high",
+            Self::Reap => "reap",
+            Self::Kill => "kill",
+            Self::Limits => "limits",
+            Self::Oom => "oom",
+        }
+    }
+}
+
+/// What happened, before it has a number.
+#[derive(Copy, Clone, Debug)]
+pub struct Happening {
+    /// What.
+    pub kind: EventKind,
+    /// On which device; `None`: on all.
+    pub device: Option<DeviceIndex>,
+    /// The process that it happened to.
+    pub process: Identity,
+    /// Bytes asked for, waited for, given back or, of limits, the new `max`.
+    pub bytes: u64,
+    /// Bytes charged in the group at that time.
+    pub charged: u64,
+    /// The group's limit in bytes at that time.
+    pub max: u64,
+}
+
+/// An event as it was written down.
+#[derive(Copy, Clone, Debug)]
+pub struct Event {
+    /// Events of a group are numbered from 0.
+    pub number: u64,
+    /// Microseconds of the wall clock.
+    pub time_us: u64,
+    /// What happened. The command of its process is cut at 32 bytes; when it started is not known.
+    pub what: Happening,
+}
+
+const DEVICE_SHIFT: u32 = 32;
+
+pub(super) fn record(ring: &Ring, happening: &Happening) {
+    let number = ring.head.fetch_add(1, Ordering::Relaxed);
+    let entry = &ring.entries[(number % EVENTS as u64) as usize];
+    entry.stamp.store(0, Ordering::Relaxed);
+    // Who sees a new word sees that the stamp is gone.
+    fence(Ordering::Release);
+    let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
+    let process = &happening.process;
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64);
+    for (word, value) in words(entry).into_iter().zip([
+        now,
+        happening.kind as u64 | device << DEVICE_SHIFT,
+        u64::from(process.pid),
+        process.pid_ns,
+        u64::from(process.uid),
+        happening.bytes,
+        happening.charged,
+        happening.max,
+    ]) {
+        word.store(value, Ordering::Relaxed);
+    }
+    for (word, bytes) in entry.command.iter().zip(process.command.as_chunks::<8>().0) {
+        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+    }
+    entry.stamp.store(number.wrapping_add(1), Ordering::Release);
+}
+
+fn words(entry: &EventEntry) -> [&AtomicU64; 8] {
+    [
+        &entry.time,
+        &entry.what,
+        &entry.pid,
+        &entry.pid_ns,
+        &entry.uid,
+        &entry.bytes,
+        &entry.charged,
+        &entry.max,
+    ]
+}
+
+pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
+    let head = ring.head.load(Ordering::Acquire);
+    let first = since.max(head.saturating_sub(EVENTS as u64));
+    (first..head)
+        .filter_map(|number| one(ring, number))
+        .collect()
+}
+
+/// `None` when the entry is another one, or being written.
+fn one(ring: &Ring, number: u64) -> Option<Event> {
+    let entry = &ring.entries[(number % EVENTS as u64) as usize];
+    let stamp = number.wrapping_add(1);
+    if entry.stamp.load(Ordering::Acquire) != stamp {
+        return None;
+    }
+    let [time_us, what, pid, pid_ns, uid, bytes, charged, max] =
+        words(entry).map(|word| word.load(Ordering::Relaxed));
+    let mut command = [0; 64];
+    for (bytes, word) in command
+        .as_chunks_mut::<8>()
+        .0
+        .iter_mut()
+        .zip(&entry.command)
+    {
+        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    const { assert!(EVENT_COMMAND_WORDS * 8 <= 64) };
+    fence(Ordering::Acquire);
+    if entry.stamp.load(Ordering::Relaxed) != stamp {
+        return None;
+    }
+    let kind = what & ((1 << DEVICE_SHIFT) - 1);
+    let kind = EventKind::ALL
+        .into_iter()
+        .find(|known| *known as u64 == kind)?;
+    Some(Event {
+        number,
+        time_us,
+        what: Happening {
+            kind,
+            device: ((what >> DEVICE_SHIFT) as usize)
+                .checked_sub(1)
+                .and_then(DeviceIndex::new),
+            process: Identity {
+                pid: pid as u32,
+                pid_ns,
+                start_time: 0,
+                uid: uid as u32,
+                command,
+            },
+            bytes,
+            charged,
+            max,
+        },
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn happening(bytes: u64) -> Happening {
+        Happening {
+            kind: EventKind::Refusal,
+            device: None,
+            process: Identity::of_self(),
+            bytes,
+            charged: 0,
+            max: 0,
+        }
+    }
+
+    fn numbers(events: &[Event]) -> Vec<u64> {
+        events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn an_event_is_read_as_it_was_written() {
+        let scratch = Scratch::new();
+        let devices = [None, DeviceIndex::new(0), DeviceIndex::new(31)];
+        let before = std::time::SystemTime::now();
+        for kind in EventKind::ALL {
+            for device in devices {
+                scratch.record(&Happening {
+                    kind,
+                    device,
+                    process: Identity {
+                        pid: 4711,
+                        pid_ns: 1 << 40,
+                        start_time: 5,
+                        uid: u32::MAX,
+                        command: [b'x'; 64],
+                    },
+                    bytes: 1 << 50,
+                    charged: 2,
+                    max: u64::MAX,
+                });
+            }
+        }
+        let events = scratch.events(0);
+        let wanted = EventKind::ALL
+            .iter()
+            .flat_map(|kind| devices.map(|device| (*kind, device)));
+        assert!(
+            events
+                .iter()
+                .map(|event| (event.what.kind, event.what.device))
+                .eq(wanted)
+        );
+        let count = EventKind::ALL.len() * devices.len();
+        assert!(numbers(&events).into_iter().eq(0..count as u64));
+        let what = &events[count - 1].what;
+        assert_eq!((what.bytes, what.charged, what.max), (1 << 50, 2, u64::MAX));
+        let process = &what.process;
+        assert_eq!(
+            (process.pid, process.pid_ns, process.uid),
+            (4711, 1 << 40, u32::MAX)
+        );
+        assert_eq!(process.start_time, 0, "not kept");
+        assert_eq!(process.command().to_string(), "x".repeat(32));
+        let since = before
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("after 1970");
+        assert!(u128::from(events[0].time_us) >= since.as_micros());
+    }
+
+    #[test]
+    fn the_last_ones_are_kept_and_can_be_followed() {
+        let scratch = Scratch::new();
+        let all = EVENTS as u64 * 2 + 7;
+        for bytes in 0..all {
+            scratch.record(&happening(bytes));
+        }
+        let events = scratch.events(0);
+        assert!(numbers(&events).into_iter().eq(EVENTS as u64 + 7..all));
+        assert!(events.iter().all(|event| event.what.bytes == event.number));
+        assert_eq!(numbers(&scratch.events(all - 2)), [all - 2, all - 1]);
+        assert!(scratch.events(all).is_empty());
+    }
+
+    #[test]
+    fn what_is_half_written_or_of_an_unknown_kind_is_left_out() {
+        let scratch = Scratch::new();
+        let ring = &scratch.content().header.ring;
+        for bytes in 0..4 {
+            scratch.record(&happening(bytes));
+        }
+        ring.entries[1].stamp.store(0, Ordering::Relaxed);
+        ring.entries[2].what.store(99, Ordering::Relaxed);
+        assert_eq!(numbers(&scratch.events(0)), [0, 3]);
+        scratch.readonly().record(&happening(4));
+        assert_eq!(scratch.events(0).len(), 2, "a reader writes nothing");
+    }
+
+    #[test]
+    fn kinds_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = EventKind::ALL.map(EventKind::name).into();
+        assert_eq!(names.len(), EventKind::ALL.len());
+        assert_eq!(EventKind::Kill.name(), "kill");
+    }
+}

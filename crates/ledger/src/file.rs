@@ -1,0 +1,376 @@
+//! The ledger as a file: made whole or not at all, checked before it is mapped.
+
+use super::layout::{self, FILE_SIZE, MAGIC, PREFACE, VERSION};
+use super::lock::{self, Description};
+use super::map::Mapping;
+use super::{LedgerError, os};
+use gpulimit_base::file_system::Unsuitable;
+use gpulimit_base::held_signals;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::mem::size_of;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Which file a path led to.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    }
+}
+
+/// A path and the file that it led to when the ledger was opened.
+pub(super) struct Place {
+    pub path: PathBuf,
+    id: FileId,
+}
+
+fn options(write: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // Never a symbolic link of somebody else's, never waiting for the other end of a pipe. Close-on-exec by default.
+    options
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
+    options
+}
+
+/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is: opening checks it. Refuses a file system that does
+/// not keep the locks of members.
+///
+/// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of another name
+/// behind, `.NAME.<pid>.<n>.new`.
+pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
+    if fs::symlink_metadata(path).is_ok() {
+        return Ok(());
+    }
+    let error = |error| LedgerError::io_with_room(path, "create", error);
+    let (temporary, file) = draft(path, serial).map_err(error)?;
+    let filled = held_signals::during(|| fill(&file, mode)).and_then(|()| {
+        let other = options(true).open(&temporary)?;
+        lock::are_kept(file, &other)
+    });
+    let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
+    // A name that stays behind costs a directory entry; the ledger is no worse for it.
+    let _ = fs::remove_file(&temporary);
+    match made.map_err(error)? {
+        Some(()) => Ok(()),
+        None => Err(LedgerError::FileSystem(Unsuitable::loses_locks(path))),
+    }
+}
+
+/// Names that are tried for a draft. Each has the number of a call, so that one that is taken is rare.
+const DRAFTS: u32 = 1_000;
+
+/// A file beside the one that it is to be. Processes of other pid namespaces may have our pid.
+fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let pid = std::process::id();
+    for _ in 0..DRAFTS {
+        let temporary = path.with_file_name(format!(".{name}.{pid}.{}.new", serial()));
+        match options(true).create_new(true).mode(0o600).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // All of these names are somebody's, or the file system says so of any name.
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Gives a finished draft its name, if nothing has come to have it meanwhile.
+fn name(temporary: &Path, path: &Path) -> io::Result<()> {
+    match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A number that two callers of one process do not share.
+fn serial() -> u64 {
+    use super::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let boot_ms = os::boot_ms();
+    boot_ms << 16 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff
+}
+
+fn fill(file: &File, mode: u32) -> io::Result<()> {
+    file.set_len(FILE_SIZE)?;
+    os::reserve(file, 0, size_of::<layout::Header>() as u64)?;
+    let mut bytes = [0; size_of::<[u64; 8]>()];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(PREFACE) {
+        *bytes = word.to_ne_bytes();
+    }
+    file.write_all_at(&bytes, 0)?;
+    // Not by the mode of open(2), which the umask changes.
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// A description of the file at this path, which may be anything, to ask for locks.
+pub(super) fn describe(path: &Path) -> io::Result<Description> {
+    options(false).open(path)
+}
+
+/// Opens, checks and maps a ledger.
+pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerError> {
+    let file = options(write)
+        .open(path)
+        .map_err(|error| LedgerError::io(path, "open", error))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| LedgerError::io(path, "open", error))?;
+    check(&file, &metadata, path)?;
+    let mapping =
+        Mapping::new(&file, write).map_err(|error| LedgerError::io(path, "map", error))?;
+    let place = Place {
+        path: path.to_owned(),
+        id: FileId::of(&metadata),
+    };
+    Ok((place, mapping))
+}
+
+fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), LedgerError> {
+    if !metadata.is_file() {
+        return Err(LedgerError::damaged(path, "not a regular file"));
+    }
+    let mut bytes = [0; size_of::<[u64; 8]>()];
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "cut short"),
+            _ => LedgerError::io(path, "read", error),
+        })?;
+    let mut found = [0; 8];
+    for (word, bytes) in found.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    if found[0] != MAGIC {
+        return Err(LedgerError::damaged(path, "not a ledger"));
+    }
+    if found[1] != VERSION {
+        return Err(LedgerError::Version {
+            path: path.to_owned(),
+            found: found[1],
+            expected: VERSION,
+        });
+    }
+    if found != PREFACE {
+        return Err(LedgerError::damaged(path, "its header names other sizes"));
+    }
+    if metadata.len() != FILE_SIZE {
+        return Err(LedgerError::damaged(
+            path,
+            "of another length than its header names",
+        ));
+    }
+    Ok(())
+}
+
+impl Place {
+    /// A description of its own of the same file.
+    pub(super) fn open(&self, write: bool) -> Result<Description, LedgerError> {
+        let replaced = || LedgerError::Replaced {
+            path: self.path.clone(),
+        };
+        let io = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => replaced(),
+            _ => LedgerError::io(&self.path, "open", error),
+        };
+        let file = options(write).open(&self.path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if FileId::of(&metadata) == self.id {
+            Ok(file)
+        } else {
+            Err(replaced())
+        }
+    }
+
+    /// Whether the path still leads to the file. An error other than "no such file" says nothing against it.
+    pub(super) fn is_current(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(metadata) => FileId::of(&metadata) == self.id,
+            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A directory of its own that goes away with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpulimit-file-{}-{next}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("a temporary directory");
+            Self(path)
+        }
+
+        fn ledger(&self) -> PathBuf {
+            self.0.join("ledger")
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_ledger_is_made_whole_and_once() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        create(&path, 0o642).expect("made");
+        let about = fs::metadata(&path).expect("there");
+        assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
+        assert!(
+            about.blocks() * 512 >= size_of::<layout::Header>() as u64,
+            "room for its header"
+        );
+        create(&path, 0o600).expect("there already");
+        let again = fs::metadata(&path).expect("there");
+        assert_eq!((again.ino(), again.mode()), (about.ino(), about.mode()));
+        assert_eq!(
+            fs::read_dir(&folder.0).expect("listed").count(),
+            1,
+            "no draft"
+        );
+        assert!(open(&path, true).is_ok() && open(&path, false).is_ok());
+        let nowhere = folder.0.join("missing/ledger");
+        assert!(matches!(
+            create(&nowhere, 0o600),
+            Err(LedgerError::Io { .. })
+        ));
+    }
+
+    #[test]
+    fn many_make_it_at_once() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        std::thread::scope(|scope| {
+            let makers = [0; 8].map(|_| scope.spawn(|| create(&path, 0o600)));
+            for maker in makers {
+                maker.join().expect("thread").expect("made or there");
+            }
+        });
+        assert_eq!(fs::read_dir(&folder.0).expect("listed").count(), 1);
+        assert!(open(&path, true).is_ok());
+    }
+
+    #[test]
+    fn a_draft_has_a_name_of_its_own_and_gets_that_of_the_ledger_if_it_is_free() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        let (first, _) = draft(&path, || 5).expect("made");
+        let mut serials = [5, 5, 6].into_iter();
+        let (second, _) = draft(&path, || serials.next().expect("no more")).expect("made");
+        assert!(first != second && serials.next().is_none());
+        let made = fs::metadata(&first).expect("there").ino();
+        name(&first, &path).expect("free");
+        name(&second, &path).expect("had already");
+        assert_eq!(fs::metadata(&path).expect("there").ino(), made);
+        name(&folder.0.join("missing"), &folder.0.join("other")).expect_err("no draft");
+    }
+
+    #[test]
+    fn numbers_of_drafts_differ() {
+        let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
+        assert_eq!(numbers.len(), 1_000);
+        // Those of a process that has this pid later do, too.
+        assert!(serial() >> 16 >= os::boot_ms() - 60_000);
+    }
+
+    #[test]
+    fn what_is_no_ledger_is_not_opened() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        let why = |write| match open(&path, write).map(drop) {
+            Err(LedgerError::Damaged { what, .. }) => what.to_owned(),
+            Err(LedgerError::Version { found, .. }) => format!("version {found}"),
+            Err(LedgerError::Io { action, .. }) => format!("io: {action}"),
+            Err(other) => other.to_string(),
+            Ok(()) => "opened".into(),
+        };
+        assert_eq!(why(false), "io: open", "nothing there");
+        fs::write(&path, [0; 63]).expect("written");
+        assert_eq!(why(false), "cut short");
+        fs::write(&path, [0; 64]).expect("written");
+        assert_eq!(why(false), "not a ledger");
+        let write = |words: [u64; 8], len| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            fs::write(&path, bytes).expect("written");
+            let file = options(true).open(&path).expect("there");
+            file.set_len(len).expect("cut");
+        };
+        let changed = |at: usize, value| {
+            let mut words = PREFACE;
+            words[at] = value;
+            words
+        };
+        write(changed(1, VERSION + 1), FILE_SIZE);
+        assert_eq!(why(false), format!("version {}", VERSION + 1));
+        for (at, word) in PREFACE.iter().enumerate().skip(2) {
+            write(changed(at, word + 1), FILE_SIZE);
+            assert_eq!(why(false), "its header names other sizes");
+        }
+        for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
+            write(PREFACE, len);
+            assert_eq!(why(true), "of another length than its header names");
+        }
+        write(PREFACE, FILE_SIZE);
+        assert_eq!(why(true), "opened");
+        fs::rename(&path, folder.0.join("elsewhere")).expect("moved");
+        std::os::unix::fs::symlink("elsewhere", &path).expect("linked");
+        assert_eq!(why(false), "io: open", "a link");
+        fs::remove_file(&path).expect("removed");
+        fs::create_dir(&path).expect("made");
+        assert_eq!(why(false), "not a regular file");
+        fs::remove_dir(&path).expect("removed");
+        let fifo = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(fifo.expect("mkfifo").success());
+        assert_eq!(why(false), "not a regular file", "and nobody waited for");
+    }
+
+    #[test]
+    fn a_place_is_its_file_and_no_other() {
+        let folder = Folder::new();
+        let path = folder.ledger();
+        create(&path, 0o600).expect("made");
+        let (place, _mapping) = open(&path, true).expect("opened");
+        assert!(place.is_current() && place.open(false).is_ok());
+        let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
+        let kept = folder.0.join("kept");
+        fs::rename(&path, &kept).expect("moved");
+        assert!(!place.is_current() && is_replaced(), "gone");
+        create(&path, 0o600).expect("made anew");
+        assert!(!place.is_current() && is_replaced(), "another");
+        fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink(&kept, &path).expect("linked");
+        assert!(!place.is_current() && is_replaced(), "a link to it");
+        fs::rename(&kept, &path).expect("moved back");
+        assert!(place.is_current() && !is_replaced());
+        fs::remove_dir_all(&folder.0).expect("removed");
+        assert!(!place.is_current() && is_replaced(), "its folder is gone");
+        fs::write(&folder.0, "").expect("written");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "something else is there"
+        );
+        fs::remove_file(&folder.0).expect("removed");
+    }
+}

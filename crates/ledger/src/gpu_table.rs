@@ -1,0 +1,187 @@
+//! The GPUs that a group has seen: inserted without a lock, never removed.
+//!
+//! An identity is three words, each written once by compare-and-swap, in order. Who finds an entry whose words so far
+//! agree with his own writes the next one, whoever began it: a process that dies half-way blocks nobody, and two that
+//! insert the same GPU end at the same entry. An entry is passed over only for a word that is set and differs, which
+//! stays so; hence all pass over the same entries, and no GPU is in the table twice. What a death can leave behind is
+//! one entry with the first words of a GPU that nobody asks for again.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::layout::{GpuEntry, Header};
+use super::{DeviceEntry, DeviceIndex};
+use gpulimit_base::device::{DeviceId, DeviceKind};
+
+/// Set in every word of an identity, so that none is 0.
+const PRESENT: u64 = 1 << 63;
+const MIG: u64 = 1 << 62;
+/// Bytes of the UUID in each word.
+const PART: usize = 6;
+
+fn words(id: &DeviceId) -> [u64; 3] {
+    let mut words = [PRESENT; 3];
+    for (word, bytes) in words.iter_mut().zip(id.uuid.chunks(PART)) {
+        for (at, &byte) in bytes.iter().enumerate() {
+            *word |= u64::from(byte) << (8 * at);
+        }
+    }
+    if id.kind == DeviceKind::Mig {
+        words[2] |= MIG;
+    }
+    words
+}
+
+/// `None` for an entry that is not, or not wholly, written, or that nobody of this version wrote.
+fn identity(entry: &GpuEntry) -> Option<DeviceId> {
+    let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
+    let mut uuid = [0; 16];
+    for (word, bytes) in read.iter().zip(uuid.chunks_mut(PART)) {
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = (word >> (8 * at)) as u8;
+        }
+    }
+    let kind = if read[2] & MIG != 0 {
+        DeviceKind::Mig
+    } else {
+        DeviceKind::Gpu
+    };
+    let id = DeviceId { uuid, kind };
+    (words(&id) == read).then_some(id)
+}
+
+/// Writes `id` into an entry unless another GPU is, or is going to be, there.
+fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
+    id.iter().zip(wanted).all(|(word, wanted)| {
+        match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(found) => found == wanted,
+        }
+    })
+}
+
+pub(super) fn find(header: &Header, id: &DeviceId) -> Option<DeviceIndex> {
+    header
+        .gpus
+        .iter()
+        .position(|entry| identity(entry).as_ref() == Some(id))
+        .and_then(DeviceIndex::new)
+}
+
+/// `None` when the table is full.
+pub(super) fn insert(header: &Header, id: &DeviceId, capacity: u64) -> Option<DeviceIndex> {
+    let wanted = words(id);
+    let index = find(header, id).or_else(|| {
+        header
+            .gpus
+            .iter()
+            .position(|entry| put(&entry.id, wanted))
+            .and_then(DeviceIndex::new)
+    })?;
+    // Everyone writes the same figure.
+    header.gpus[index.get()]
+        .capacity
+        .store(capacity, Ordering::Relaxed);
+    Some(index)
+}
+
+pub(super) fn entries(header: &Header) -> Vec<DeviceEntry> {
+    DeviceIndex::all()
+        .filter_map(|index| entry(header, index))
+        .collect()
+}
+
+/// A device that is in the table.
+pub(super) fn entry(header: &Header, index: DeviceIndex) -> Option<DeviceEntry> {
+    let entry = &header.gpus[index.get()];
+    Some(DeviceEntry {
+        index,
+        id: identity(entry)?,
+        capacity: entry.capacity.load(Ordering::Relaxed),
+        context_bytes: entry.context.load(Ordering::Relaxed),
+    })
+}
+
+/// The identity of a device that is in the table.
+pub(super) fn id(header: &Header, index: DeviceIndex) -> Option<DeviceId> {
+    identity(&header.gpus[index.get()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MAX_DEVICES;
+
+    fn entry() -> [AtomicU64; 3] {
+        [0; 3].map(AtomicU64::new)
+    }
+
+    #[test]
+    fn identities_of_zeros_are_identities() {
+        let zero = words(&DeviceId::gpu([0; 16]));
+        assert!(zero.iter().all(|&word| word != 0));
+        let mig = words(&DeviceId::mig([0; 16]));
+        assert!(mig != zero && mig.iter().all(|&word| word != 0));
+        let mut last = [0; 16];
+        last[15] = 0xff;
+        assert_eq!(words(&DeviceId::gpu(last))[2], PRESENT | 0xff << 24);
+    }
+
+    #[test]
+    fn who_died_half_way_is_helped_or_passed_over() {
+        let one = words(&DeviceId::gpu([1; 16]));
+        let mut alike = [1; 16];
+        alike[15] = 2;
+        let alike = words(&DeviceId::gpu(alike));
+        for written in 0..3 {
+            let half = entry();
+            for (word, value) in half.iter().zip(one).take(written) {
+                word.store(value, Ordering::Relaxed);
+            }
+            assert!(put(&half, one), "the same GPU completes it");
+            assert!(put(&half, one), "and finds it");
+            assert!(!put(&half, alike), "another passes over it");
+        }
+        let half = entry();
+        half[0].store(one[0], Ordering::Relaxed);
+        half[1].store(one[1], Ordering::Relaxed);
+        assert!(put(&half, alike), "one that agrees so far may have it");
+        assert!(!put(&half, one), "and the first goes on");
+    }
+
+    #[test]
+    fn racing_inserters_agree() {
+        let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
+        // Alike in the first two words, so that they meet in the same entries.
+        let gpus: Vec<_> = (0..MAX_DEVICES as u8)
+            .map(|last| {
+                let mut uuid = [9; 16];
+                uuid[15] = last;
+                words(&DeviceId::gpu(uuid))
+            })
+            .collect();
+        let places: Vec<Vec<_>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|turn| {
+                    let (table, mut order) = (&table, gpus.clone());
+                    order.rotate_left(turn * 7);
+                    scope.spawn(move || {
+                        let mut places: Vec<_> = order
+                            .iter()
+                            .map(|&gpu| (gpu, table.iter().position(|entry| put(entry, gpu))))
+                            .collect();
+                        places.sort_unstable();
+                        places
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("thread"))
+                .collect()
+        });
+        assert!(places.iter().all(|of| *of == places[0]), "{places:?}");
+        let mut taken: Vec<_> = places[0].iter().filter_map(|(_, place)| *place).collect();
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken.len(), MAX_DEVICES, "each has an entry of its own");
+    }
+}

@@ -1,0 +1,326 @@
+//! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read any word at any time.
+//!
+//! ```text
+//! 0          header: preface, signals, group statistics, GPU table, event ring
+//! 16 KiB     words: for each block of 8 devices, one cache line per slot
+//! +1 MiB     slots: one page each: identity and statistics
+//! ```
+//! The words of one device lie in consecutive cache lines, because a charge reads all of them: with one page per slot
+//! instead, the same lines would fall into one set of the first-level cache and into as many TLB entries as slots.
+//! A change of any of this is a new [`VERSION`].
+
+use super::atomic::{AtomicU64, Ordering};
+use super::{Category, MAX_DEVICES, MAX_SLOTS};
+use gpulimit_base::version;
+use std::mem::{offset_of, size_of};
+
+/// "gpulimit" as the bytes of the file's first word.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
+/// Version of this layout and of the protocol on it.
+pub(super) const VERSION: u64 = version::LEDGER;
+
+/// Devices whose words share one cache line.
+pub(super) const LINE_DEVICES: usize = 8;
+/// Blocks of devices.
+pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
+/// 64-bit words of a slot's command.
+pub(super) const COMMAND_WORDS: usize = 8;
+/// 64-bit words of a slot's group below this one.
+pub(super) const BELOW_WORDS: usize = 72;
+/// Events that the ring holds.
+pub(super) const EVENTS: usize = 95;
+/// 64-bit words of a command in an event.
+pub(super) const EVENT_COMMAND_WORDS: usize = 4;
+
+const PAGE: usize = 4096;
+
+/// What the file says about itself, written once before the file has a name.
+#[repr(C, align(64))]
+pub(super) struct Preface {
+    pub magic: AtomicU64,
+    pub version: AtomicU64,
+    pub header_size: AtomicU64,
+    pub words_size: AtomicU64,
+    pub slot_size: AtomicU64,
+    pub slots: AtomicU64,
+    pub devices: AtomicU64,
+    pub file_size: AtomicU64,
+}
+
+/// The values of a [`Preface`] of this version, in its order.
+pub(super) const PREFACE: [u64; 8] = [
+    MAGIC,
+    VERSION,
+    size_of::<Header>() as u64,
+    (BLOCKS * size_of::<Block>()) as u64,
+    size_of::<SlotPage>() as u64,
+    MAX_SLOTS as u64,
+    MAX_DEVICES as u64,
+    FILE_SIZE,
+];
+
+impl Preface {
+    fn words(&self) -> [&AtomicU64; 8] {
+        [
+            &self.magic,
+            &self.version,
+            &self.header_size,
+            &self.words_size,
+            &self.slot_size,
+            &self.slots,
+            &self.devices,
+            &self.file_size,
+        ]
+    }
+
+    /// Whether it is one of this version.
+    pub fn is_whole(&self) -> bool {
+        self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
+    }
+
+    /// Makes it one, for models: a file has it from the start.
+    #[cfg(all(test, loom))]
+    pub fn write(&self) {
+        for (word, value) in self.words().into_iter().zip(PREFACE) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Length of the file.
+pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
+
+/// What members tell each other, in the one line that every charge reads anyway. Written rarely.
+#[repr(C, align(64))]
+pub(super) struct Signals {
+    /// Slots that were ever claimed: all live slots lie below. Only grows.
+    pub high_water: AtomicU64,
+    /// Counts the groups below that came or went, and changes of what they are protected from.
+    pub children: AtomicU64,
+    /// Not 0: somebody may be waiting for memory, and who gives some back wakes. Each waiter changes it.
+    pub waiting: AtomicU64,
+    /// Counts the times that memory came back while somebody waited. Its low half is a futex.
+    pub returned: AtomicU64,
+    /// Counts the times that somebody asked the others for what they hold unused.
+    pub asked: AtomicU64,
+    /// Counts the waiters so far: who has the lower number is before.
+    pub tickets: AtomicU64,
+    /// Milliseconds of the boot clock at which somebody last asked.
+    pub asked_at: AtomicU64,
+    spare: AtomicU64,
+}
+
+/// What happened in a group; see `events`.
+#[repr(C, align(64))]
+pub(super) struct EventEntry {
+    /// The event's number plus 1; 0 while it is written, or never was.
+    pub stamp: AtomicU64,
+    /// Microseconds of the wall clock.
+    pub time: AtomicU64,
+    /// The kind, and the device's index plus 1 above it.
+    pub what: AtomicU64,
+    pub pid: AtomicU64,
+    pub pid_ns: AtomicU64,
+    pub uid: AtomicU64,
+    pub bytes: AtomicU64,
+    pub charged: AtomicU64,
+    pub max: AtomicU64,
+    spare: [AtomicU64; 3],
+    pub command: [AtomicU64; EVENT_COMMAND_WORDS],
+}
+
+/// The last events of the group.
+#[repr(C, align(64))]
+pub(super) struct Ring {
+    /// Events so far.
+    pub head: AtomicU64,
+    spare: [AtomicU64; 7],
+    pub entries: [EventEntry; EVENTS],
+    spare_high: [AtomicU64; 8],
+}
+
+/// One GPU or MIG instance that the group has seen.
+#[repr(C, align(64))]
+pub(super) struct GpuEntry {
+    /// The identity, in three parts that are each written once (see `gpu_table`).
+    pub id: [AtomicU64; 3],
+    /// Bytes.
+    pub capacity: AtomicU64,
+    /// Bytes that a context took when it was last measured; 0 unknown.
+    pub context: AtomicU64,
+    spare: [AtomicU64; 3],
+}
+
+/// The first bytes of the file.
+#[repr(C)]
+pub(super) struct Header {
+    pub preface: Preface,
+    pub signals: Signals,
+    /// Milliseconds of the boot clock at which usage was last seen above `high`, per device.
+    pub above_high: [AtomicU64; MAX_DEVICES],
+    spare_low: [AtomicU64; 16],
+    /// Largest sum in bytes that a granted request saw, per device.
+    pub peaks: [AtomicU64; MAX_DEVICES],
+    /// Refused requests since the group began, per device.
+    pub refusals: [AtomicU64; MAX_DEVICES],
+    pub gpus: [GpuEntry; MAX_DEVICES],
+    /// Requests that waited since the group began, per device: how many, and milliseconds in all.
+    pub waits: [AtomicU64; MAX_DEVICES],
+    pub waited_ms: [AtomicU64; MAX_DEVICES],
+    spare_high: [AtomicU64; 64],
+    pub ring: Ring,
+}
+
+/// The words of one slot for eight devices: charged (low half) and undecided (high half), in units of 4 KiB.
+#[repr(C, align(64))]
+pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
+
+/// The words of all slots for eight devices.
+pub(super) type Block = [WordLine; MAX_SLOTS];
+
+/// Who owns a slot. Written by the claiming and the cleaning process under the slot's claim lock.
+#[repr(C, align(64))]
+pub(super) struct Owner {
+    /// 0: nobody.
+    pub pid: AtomicU64,
+    pub pid_ns: AtomicU64,
+    pub start_time: AtomicU64,
+    pub uid: AtomicU64,
+    /// Milliseconds of the boot clock at which the slot was claimed.
+    pub birth: AtomicU64,
+    /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found dead.
+    pub dead_since: AtomicU64,
+    /// Stands for the group directly below this one that the owner is in, or below; 0: it is in this one.
+    pub child: AtomicU64,
+    spare: AtomicU64,
+    pub command: [AtomicU64; COMMAND_WORDS],
+}
+
+/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only, but for `left`.
+#[repr(C)]
+pub(super) struct DeviceStats {
+    pub by: [AtomicU64; Category::COUNT],
+    pub idle: AtomicU64,
+    pub peak: AtomicU64,
+    /// A count.
+    pub refusals: AtomicU64,
+    /// What the owner can give back when it is asked, at most.
+    pub reclaimable: AtomicU64,
+    /// What other processes may hold, too (high half), and what has left the process and is still charged here (low half), in units of 4 KiB: see
+    /// `orphans`.
+    pub left: AtomicU64,
+}
+
+/// A request of the slot's owner that waits in line.
+#[repr(C, align(64))]
+pub(super) struct Waiting {
+    /// From [`Signals::tickets`], plus 1; 0: nobody waits.
+    pub ticket: AtomicU64,
+    /// The device's index.
+    pub device: AtomicU64,
+    /// Milliseconds of the boot clock at which the owner last looked.
+    pub seen: AtomicU64,
+    spare: [AtomicU64; 5],
+}
+
+/// A slot without its words.
+#[repr(C)]
+pub(super) struct SlotPage {
+    pub owner: Owner,
+    pub waiting: Waiting,
+    /// The owner's group, relative to this one, filled up with zeros.
+    pub below: [AtomicU64; BELOW_WORDS],
+    spare: [AtomicU64; 32],
+    pub stats: [DeviceStats; MAX_DEVICES],
+}
+
+/// The whole file.
+#[repr(C)]
+pub(super) struct Content {
+    pub header: Header,
+    pub words: [Block; BLOCKS],
+    pub slots: [SlotPage; MAX_SLOTS],
+}
+
+/// Where a slot's page begins in the file.
+pub(super) const fn slot_offset(slot: usize) -> u64 {
+    (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
+}
+
+/// Where a slot's words of a block of devices begin in the file.
+pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
+    (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
+}
+
+const _: () = {
+    assert!(size_of::<Preface>() == 64 && size_of::<Preface>() == size_of::<[u64; 8]>());
+    assert!(offset_of!(Preface, version) == 8 && offset_of!(Preface, header_size) == 16);
+    assert!(offset_of!(Preface, words_size) == 24 && offset_of!(Preface, slot_size) == 32);
+    assert!(offset_of!(Preface, slots) == 40 && offset_of!(Preface, devices) == 48);
+    assert!(offset_of!(Preface, file_size) == 56);
+
+    assert!(offset_of!(Header, preface) == 0);
+    assert!(size_of::<Signals>() == 64 && offset_of!(Signals, high_water) == 0);
+    assert!(offset_of!(Signals, children) == 8 && offset_of!(Signals, waiting) == 16);
+    assert!(offset_of!(Signals, returned) == 24 && offset_of!(Signals, asked) == 32);
+    assert!(offset_of!(Signals, tickets) == 40);
+    assert!(offset_of!(Header, signals) == 64 && offset_of!(Header, above_high) == 128);
+    assert!(size_of::<EventEntry>() == 128 && offset_of!(EventEntry, command) == 96);
+    assert!(size_of::<Ring>() == 3 * PAGE && offset_of!(Ring, entries) == 64);
+    assert!(offset_of!(Header, peaks) == 512);
+    assert!(offset_of!(Header, refusals) == 768);
+    assert!(size_of::<GpuEntry>() == 64 && offset_of!(GpuEntry, id) == 0);
+    assert!(offset_of!(GpuEntry, capacity) == 24 && offset_of!(GpuEntry, context) == 32);
+    assert!(offset_of!(Header, gpus) == 1024);
+    assert!(offset_of!(Header, ring) == PAGE);
+    assert!(size_of::<Header>() == 4 * PAGE);
+
+    assert!(BLOCKS * LINE_DEVICES == MAX_DEVICES);
+    assert!(size_of::<WordLine>() == 64 && size_of::<Block>() == MAX_SLOTS * 64);
+    assert!(offset_of!(Content, words) == 4 * PAGE);
+
+    assert!(offset_of!(Owner, pid) == 0 && offset_of!(Owner, pid_ns) == 8);
+    assert!(offset_of!(Owner, start_time) == 16 && offset_of!(Owner, uid) == 24);
+    assert!(offset_of!(Owner, birth) == 32 && offset_of!(Owner, dead_since) == 40);
+    assert!(offset_of!(Owner, child) == 48);
+    assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
+    assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, below) == 192);
+    assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
+    assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
+    assert!(offset_of!(DeviceStats, reclaimable) == 80 && offset_of!(DeviceStats, left) == 88);
+    assert!(size_of::<DeviceStats>() == 96);
+    assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
+    assert!(size_of::<SlotPage>() == PAGE);
+    assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);
+    assert!(offset_of!(Content, slots) % PAGE == 0);
+    assert!(size_of::<Content>() == 260 * PAGE + MAX_SLOTS * PAGE);
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_file_of_this_version_begins_as_all_of_them() {
+        let sizes = [16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
+        assert_eq!(PREFACE[2..], sizes, "another layout is another version");
+    }
+
+    #[test]
+    fn offsets_are_where_things_are() {
+        let scratch = Scratch::new();
+        let content = scratch.content();
+        let at = |place: usize| (place - &raw const *content as usize) as u64;
+        for slot in [0, 1, 1_000, MAX_SLOTS - 1] {
+            assert_eq!(
+                at(&raw const content.slots[slot] as usize),
+                slot_offset(slot)
+            );
+            for block in 0..BLOCKS {
+                let line = &raw const content.words[block][slot] as usize;
+                assert_eq!(at(line), line_offset(block, slot));
+            }
+        }
+    }
+}

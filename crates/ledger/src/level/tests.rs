@@ -1,0 +1,508 @@
+//! Requests at levels whose other members the test writes.
+
+use super::*;
+use crate::lock::{self, Bytes};
+use crate::scratch::{Knows, Scratch, level, stranger};
+use crate::{Ledger, NoWitness};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The peak of a process.
+fn own_peak(slot: &Slot, device: DeviceIndex) -> u64 {
+    slot.stats(device).peak.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_request_is_rounded_up_and_bounded() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let charge =
+        |bytes, max| charge(&[level(&slot, scratch.device, max)], bytes, &Knows(None)).is_ok();
+    let try_charge = |bytes, max| try_charge(&[level(&slot, scratch.device, max)], bytes);
+    assert!(charge(0, 0) && scratch.charged(scratch.device) == 0);
+    assert!(!charge(1, UNIT - 1) && !try_charge(1, UNIT - 1));
+    assert!(charge(1, UNIT) && !charge(1, 2 * UNIT - 1));
+    assert!(try_charge(UNIT + 1, 3 * UNIT) && !try_charge(1, 3 * UNIT));
+    assert_eq!(slot.charged(scratch.device), 3 * UNIT);
+    uncharge(&[level(&slot, scratch.device, 0)], UNIT + 1);
+    assert_eq!(slot.charged(scratch.device), UNIT);
+    let most = charge::REQUEST_MAX * UNIT;
+    assert!(!charge(most + 1, u64::MAX) && !try_charge(most + 1, u64::MAX));
+    assert!(charge(most, u64::MAX));
+    uncharge(&[level(&slot, scratch.device, 0)], most);
+    assert!(try_charge(most, u64::MAX));
+}
+
+#[test]
+fn in_a_file_that_was_cut_short_nothing_is_granted() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    std::fs::write(scratch.path(), "").expect("cut");
+    assert!(!try_charge(&path, UNIT));
+    assert!(charge(&path, UNIT, &Knows(None)).is_err());
+}
+
+#[test]
+fn a_refusal_names_the_level_that_no_waiting_helps() {
+    let scratches = [Scratch::new(), Scratch::new()];
+    let slots = scratches.each_ref().map(Scratch::join);
+    let request = |bytes, maxima: [u64; 2]| {
+        let at = |level_: usize| {
+            level(
+                &slots[level_],
+                scratches[level_].device,
+                maxima[level_] * UNIT,
+            )
+        };
+        charge(&[at(0), at(1)], bytes, &Knows(None))
+    };
+    request(3 * UNIT, [10, 10]).expect("it fits");
+    let refused = |level, max| {
+        Err(Refused {
+            level,
+            charged: 3 * UNIT,
+            max: max * UNIT,
+        })
+    };
+    assert_eq!(request(6 * UNIT, [5, 5]), refused(0, 5));
+    assert_eq!(request(6 * UNIT, [10, 5]), refused(1, 5));
+    assert_eq!(request(8 * UNIT, [8, 20]), refused(0, 8));
+    assert_eq!(request(8 * UNIT, [20, 9]), refused(1, 9));
+    // More than a word takes, whatever the limits.
+    assert_eq!(request((1 << 42) + 1, [1 << 40, 5]), refused(1, 5));
+    assert_eq!(
+        request((1 << 42) + 1, [1 << 40, 1 << 41]),
+        refused(0, 1 << 40)
+    );
+    assert!(charge(&[], UNIT, &Knows(None)).is_ok());
+    assert_eq!(
+        charge(&[], u64::MAX, &Knows(None))
+            .expect_err("absurd")
+            .charged,
+        0
+    );
+}
+
+#[test]
+fn peaks_are_what_was_in_use() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let device = scratch.device;
+    let path = [level(&slot, device, u64::MAX)];
+    scratch.dead(&stranger(1), 5, 0);
+    charge(&path, 10 * UNIT, &Knows(None)).expect("no limit");
+    uncharge(&path, 10 * UNIT);
+    charge(&path, 2 * UNIT, &Knows(None)).expect("no limit");
+    assert_eq!(
+        (own_peak(&slot, device), scratch.usage(device).peak),
+        (10 * UNIT, 15 * UNIT)
+    );
+    // What is charged ahead becomes usage when it is used.
+    slot.publish_idle(device, 8 * UNIT);
+    charge(&path, 12 * UNIT, &Knows(None)).expect("no limit");
+    assert_eq!(
+        (own_peak(&slot, device), scratch.usage(device).peak),
+        (10 * UNIT, 15 * UNIT)
+    );
+    slot.publish_idle(device, UNIT);
+    note_usage(&path);
+    assert_eq!(
+        (own_peak(&slot, device), scratch.usage(device).peak),
+        (13 * UNIT, 18 * UNIT)
+    );
+}
+
+#[test]
+fn what_the_driver_took_is_charged_whatever_the_limit() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    charge_unchecked(&[level(&slot, scratch.device, 0)], 2 * UNIT + 1);
+    assert_eq!(scratch.charged(scratch.device), 3 * UNIT);
+    assert_eq!(own_peak(&slot, scratch.device), 0, "until it is noted");
+}
+
+#[test]
+fn a_level_reads_the_words_of_its_device() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let dead = scratch.dead(&stranger(1), 5, 0);
+    scratch
+        .word(dead, scratch.other)
+        .store(50, Ordering::Relaxed);
+    assert_eq!(charge::look(&level(&slot, scratch.device, 0)).charged, 5);
+    assert_eq!(charge::look(&level(&slot, scratch.other, 0)).charged, 50);
+}
+
+#[test]
+fn a_file_that_names_too_many_slots_has_all_of_them_read() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    scratch
+        .word(4_095, scratch.device)
+        .store(7, Ordering::Relaxed);
+    let high_water = &scratch.content().header.signals.high_water;
+    high_water.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(charge::look(&level(&slot, scratch.device, 0)).charged, 7);
+    assert_eq!(scratch.charged(scratch.device), 7 * UNIT);
+}
+
+#[test]
+fn what_is_kept_for_others_is_no_room() {
+    #[derive(Debug)]
+    struct Keeps;
+    impl Protection for Keeps {
+        fn untaken(&self, _: &Ledger, _: DeviceIndex, low: bool) -> u64 {
+            if low { 6 * UNIT } else { 2 * UNIT }
+        }
+    }
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let with = |max, keeps_low| Level {
+        protection: Some(&Keeps),
+        keeps_low,
+        ..level(&slot, scratch.device, max * UNIT)
+    };
+    assert!(!try_charge(&[with(10, true)], 5 * UNIT));
+    assert!(try_charge(&[with(10, true)], 4 * UNIT));
+    assert!(!try_charge(&[with(10, false)], 5 * UNIT));
+    assert!(try_charge(&[with(10, false)], 4 * UNIT));
+    assert_eq!(Rung::max(&with(5, true)), 0, "more than there is");
+}
+
+#[test]
+fn who_was_tampered_with_gets_nothing_for_a_while() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 100 * UNIT)];
+    charge(&path, 7 * UNIT, &Knows(None)).expect("room");
+    // What was refused, given back and entered is known to be no stranger's doing.
+    assert!(!try_charge(&path, 100 * UNIT));
+    uncharge(&path, 4 * UNIT);
+    charge_unchecked(&path, 2 * UNIT);
+    charge(&path, UNIT, &Knows(None)).expect("nobody has changed anything");
+    uncharge(&path, UNIT);
+    scratch
+        .word(slot.index(), scratch.device)
+        .store(1, Ordering::Relaxed);
+    let refused = charge(&path, UNIT, &Knows(None)).expect_err("seen");
+    assert_eq!(
+        (refused.level, refused.charged, refused.max),
+        (0, 5 * UNIT, 100 * UNIT)
+    );
+    assert_eq!(scratch.charged(scratch.device), 5 * UNIT);
+}
+
+/// Has something to give at the first asking.
+struct Once<'a>(&'a Level<'a>, Cell<u32>);
+
+impl Pressure for Once<'_> {
+    fn reclaim(&self, device: DeviceIndex) -> bool {
+        assert_eq!(device, self.0.device);
+        self.1.set(self.1.get() + 1);
+        let first = self.1.get() == 1;
+        if first {
+            uncharge(&[*self.0], 4 * UNIT);
+        }
+        first
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}
+
+#[test]
+fn own_idle_memory_is_asked_for_by_the_device_of_the_leaf() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    let pressure = Once(&path[0], Cell::new(0));
+    charge(&path, 10 * UNIT, &pressure).expect("room");
+    assert_eq!(pressure.1.get(), 0);
+    charge(&path, 4 * UNIT, &pressure).expect("given");
+    assert!(charge(&path, 4 * UNIT, &pressure).is_err());
+    assert_eq!(pressure.1.get(), 2);
+}
+
+#[test]
+fn the_dead_make_room_where_they_have_drained() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    scratch.dead(&stranger(1), 8, 0);
+    charge(&path, 10 * UNIT, &Knows(Some(false))).expect("the dead hold nothing");
+    uncharge(&path, 10 * UNIT);
+    // Not at once, but while the request waits.
+    scratch.dead(&stranger(1), 8, 0);
+    charge(&path, 10 * UNIT, &Knows(None)).expect("after the grace time");
+}
+
+#[test]
+fn who_dies_all_the_time_holds_up_no_request_for_ever() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    let mut request = Contention::new(&path, &Knows(Some(false)));
+    let mut is_told = || {
+        let dead = scratch.dead(&stranger(1), 8, 0);
+        let freed = request.reap(&path[0]).freed;
+        assert_eq!(
+            scratch.word(dead, scratch.device).load(Ordering::Relaxed),
+            0
+        );
+        request.since -= DRAIN_PATIENCE / 2;
+        freed
+    };
+    assert_eq!([(); 3].map(|()| is_told()), [true, true, false]);
+}
+
+#[test]
+fn a_request_of_outdated_limits_waits_for_nothing() {
+    struct Outdated(Cell<u32>);
+    impl Pressure for Outdated {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            false
+        }
+        fn witness(&self) -> &dyn Witness {
+            &StillThere
+        }
+        fn is_outdated(&self) -> bool {
+            self.0.set(self.0.get() + 1);
+            true
+        }
+    }
+    struct StillThere;
+    impl Witness for StillThere {
+        fn holds_memory(
+            &self,
+            _: &gpulimit_base::identity::Identity,
+            _: &gpulimit_base::device::DeviceId,
+            _: u64,
+        ) -> Option<bool> {
+            Some(true)
+        }
+    }
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    let dead = scratch.dead(&stranger(1), 8, 0);
+    let outdated = Outdated(Cell::new(0));
+    assert!(charge(&path, 10 * UNIT, &outdated).is_err(), "it drains");
+    assert_eq!(outdated.0.get(), 1);
+    // The same while somebody else's request stands in the way: one of a living process.
+    let alive = scratch.join();
+    scratch
+        .word(dead, scratch.device)
+        .store(0, Ordering::Relaxed);
+    scratch
+        .word(alive.index(), scratch.device)
+        .store(8 << 32 | 8, Ordering::Relaxed);
+    assert!(charge(&path, 10 * UNIT, &outdated).is_err());
+    assert_eq!(outdated.0.get(), 2);
+}
+
+#[test]
+fn a_frozen_request_of_another_is_waited_for_but_not_for_ever() {
+    let scratch = Scratch::new();
+    let (slot, frozen) = (scratch.join(), scratch.join());
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    scratch
+        .word(frozen.index(), scratch.device)
+        .store(8 << 32 | 8, Ordering::Relaxed);
+    let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("in the way");
+    assert_eq!(refused.charged, 0, "it is not granted");
+    // One that is decided while we wait.
+    let decides = Decides(scratch.word(frozen.index(), scratch.device), Cell::new(3));
+    charge(&path, 3 * UNIT, &decides).expect("it was withdrawn");
+}
+
+#[test]
+fn who_is_on_his_way_out_is_waited_for_but_not_for_ever() {
+    let scratch = Scratch::new();
+    let (slot, ending) = (scratch.join(), scratch.join());
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    // Its pid is another's by now, and its lock still there.
+    let owner = &scratch.content().slots[ending.index()].owner;
+    owner.start_time.store(1, Ordering::Relaxed);
+    let word = scratch.word(ending.index(), scratch.device);
+    word.store(8, Ordering::Relaxed);
+    charge(&path, 3 * UNIT, &Decides(word, Cell::new(3))).expect("it has ended");
+    word.store(8, Ordering::Relaxed);
+    let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("it ends and ends");
+    assert_eq!(refused.charged, 11 * UNIT);
+}
+
+#[test]
+fn a_slot_that_somebody_cleans_is_waited_for_but_not_for_ever() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, 10 * UNIT)];
+    let dead = scratch.dead(&stranger(1), 8, 0);
+    let cleaner = scratch.place.open(true).expect("open");
+    assert!(lock::try_lock(&cleaner, Bytes::claim(dead)).expect("locks"));
+    let word = scratch.word(dead, scratch.device);
+    charge(&path, 3 * UNIT, &Decides(word, Cell::new(3))).expect("it is clean");
+    word.store(8, Ordering::Relaxed);
+    let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("the cleaner hangs");
+    assert_eq!(refused.charged, 11 * UNIT);
+}
+
+#[test]
+fn whose_word_is_full_asks_others_for_nothing() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    for _ in 0..2 {
+        charge(&path, charge::REQUEST_MAX * UNIT, &Knows(None)).expect("no limit");
+    }
+    assert!(charge(&path, UNIT, &Knows(None)).is_err());
+    assert_eq!(scratch.asked(), 0);
+}
+
+/// Withdraws somebody else's request when it is asked so many times for limits that have changed.
+struct Decides<'a>(&'a AtomicU64, Cell<u32>);
+
+impl Pressure for Decides<'_> {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.1.set(self.1.get() - 1);
+        if self.1.get() == 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        false
+    }
+}
+
+/// On drop.
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A member that can give back `units` of its 10, and does so when it is asked if it `gives`.
+fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
+    let scratch = Scratch::new();
+    let (slot, other) = (scratch.join(), scratch.join());
+    let (device, ledger) = (scratch.device, Arc::clone(&scratch));
+    let theirs = [level(&other, device, u64::MAX)];
+    charge_unchecked(&theirs, 10 * UNIT);
+    other.publish_reclaimable(device, reclaimable * UNIT);
+    let done = AtomicBool::new(false);
+    let granted = std::thread::scope(|scope| {
+        // Also where the request panics.
+        let _done = Sets(&done);
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
+                    // At its next call, which is not at once.
+                    std::thread::sleep(Duration::from_millis(30));
+                    uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
+                    other.publish_reclaimable(device, 0);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let granted = charge(
+            &[level(&slot, device, 12 * UNIT)],
+            request * UNIT,
+            &Knows(None),
+        );
+        granted.is_ok()
+    });
+    (granted, scratch.asked())
+}
+
+#[test]
+fn others_are_asked_for_what_is_lacking_and_only_if_they_have_it() {
+    // One that answers is given a tenth of a second: on a busy machine not every one gets to it.
+    assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
+    assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
+    assert_eq!(
+        ask(true, 4, 7),
+        (false, 0),
+        "that would take from them for nothing"
+    );
+    assert_eq!(ask(false, 4, 6), (false, 1), "they do not answer");
+    assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
+}
+
+#[test]
+fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
+    const USED: u64 = 5 * UNIT;
+    struct Ahead<'a>(&'a Slot, DeviceIndex, u64);
+    impl Idle for Ahead<'_> {
+        fn add(&self) {
+            self.0.publish_idle(self.1, self.2);
+        }
+        fn remove(&self) {
+            self.0.publish_idle(self.1, 0);
+        }
+    }
+    struct End<'a>(&'a std::sync::atomic::AtomicU32);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(u32::MAX, Ordering::Relaxed);
+        }
+    }
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let slots = [0; 2].map(|_| scratch.join());
+    for slot in &slots {
+        charge(&[level(slot, device, u64::MAX)], USED, &Knows(None)).expect("no limit");
+    }
+    let looks = std::sync::atomic::AtomicU32::new(0);
+    let enough = || looks.load(Ordering::Relaxed) >= 20_000;
+    std::thread::scope(|scope| {
+        for slot in &slots {
+            scope.spawn(|| {
+                // One of the two is always refused.
+                let path = [level(slot, device, 2 * USED + 10 * UNIT)];
+                for round in 0.. {
+                    let bytes = (1 + round % 10) * UNIT;
+                    let idle = Ahead(slot, device, bytes);
+                    let granted = match round % 2 {
+                        0 => try_charge_ahead(&path, bytes, &idle),
+                        _ => charge_ahead(&path, bytes, &Knows(None), &idle).is_ok(),
+                    };
+                    if granted {
+                        uncharge_idle(&path, bytes, &idle);
+                    }
+                    if enough() {
+                        break;
+                    }
+                }
+            });
+        }
+        // The threads end also where an assertion fails.
+        let _end = End(&looks);
+        while !enough() {
+            let start = std::time::Instant::now();
+            let usage = scratch.usage(device);
+            let processes = scratch.processes(&Knows(None));
+            looks.fetch_add(1, Ordering::Relaxed);
+            // A look that has waited for so long may have given up: a thread did not run in the middle of a request.
+            if start.elapsed() >= Duration::from_millis(50) {
+                continue;
+            }
+            if usage.undecided == 0 {
+                assert_eq!(usage.charged - usage.idle, 2 * USED);
+            }
+            for process in processes {
+                assert_eq!(process.on(device).peak, USED);
+            }
+        }
+    });
+    assert_eq!(scratch.usage(device).idle, 0);
+}

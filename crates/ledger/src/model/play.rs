@@ -1,0 +1,795 @@
+//! Processes with short programs on ledgers and a driver, and the judge of what happens.
+//!
+//! The judge knows what the driver has handed out to whom, since the programs tell it, and holds the ledgers against that after every step.
+
+use super::super::atomic::Ordering;
+use super::super::charge::{UNIT, granted, undecided};
+use super::super::level::{Level, Pressure};
+use super::super::lock::{self, BOOKS, Bytes, SLOTS};
+use super::super::reap::{self, NoWitness, Witness};
+use super::super::{DeviceIndex, Ledger, Slot, level};
+use super::explorer::{self, AUDIENCE, CAST, Effect, Life, life, violation};
+use super::fault::{self, Fault};
+use super::word::{AtomicU64, Name};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a process does; numbers are units.
+#[derive(Copy, Clone, Debug)]
+pub(crate) enum Act {
+    /// Comes into all ledgers of its path.
+    Claim,
+    /// Charges, and if that was granted lets the driver take as much.
+    Take(u64),
+    /// Lets the driver free everything, and uncharges it.
+    Give,
+    /// Cleans the ledgers of its path.
+    Clean,
+    /// Leaves the ledgers.
+    Leave,
+    /// Something to be killed before.
+    Idle,
+    /// The limit of a ledger is another one from now on, for requests that begin.
+    Limit { book: usize, units: u64 },
+    /// Another way to charge: a wrong one.
+    TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
+    /// As [`Act::Take`], by one attempt, which may be refused for nothing.
+    Try(u64),
+    /// As [`Act::Give`], of what was charged ahead and not used.
+    GiveIdle,
+    /// [`Act::Give`] the wrong way round.
+    GiveEarly,
+}
+
+/// A process.
+#[derive(Clone, Debug)]
+pub(crate) struct Role {
+    /// The ledgers that it is charged in, by number.
+    pub path: &'static [usize],
+    /// In them from the start, with so many units.
+    pub holds: Option<u64>,
+    pub acts: Vec<Act>,
+    pub may_die: bool,
+}
+
+/// Whether members can ask the driver what the dead still have.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Sight {
+    Nvml,
+    Grace,
+}
+
+pub(crate) struct Play {
+    pub kills: u32,
+    sight: Sight,
+    roles: Vec<Role>,
+    limits: Vec<u64>,
+    books: Vec<&'static Arc<Ledger>>,
+    device: DeviceIndex,
+    watched: Vec<(Name, &'static AtomicU64)>,
+}
+
+/// What is known of a process.
+#[derive(Default)]
+struct Actor {
+    slots: RefCell<Vec<Slot>>,
+    places: [Cell<Option<usize>>; BOOKS],
+    held: Cell<u64>,
+    memory: Cell<u64>,
+    asks: Cell<u64>,
+    asks_since: Cell<u64>,
+    /// It was too much at some moment since.
+    too_much: Cell<bool>,
+    /// Somebody living stood in the way since it last waited.
+    in_the_way: Cell<bool>,
+}
+
+/// What a dead process has left.
+pub(crate) struct Left {
+    pub owner: bool,
+    pub claims: bool,
+    pub memory: bool,
+}
+
+thread_local! {
+    static ACTORS: [Actor; CAST] = Default::default();
+    static LIMITS: [Cell<u64>; BOOKS] = Default::default();
+    /// All requests that began under an earlier limit are done.
+    static SETTLED: [Cell<bool>; BOOKS] = Default::default();
+    static STRANGERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether processes may change what others own.
+pub(crate) fn strangers() -> bool {
+    STRANGERS.get()
+}
+
+/// The kernel and the driver are done with all the dead.
+pub(crate) fn bury_all() {
+    for process in (0..CAST).filter(|process| life(*process) == Life::Dead) {
+        for book in 0..BOOKS {
+            drop_locks(process, book, |_| true);
+        }
+        actor(process, |actor| actor.memory.set(0));
+    }
+}
+
+/// A process has waited: what stood in its way before is no reason any more.
+pub(crate) fn look_anew(process: usize) {
+    actor(process, |actor| actor.in_the_way.set(false));
+}
+
+fn actor<T>(process: usize, run: impl FnOnce(&Actor) -> T) -> T {
+    ACTORS.with(|actors| run(&actors[process]))
+}
+
+fn limit(book: usize) -> u64 {
+    LIMITS.with(|limits| limits[book].get())
+}
+
+fn drop_locks(process: usize, book: usize, which: impl Fn(usize) -> bool) {
+    let word = lock::locks(book);
+    let gone = |at: usize, holder| which(at) && lock::process(holder) == Some(process);
+    word.store_plain(lock::without(word.peek(), gone));
+}
+
+impl Role {
+    /// Begins in the first ledger.
+    pub(crate) fn member(holds: u64, acts: &[Act]) -> Self {
+        Self {
+            path: &[0],
+            holds: Some(holds),
+            acts: acts.to_vec(),
+            may_die: true,
+        }
+    }
+
+    /// Begins outside.
+    pub(crate) fn newcomer(acts: &[Act]) -> Self {
+        Self {
+            holds: None,
+            ..Self::member(0, acts)
+        }
+    }
+
+    pub(crate) fn immortal(self) -> Self {
+        Self {
+            may_die: false,
+            ..self
+        }
+    }
+
+    pub(crate) fn on(self, path: &'static [usize]) -> Self {
+        Self { path, ..self }
+    }
+}
+
+impl Play {
+    /// Processes, in ledgers with these limits in units, of which so many die.
+    pub(crate) fn new(limits: &[u64], roles: Vec<Role>, kills: u32) -> Self {
+        let mut books = Vec::new();
+        let mut device = None;
+        for book in 0..limits.len() {
+            let ledger = Ledger::open(Path::new(&book.to_string())).expect("memory");
+            let ledger: &'static Arc<Ledger> = Box::leak(Box::new(Arc::new(ledger)));
+            device = ledger.device(GPU, 80 << 30).ok();
+            books.push(ledger);
+        }
+        let device = device.expect("a device");
+        let watched: Vec<_> = books
+            .iter()
+            .enumerate()
+            .flat_map(|(book, ledger)| words(book, ledger, device))
+            .collect();
+        let play = Self {
+            kills,
+            sight: Sight::Nvml,
+            roles,
+            limits: limits.to_vec(),
+            books,
+            device,
+            watched,
+        };
+        play.watch();
+        play
+    }
+
+    /// A word that never changes in a play, or that nobody decides by, makes no step.
+    fn watch(&self) {
+        let newcomers = self.roles.iter().any(|role| role.holds.is_none());
+        let counts = |name: &Name| match name {
+            Name::HighWater { .. } => newcomers,
+            // Read outside of locks as a hint only.
+            Name::Pid { .. } => newcomers && super::is_deep(),
+            Name::DeadSince { .. } => self.sight == Sight::Grace,
+            _ => true,
+        };
+        let watched = self.watched.iter().copied();
+        super::word::watch(watched.filter(|(name, _)| counts(name)));
+    }
+
+    pub(crate) fn without_nvml(self) -> Self {
+        let play = Self {
+            sight: Sight::Grace,
+            ..self
+        };
+        play.watch();
+        play
+    }
+
+    /// There is no room for more processes than so many at a time.
+    pub(crate) fn crowded(self, slots: usize) -> Self {
+        lock::use_slots(slots);
+        self
+    }
+
+    pub(crate) fn cast(&self) -> usize {
+        self.roles.len()
+    }
+
+    pub(crate) fn may_die(&self, process: usize) -> bool {
+        self.roles[process].may_die
+    }
+
+    /// The state at the beginning.
+    pub(crate) fn set(&self) {
+        for (book, limit) in self.limits.iter().enumerate() {
+            LIMITS.with(|limits| limits[book].set(*limit));
+            SETTLED.with(|settled| settled[book].set(true));
+        }
+        for (process, role) in self.roles.iter().enumerate() {
+            actor(process, |actor| {
+                actor.held.set(0);
+                actor.memory.set(0);
+                actor.asks.set(0);
+            });
+            let Some(holds) = role.holds else {
+                continue;
+            };
+            explorer::as_process(process, || {
+                self.claim(process);
+                self.with_levels(process, |levels| {
+                    level::charge_unchecked(levels, holds * UNIT);
+                });
+                actor(process, |actor| {
+                    actor.held.set(holds);
+                    actor.memory.set(holds);
+                });
+            });
+        }
+    }
+
+    /// Nobody is left, and nothing in the ledgers.
+    pub(crate) fn clear(&self) {
+        for (process, _) in self.roles.iter().enumerate() {
+            actor(process, |actor| {
+                actor.slots.take();
+                actor.places.iter().for_each(|place| place.set(None));
+            });
+        }
+        for (book, ledger) in self.books.iter().enumerate() {
+            empty(book, ledger);
+        }
+    }
+
+    /// False where all slots are taken.
+    fn claim(&self, process: usize) -> bool {
+        for book in self.roles[process].path {
+            let Ok(slot) = self.books[*book].claim(&identity(process), "") else {
+                return false;
+            };
+            actor(process, |actor| {
+                actor.places[*book].set(Some(slot.index()));
+                actor.slots.borrow_mut().push(slot);
+            });
+        }
+        true
+    }
+
+    fn with_levels<T>(&self, process: usize, run: impl FnOnce(&[Level<'_>]) -> T) -> T {
+        ACTORS.with(|actors| {
+            let slots = actors[process].slots.borrow();
+            let level = |(slot, book): (_, &usize)| Level {
+                slot,
+                device: self.device,
+                max: explorer::step(
+                    Name::Limit { book: *book },
+                    Effect::Read,
+                    || limit(*book),
+                    |limit| *limit,
+                ) * UNIT,
+                protection: None,
+                keeps_low: false,
+            };
+            let levels: Vec<_> = slots
+                .iter()
+                .zip(self.roles[process].path)
+                .map(level)
+                .collect();
+            run(&levels)
+        })
+    }
+
+    /// The program of a process, from its first step to the end.
+    pub(crate) fn perform(&self, process: usize) {
+        for (at, act) in self.roles[process].acts.iter().enumerate() {
+            let kept = |actor: &Actor| {
+                let place = |book: usize| actor.places[book].get().map_or(0, |at| at as u64 + 1);
+                [at as u64, actor.held.get(), place(0), place(1)]
+            };
+            explorer::begin(&actor(process, kept));
+            if !self.act(process, act) {
+                break;
+            }
+        }
+        explorer::begin(&[u64::MAX]);
+    }
+
+    /// False when it cannot go on.
+    fn act(&self, process: usize, act: &Act) -> bool {
+        match *act {
+            Act::Claim => return self.claim(process),
+            Act::Take(units) => self.take(process, units, |levels| {
+                level::charge(levels, units * UNIT, &Eyes(self)).is_ok()
+            }),
+            Act::TakeBy(units, charge) => {
+                self.take(process, units, |levels| charge(levels, units));
+            }
+            Act::Try(units) => {
+                self.take(process, units, |levels| {
+                    let granted = level::try_charge(levels, units * UNIT);
+                    let is_fine = |actor: &Actor| actor.too_much.set(true);
+                    actor(process, is_fine);
+                    granted
+                });
+            }
+            Act::Give => {
+                self.driver_frees(process);
+                self.uncharge(process);
+            }
+            Act::GiveIdle => {
+                self.driver_frees(process);
+                let held = actor(process, |actor| actor.held.replace(0));
+                self.with_levels(process, |levels| {
+                    level::uncharge_idle(levels, held * UNIT, &());
+                });
+            }
+            Act::GiveEarly => {
+                self.uncharge(process);
+                self.driver_frees(process);
+            }
+            Act::Clean => {
+                for book in self.roles[process].path {
+                    self.books[*book].clean(&Eyes(self));
+                }
+            }
+            Act::Leave => {
+                let slots = actor(process, |actor| {
+                    actor.places.iter().for_each(|place| place.set(None));
+                    actor.slots.take()
+                });
+                drop(slots);
+            }
+            Act::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
+            Act::Limit { book, units } => self.set_limit(book, units),
+        }
+        true
+    }
+
+    fn take(&self, process: usize, units: u64, charge: impl FnOnce(&[Level<'_>]) -> bool) {
+        // Up to here it has not begun.
+        explorer::step(Name::Idle, Effect::Read, || (), |()| 0);
+        actor(process, |actor| {
+            actor.asks.set(units);
+            actor.asks_since.set(explorer::clock());
+            actor.too_much.set(false);
+            actor.in_the_way.set(false);
+        });
+        let is_granted = self.with_levels(process, charge);
+        if !is_granted {
+            actor(process, |actor| actor.asks.set(0));
+            self.judge_refusal(process, units);
+            return;
+        }
+        actor(process, |actor| actor.held.set(actor.held.get() + units));
+        let take = || {
+            actor(process, |actor| {
+                actor.memory.set(actor.memory.get() + units);
+                actor.asks.set(0);
+            });
+            self.judge_memory();
+        };
+        explorer::step(Name::Driver { process }, Effect::Write, take, |()| 0);
+    }
+
+    fn driver_frees(&self, process: usize) {
+        let free = || actor(process, |actor| actor.memory.set(0));
+        explorer::step(Name::Driver { process }, Effect::Write, free, |()| 0);
+    }
+
+    fn uncharge(&self, process: usize) {
+        let held = actor(process, |actor| actor.held.get());
+        if held > 0 {
+            self.with_levels(process, |levels| level::uncharge(levels, held * UNIT));
+            actor(process, |actor| actor.held.set(0));
+        }
+    }
+
+    fn set_limit(&self, book: usize, units: u64) {
+        let set = || {
+            LIMITS.with(|limits| limits[book].set(units));
+            SETTLED.with(|settled| settled[book].set(false));
+        };
+        explorer::step(Name::Limit { book }, Effect::Write, set, |()| 0);
+    }
+
+    /// What a killed process has left.
+    pub(crate) fn left_by(&self, process: usize) -> Left {
+        let has = |at: std::ops::Range<usize>| {
+            (0..self.books.len()).any(|book| {
+                let holders = lock::locks(book).peek().to_le_bytes();
+                let mut held = holders[at.clone()].iter();
+                held.any(|holder| lock::process(*holder) == Some(process))
+            })
+        };
+        Left {
+            owner: has(0..SLOTS),
+            claims: has(SLOTS..2 * SLOTS),
+            memory: actor(process, |actor| actor.memory.get()) > 0,
+        }
+    }
+
+    pub(crate) fn drop_owner(&self, process: usize) {
+        (0..self.books.len()).for_each(|book| drop_locks(process, book, |at| at < SLOTS));
+    }
+
+    pub(crate) fn drop_claims(&self, process: usize) {
+        (0..self.books.len()).for_each(|book| drop_locks(process, book, |at| at >= SLOTS));
+    }
+
+    pub(crate) fn free(&self, process: usize) {
+        actor(process, |actor| actor.memory.set(0));
+    }
+
+    /// Everything that decides what can happen from here on, but for what is a process's own.
+    pub(crate) fn state(&self) -> u64 {
+        let mut hash = 0;
+        for (_, word) in &self.watched {
+            hash = explorer::mix(hash, word.peek());
+        }
+        for book in 0..self.books.len() {
+            let settled = SETTLED.with(|settled| settled[book].get());
+            hash = explorer::mix(hash, limit(book) << 1 | u64::from(settled));
+        }
+        for process in 0..self.cast() {
+            let known = actor(process, |actor| {
+                let flags =
+                    u64::from(actor.too_much.get()) | u64::from(actor.in_the_way.get()) << 1;
+                let asks = if actor.asks.get() > 0 { flags + 1 } else { 0 };
+                actor.memory.get() << 8 | actor.held.get() << 4 | asks
+            });
+            hash = explorer::mix(hash, known);
+        }
+        hash
+    }
+
+    /// For people.
+    pub(crate) fn tell(&self) -> String {
+        let mut told = String::new();
+        for (name, word) in &self.watched {
+            match name {
+                Name::Charged { .. } if word.peek() != 0 => {
+                    told += &format!("{}+{}? ", granted(word.peek()), undecided(word.peek()));
+                }
+                Name::Charged { .. } => told += "- ",
+                Name::Locks { .. } => told += &format!("locks {:?} ", word.peek().to_le_bytes()),
+                Name::HighWater { .. } => told += &format!("of {} ", word.peek()),
+                _ => {}
+            }
+        }
+        for process in 0..self.cast() {
+            told += &actor(process, |actor| {
+                format!("p{process} {} of {} ", actor.memory.get(), actor.held.get())
+            });
+        }
+        told
+    }
+
+    fn word(&self, book: usize, slot: usize) -> u64 {
+        self.books[book].word(slot, self.device).peek()
+    }
+
+    fn members(&self, book: usize) -> impl Iterator<Item = usize> {
+        (0..self.cast()).filter(move |process| self.roles[*process].path.contains(&book))
+    }
+
+    /// Memory of all is within the limits.
+    fn judge_memory(&self) {
+        for book in 0..self.books.len() {
+            let memory: u64 = self
+                .members(book)
+                .map(|process| actor(process, |actor| actor.memory.get()))
+                .sum();
+            // A request that began before a limit was lowered may have it as it was.
+            let settled = SETTLED.with(|settled| settled[book].get());
+            let max = if settled {
+                limit(book)
+            } else {
+                limit(book).max(self.limits[book])
+            };
+            if memory > max {
+                violation(format!(
+                    "above the limit: {memory} of {max} in ledger {book}"
+                ));
+            }
+        }
+    }
+
+    /// After every step.
+    pub(crate) fn judge(&self) {
+        let all_done = (0..self.cast()).all(|process| {
+            let is_done = |actor: &Actor| actor.asks.get() == 0;
+            life(process) == Life::Dead || actor(process, is_done)
+        });
+        if all_done {
+            SETTLED.with(|settled| settled.iter().for_each(|settled| settled.set(true)));
+        }
+        for process in 0..self.cast() {
+            for book in self.roles[process].path {
+                let (memory, place) = actor(process, |actor| {
+                    (actor.memory.get(), actor.places[*book].get())
+                });
+                if memory > 0 && place.is_none_or(|slot| granted(self.word(*book, slot)) < memory) {
+                    violation(format!(
+                        "process {process} has {memory} units that are not charged"
+                    ));
+                }
+            }
+            let asks = actor(process, |actor| actor.asks.get());
+            if asks == 0 {
+                continue;
+            }
+            for book in self.roles[process].path {
+                let too_much = self.granted(*book) + asks > limit(*book);
+                let in_the_way = self.in_the_way(*book, process);
+                actor(process, |actor| {
+                    actor.too_much.set(actor.too_much.get() || too_much);
+                    actor.in_the_way.set(actor.in_the_way.get() || in_the_way);
+                });
+            }
+        }
+    }
+
+    /// Units granted to those who may still use them.
+    fn granted(&self, book: usize) -> u64 {
+        let locks = lock::locks(book).peek();
+        (0..SLOTS)
+            .filter(|slot| {
+                let page = &self.books[book].content().slots[*slot];
+                let of_dead = (page.owner.pid.peek() as usize).checked_sub(1);
+                lock::holder(locks, Bytes::owner(*slot)) != 0
+                    || of_dead.is_some_and(|dead| actor(dead, |actor| actor.memory.get()) > 0)
+            })
+            .map(|slot| {
+                let granted = granted(self.word(book, slot));
+                let owner = lock::process(lock::holder(locks, Bytes::owner(slot)));
+                match owner.filter(|owner| *owner < CAST && !self.is_decided(*owner)) {
+                    Some(owner) => granted.min(actor(owner, |actor| actor.held.get())),
+                    None => granted,
+                }
+            })
+            .sum()
+    }
+
+    /// Unless it asks, or its highest level has not said yes.
+    fn is_decided(&self, process: usize) -> bool {
+        let Some(top) = self.roles[process].path.last() else {
+            return true;
+        };
+        actor(process, |actor| {
+            let wanted = actor.held.get() + actor.asks.get();
+            let place = actor.places[*top].get();
+            actor.asks.get() == 0
+                || place.is_some_and(|slot| granted(self.word(*top, slot)) >= wanted)
+        })
+    }
+
+    /// A process that lives is in the middle of a request, or of cleaning.
+    fn in_the_way(&self, book: usize, process: usize) -> bool {
+        let locks = lock::locks(book).peek();
+        let other = |holder| {
+            lock::process(holder).is_some_and(|holder| {
+                holder != process && holder < CAST && life(holder) != Life::Dead
+            })
+        };
+        (0..SLOTS).any(|slot| {
+            let word = self.word(book, slot);
+            undecided(word) > 0 && other(lock::holder(locks, Bytes::owner(slot)))
+                || word != 0 && other(lock::holder(locks, Bytes::claim(slot)))
+        })
+    }
+
+    fn judge_refusal(&self, process: usize, units: u64) {
+        let now = self.roles[process]
+            .path
+            .iter()
+            .any(|book| self.in_the_way(*book, process));
+        let (too_much, in_the_way) = actor(process, |actor| {
+            let waited = explorer::clock() - actor.asks_since.get();
+            let in_the_way = actor.in_the_way.get() || now;
+            (actor.too_much.get(), in_the_way && waited >= 1_000)
+        });
+        if !too_much && !in_the_way {
+            violation(format!(
+                "process {process} was refused {units} units for nothing"
+            ));
+        }
+    }
+
+    /// Nobody runs any more. Said in the plain mode.
+    pub(crate) fn judge_end(&self) {
+        bury_all();
+        for book in 0..self.books.len() {
+            self.judge_book(book);
+        }
+    }
+
+    fn judge_book(&self, book: usize) {
+        let ledger = self.books[book];
+        ledger.clean(&AllFreed);
+        let words = || (0..SLOTS).map(|slot| self.word(book, slot));
+        let charged: u64 = words().map(granted).sum();
+        let living = || {
+            self.members(book)
+                .filter(|process| life(*process) != Life::Dead)
+        };
+        let held: u64 = living()
+            .map(|process| actor(process, |actor| actor.held.get()))
+            .sum();
+        if charged != held || words().any(|word| undecided(word) > 0) {
+            let words: Vec<_> = words()
+                .map(|word| (granted(word), undecided(word)))
+                .collect();
+            violation(format!(
+                "{held} units are held, after cleaning ledger {book} has {words:?}"
+            ));
+        }
+        if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
+            violation("somebody who is gone has a claim lock".into());
+        }
+        // And whoever comes gets what is left.
+        let Ok(slot) = ledger.claim(&identity(AUDIENCE), "") else {
+            let all = (0..SLOTS).all(|slot| {
+                let owner = Bytes::owner(slot);
+                owner.bytes().is_empty() || lock::holder(lock::locks(book).peek(), owner) != 0
+            });
+            if !all {
+                violation("a slot is free and cannot be had".into());
+            }
+            return;
+        };
+        let rest = limit(book).saturating_sub(held);
+        let level = Level {
+            slot: &slot,
+            device: self.device,
+            max: limit(book) * UNIT,
+            protection: None,
+            keeps_low: false,
+        };
+        if level::charge(&[level], rest * UNIT, &Eyes(self)).is_err() {
+            violation(format!("{rest} units are free and cannot be had"));
+        }
+    }
+}
+
+pub(crate) fn identity(process: usize) -> Identity {
+    Identity {
+        pid: process as u32 + 1,
+        pid_ns: 0,
+        start_time: 0,
+        uid: 0,
+        command: [0; 64],
+    }
+}
+
+/// Nothing is in the ledger, and nobody.
+pub(crate) fn empty(book: usize, ledger: &Ledger) {
+    (0..SLOTS).for_each(|slot| reap::zero(ledger, slot));
+    let signals = &ledger.content().header.signals;
+    for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
+        signal.store(0, Ordering::Relaxed);
+    }
+    assert_eq!(lock::locks(book).peek(), 0, "nobody has a lock");
+}
+
+/// The owner of a slot is killed.
+pub(crate) fn die(book: usize, owner: Slot) {
+    let slot = owner.index();
+    let ledger = Arc::clone(owner.ledger());
+    let words: Vec<_> = words_of(book, &ledger, DeviceIndex::all().next().expect("one"), slot)
+        .map(|(_, word)| word.peek())
+        .into();
+    drop(owner);
+    for ((_, word), value) in words_of(book, &ledger, DeviceIndex::all().next().expect("one"), slot)
+        .into_iter()
+        .zip(words)
+    {
+        word.store_plain(value);
+    }
+}
+
+/// What members see.
+struct Eyes<'a>(&'a Play);
+
+impl Pressure for Eyes<'_> {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        match self.0.sight {
+            Sight::Nvml => self,
+            Sight::Grace => &NoWitness,
+        }
+    }
+}
+
+impl Witness for Eyes<'_> {
+    fn holds_memory(&self, dead: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+        if self.0.sight == Sight::Grace {
+            return None;
+        }
+        if fault::is(Fault::DrainMissing) {
+            return Some(false);
+        }
+        let process = dead.pid as usize - 1;
+        let memory = || process < CAST && actor(process, |actor| actor.memory.get()) > 0;
+        let name = Name::Driver { process };
+        Some(explorer::step(name, Effect::Read, memory, |has| {
+            u64::from(*has)
+        }))
+    }
+}
+
+struct AllFreed;
+
+impl Witness for AllFreed {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+        Some(false)
+    }
+}
+
+const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
+
+/// The words that more than one process may change.
+pub(crate) fn words(
+    book: usize,
+    ledger: &'static Ledger,
+    device: DeviceIndex,
+) -> impl Iterator<Item = (Name, &'static AtomicU64)> {
+    let signals = &ledger.content().header.signals;
+    let of_book = [
+        (Name::HighWater { book }, &signals.high_water),
+        (Name::Locks { book }, lock::locks(book)),
+    ];
+    (0..SLOTS)
+        .flat_map(move |slot| words_of(book, ledger, device, slot))
+        .chain(of_book)
+}
+
+fn words_of(
+    book: usize,
+    ledger: &Ledger,
+    device: DeviceIndex,
+    slot: usize,
+) -> [(Name, &AtomicU64); 3] {
+    let owner = &ledger.content().slots[slot].owner;
+    [
+        (Name::Charged { book, slot }, ledger.word(slot, device)),
+        (Name::Pid { book, slot }, &owner.pid),
+        (Name::DeadSince { book, slot }, &owner.dead_since),
+    ]
+}

@@ -1,0 +1,165 @@
+//! What the ledger asks of the system besides files: the time, room, sleep.
+#![allow(unsafe_code)]
+
+use super::atomic::AtomicU64;
+use gpulimit_base::interrupted;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// Milliseconds since boot, the same for all processes of a machine (but for those in a time namespace of their own);
+/// never 0.
+pub(super) fn boot_ms() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `timespec`. The clock exists on every kernel since 2.6.39.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// The clock that waits are measured by.
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Lets others run for so long.
+pub(super) fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// Lets others run for a moment.
+pub(super) fn yield_now() {
+    std::thread::yield_now();
+}
+
+/// Waits for an instant without giving the processor away.
+pub(super) fn spin() {
+    std::hint::spin_loop();
+}
+
+/// Makes sure that the file system has room for these bytes of the file, so that touching them cannot fail.
+///
+/// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the members. There the
+/// room is not reserved.
+pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let reserved = interrupted::again(|| {
+        // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file stays.
+        let result = unsafe {
+            libc::fallocate(
+                file.as_raw_fd(),
+                libc::FALLOC_FL_KEEP_SIZE,
+                offset as libc::off_t,
+                len as libc::off_t,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    });
+    match reserved {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            Ok(())
+        }
+        reserved => reserved,
+    }
+}
+
+/// The half of a word that counts: the kernel's futexes have 32 bits.
+fn low_half(word: &AtomicU64) -> *mut u32 {
+    let word = word.as_ptr().cast::<u32>();
+    if cfg!(target_endian = "little") {
+        word
+    } else {
+        word.wrapping_add(1)
+    }
+}
+
+/// Sleeps while the low half of the word, which lies in a shared mapping, is `expected`, for `time` at most.
+pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // SAFETY: the word outlives the call, and the kernel reads 32 aligned bits of it; so does the time.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            low_half(word),
+            libc::c_long::from(libc::FUTEX_WAIT),
+            libc::c_long::from(expected),
+            &raw const time,
+        )
+    };
+}
+
+/// Wakes all who sleep on the word, and says how many there were.
+pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
+    // SAFETY: the kernel looks at the address only, which is that of a living word.
+    let woken = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            low_half(word),
+            libc::c_long::from(libc::FUTEX_WAKE),
+            libc::c_long::from(i32::MAX),
+        )
+    };
+    usize::try_from(woken).unwrap_or(0)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_that_of_the_boot() {
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("readable");
+        let seconds: f64 = uptime
+            .split(' ')
+            .next()
+            .expect("a word")
+            .parse()
+            .expect("a number");
+        assert!((boot_ms() as f64 / 1_000.0 - seconds).abs() < 60.0);
+        let before = boot_ms();
+        sleep(Duration::from_millis(20));
+        assert!((20..60_000).contains(&(boot_ms() - before)));
+    }
+
+    #[test]
+    fn who_sleeps_on_a_word_that_changes_is_woken() {
+        let word = AtomicU64::new(5 << 32 | 7);
+        let hang = Duration::from_secs(60);
+        let began = now();
+        futex_wait(&word, 6, hang);
+        assert!(began.elapsed() < hang, "it is another already");
+        assert_eq!(futex_wake_all(&word), 0, "nobody sleeps");
+        futex_wait(&word, 7, Duration::from_millis(1));
+        std::thread::scope(|scope| {
+            let sleepers = [0; 2].map(|_| scope.spawn(|| futex_wait(&word, 7, hang)));
+            let mut woken = 0;
+            let since = now();
+            while woken < 2 && since.elapsed() < hang {
+                woken += futex_wake_all(&word);
+            }
+            assert_eq!(woken, 2);
+            for sleeper in sleepers {
+                sleeper.join().expect("thread");
+            }
+            assert!(since.elapsed() < hang);
+        });
+    }
+
+    #[test]
+    fn room_is_reserved_where_the_file_system_can_do_that() {
+        let open = |path, write| File::options().read(true).write(write).open(path);
+        // A file of a system that cannot.
+        let file = open("/proc/self/comm", true).expect("there");
+        reserve(&file, 0, 1).expect("as well as it can");
+        let file = open("/proc/self/comm", false).expect("there");
+        reserve(&file, 0, 1).expect_err("not open for writing");
+    }
+}

@@ -1,0 +1,82 @@
+//! Which process a slot belongs to, as it is written in the file.
+
+use super::atomic::Ordering;
+use super::layout::{COMMAND_WORDS, Owner};
+use gpulimit_base::identity::Identity;
+
+impl Owner {
+    /// Writes whose the slot is.
+    pub(super) fn write(&self, process: &Identity) {
+        let command = process.command.as_chunks::<8>().0;
+        for (word, bytes) in self.command.iter().zip(command) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        self.pid_ns.store(process.pid_ns, Ordering::Relaxed);
+        self.start_time.store(process.start_time, Ordering::Relaxed);
+        self.uid.store(u64::from(process.uid), Ordering::Relaxed);
+        self.pid.store(u64::from(process.pid), Ordering::Release);
+    }
+
+    /// `None` when nobody is written. Outside the claim lock it may be a mix of two owners.
+    pub(super) fn read(&self) -> Option<Identity> {
+        let pid = self.pid.load(Ordering::Acquire) as u32;
+        if pid == 0 {
+            return None;
+        }
+        let mut command = [0; 8 * COMMAND_WORDS];
+        for (bytes, word) in command.as_chunks_mut::<8>().0.iter_mut().zip(&self.command) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        Some(Identity {
+            pid,
+            pid_ns: self.pid_ns.load(Ordering::Relaxed),
+            start_time: self.start_time.load(Ordering::Relaxed),
+            uid: self.uid.load(Ordering::Relaxed) as u32,
+            command,
+        })
+    }
+
+    pub(super) fn erase(&self) {
+        self.pid.store(0, Ordering::Relaxed);
+        for word in [&self.pid_ns, &self.start_time, &self.uid, &self.birth] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in &self.command {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.dead_since.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn an_owner_is_read_as_written_and_erased() {
+        let scratch = Scratch::new();
+        let owner = &scratch.content().slots[9].owner;
+        assert_eq!(owner.read(), None);
+        let one = Identity {
+            pid: 7,
+            pid_ns: 1 << 40,
+            start_time: 1 << 50,
+            uid: u32::MAX,
+            command: std::array::from_fn(|at| at as u8 + 1),
+        };
+        owner.write(&one);
+        assert_eq!(owner.read(), Some(one));
+        owner.dead_since.store(5, Ordering::Relaxed);
+        owner.erase();
+        assert_eq!(owner.read(), None);
+        let words = [
+            &owner.pid_ns,
+            &owner.start_time,
+            &owner.uid,
+            &owner.dead_since,
+        ];
+        let mut words = words.into_iter().chain(&owner.command);
+        assert!(words.all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+}

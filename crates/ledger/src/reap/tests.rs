@@ -1,0 +1,350 @@
+//! What becomes of the slots of the dead.
+
+use super::*;
+use crate::charge::{self, UNIT};
+use crate::scratch::{GPU, Knows, Scratch, level, stranger};
+use std::cell::RefCell;
+
+fn file(scratch: &Scratch) -> Description {
+    scratch.place.open(true).expect("open")
+}
+
+fn reaped(scratch: &Scratch, slot: usize, held: Option<bool>) -> Fate {
+    reap(scratch, &file(scratch), slot, &Knows(held))
+}
+
+/// Makes it so many milliseconds since the slot was found dead.
+fn found_dead(scratch: &Scratch, slot: usize, ms: u64) {
+    let owner = &scratch.content().slots[slot].owner;
+    owner
+        .dead_since
+        .store(os::boot_ms() - ms, Ordering::Relaxed);
+}
+
+fn charged(scratch: &Scratch) -> u64 {
+    scratch.charged(scratch.device) / UNIT
+}
+
+#[test]
+fn the_living_the_nameless_and_the_claimed_are_left_alone() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    assert_eq!(reaped(&scratch, slot.index(), Some(false)), Fate::Live);
+    assert_eq!(reaped(&scratch, 5, Some(false)), Fate::Empty);
+    let dead = scratch.dead(&stranger(1), 3, 0);
+    let other = file(&scratch);
+    assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Busy);
+    lock::unlock(&other, Bytes::claim(dead)).expect("locks");
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
+    assert_eq!(charged(&scratch), 0);
+    // It has let go of the slot.
+    assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
+}
+
+#[test]
+fn it_drains_as_long_as_the_driver_holds_its_memory() {
+    let scratch = Scratch::new();
+    let _alive = scratch.join();
+    let dead = scratch.dead(&stranger(1), 3, 0);
+    assert_eq!(reaped(&scratch, dead, Some(true)), Fate::Draining);
+    let since = &scratch.content().slots[dead].owner.dead_since;
+    assert!(since.load(Ordering::Relaxed).abs_diff(os::boot_ms()) < 60_000);
+    found_dead(&scratch, dead, GRACE_MS + 1);
+    assert_eq!(
+        reaped(&scratch, dead, Some(true)),
+        Fate::Draining,
+        "known to be held"
+    );
+    assert_eq!(charged(&scratch), 3);
+    found_dead(&scratch, dead, DRAIN_MAX_MS);
+    assert_eq!(
+        reaped(&scratch, dead, Some(true)),
+        Fate::Cleaned,
+        "listed for ever"
+    );
+    assert_eq!(charged(&scratch), 0);
+}
+
+#[test]
+fn where_nobody_can_tell_a_time_decides() {
+    let scratch = Scratch::new();
+    let dead = scratch.dead(&stranger(1), 3, 0);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Draining
+    );
+    found_dead(&scratch, dead, GRACE_MS);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Cleaned
+    );
+    // A time that is not over yet, or of another clock, begins now.
+    let dead = scratch.dead(&stranger(1), 3, 0);
+    let since = &scratch.content().slots[dead].owner.dead_since;
+    since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
+    assert_eq!(
+        reap(&scratch, &file(&scratch), dead, &NoWitness),
+        Fate::Draining
+    );
+    assert!(since.load(Ordering::Relaxed) <= os::boot_ms());
+    // It is not put off by looking again.
+    found_dead(&scratch, dead, 1);
+    let before = since.load(Ordering::Relaxed);
+    reap(&scratch, &file(&scratch), dead, &NoWitness);
+    assert_eq!(since.load(Ordering::Relaxed), before);
+}
+
+#[test]
+fn what_the_dead_asked_for_and_did_not_get_is_withdrawn_at_once() {
+    let scratch = Scratch::new();
+    let dead = scratch.dead(&stranger(1), 7, 5);
+    assert_eq!(reaped(&scratch, dead, Some(true)), Fate::Draining);
+    let word = scratch.word(dead, scratch.device).load(Ordering::Relaxed);
+    assert_eq!((charge::charged(word), charge::undecided(word)), (2, 0));
+}
+
+#[test]
+fn the_driver_is_asked_about_each_device_with_what_the_process_charged_since() {
+    struct Asked(RefCell<Vec<(Identity, DeviceId, u64)>>);
+    impl Witness for Asked {
+        fn holds_memory(
+            &self,
+            process: &Identity,
+            device: &DeviceId,
+            covered: u64,
+        ) -> Option<bool> {
+            self.0.borrow_mut().push((*process, *device, covered));
+            Some(false)
+        }
+    }
+    let scratch = Scratch::new();
+    let asked = |slot| {
+        let witness = Asked(RefCell::default());
+        let drained = has_drained(&scratch, slot, &witness, 0);
+        (witness.0.into_inner(), drained)
+    };
+    let process = stranger(1);
+    let first = scratch.dead(&process, 3, 0);
+    // Another program of the same process; another process; the same pid again later.
+    let second = scratch.dead(&process, 2, 1);
+    scratch.dead(&stranger(2), 5, 0);
+    let reborn = Identity {
+        start_time: process.start_time + 1,
+        ..process
+    };
+    scratch.dead(&reborn, 5, 0);
+    let birth = |slot: usize| &scratch.content().slots[slot].owner.birth;
+    for slot in 0..4 {
+        birth(slot).store(1_000, Ordering::Relaxed);
+    }
+    assert_eq!(
+        asked(first),
+        (vec![(process, GPU, UNIT)], false),
+        "of one time the lower slot is the older"
+    );
+    assert_eq!(asked(second), (vec![(process, GPU, 0)], true));
+    birth(first).store(1_001, Ordering::Relaxed);
+    assert_eq!(asked(first), (vec![(process, GPU, 0)], true));
+    assert_eq!(asked(second), (vec![(process, GPU, 3 * UNIT)], false));
+    assert!(has_drained(
+        &scratch,
+        second,
+        &Asked(RefCell::default()),
+        GRACE_MS
+    ));
+}
+
+#[test]
+fn a_device_that_is_not_in_the_table_cannot_be_asked_about() {
+    let scratch = Scratch::new();
+    let dead = scratch.dead(&stranger(1), 3, 0);
+    let unknown = DeviceIndex::new(31).expect("below 32");
+    scratch.word(dead, unknown).store(1, Ordering::Relaxed);
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Draining);
+    found_dead(&scratch, dead, GRACE_MS);
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
+    assert!(!scratch.has_words(dead));
+}
+
+#[test]
+fn what_the_dead_shared_goes_when_somebody_took_it_over() {
+    struct Heir(RefCell<Vec<(DeviceId, u64)>>);
+    impl Witness for Heir {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+            Some(false)
+        }
+        fn adopt(&self, _: &Identity, device: &DeviceId, bytes: u64) -> bool {
+            self.0.borrow_mut().push((*device, bytes));
+            true
+        }
+    }
+    let scratch = Scratch::new();
+    let alive = scratch.join();
+    let dead = scratch.dead(&stranger(1), 9, 0);
+    let left = &scratch.content().slots[dead].stats[scratch.device.get()].left;
+    left.store(2 << 32 | 3, Ordering::Relaxed);
+    assert_eq!(
+        reaped(&scratch, dead, Some(false)),
+        Fate::Draining,
+        "nobody can say who has it"
+    );
+    let heir = Heir(RefCell::default());
+    assert_eq!(reap(&scratch, &file(&scratch), dead, &heir), Fate::Cleaned);
+    assert_eq!(heir.0.into_inner(), [(GPU, 5 * UNIT)]);
+    assert_eq!(scratch.orphans(scratch.device).total(), 0);
+    let dead = scratch.dead(&stranger(1), 9, 0);
+    let left = &scratch.content().slots[dead].stats[scratch.device.get()].left;
+    left.store(2 << 32 | 3, Ordering::Relaxed);
+    drop(alive);
+    assert_eq!(
+        reaped(&scratch, dead, Some(false)),
+        Fate::Cleaned,
+        "nobody to have it"
+    );
+}
+
+#[test]
+fn what_came_back_is_written_down() {
+    let scratch = Scratch::new();
+    let process = stranger(1);
+    let dead = scratch.dead(&process, 5, 2);
+    scratch
+        .word(dead, scratch.other)
+        .store(0, Ordering::Relaxed);
+    scratch.dead(&stranger(2), 10, 0);
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
+    let events = scratch.events(0);
+    assert_eq!(events.len(), 1);
+    let what = &events[0].what;
+    assert_eq!(
+        (what.kind, what.device),
+        (EventKind::Reap, Some(scratch.device))
+    );
+    assert_eq!((what.process.pid, what.bytes), (process.pid, 3 * UNIT));
+    assert_eq!(what.charged, 13 * UNIT, "with it");
+}
+
+#[test]
+fn a_cleaned_slot_is_as_new() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let index = slot.index();
+    slot.publish(scratch.device, crate::Category::Vmm, 1);
+    slot.publish_idle(scratch.device, 2);
+    slot.publish_reclaimable(scratch.device, 3);
+    slot.count_refusal(scratch.device);
+    slot.share(scratch.device, UNIT as i64);
+    slot.waiting().ticket.store(4, Ordering::Relaxed);
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    super::super::charge(&path, UNIT, &Knows(None)).expect("no limit");
+    drop(slot);
+    let page = &scratch.content().slots[index];
+    let DeviceStats {
+        by,
+        idle,
+        peak,
+        refusals,
+        reclaimable,
+        left,
+    } = &page.stats[scratch.device.get()];
+    let owner = &page.owner;
+    let figures = [
+        idle,
+        peak,
+        refusals,
+        reclaimable,
+        left,
+        &page.waiting.ticket,
+        &owner.child,
+        &owner.birth,
+        &owner.pid,
+        &owner.uid,
+    ];
+    let mut figures = figures.into_iter().chain(by).chain(&owner.command);
+    assert!(figures.all(|figure| figure.load(Ordering::Relaxed) == 0));
+    assert_eq!(charged(&scratch), 0);
+    assert_eq!(
+        scratch.usage(scratch.device).refusals,
+        1,
+        "the group's figure stays"
+    );
+}
+
+#[test]
+fn a_sweep_says_what_came_back_and_what_will() {
+    let scratch = Scratch::new();
+    let own = scratch.join();
+    let path = [level(&own, scratch.device, u64::MAX)];
+    super::super::charge(&path, UNIT, &Knows(None)).expect("no limit");
+    let sweep = |held, await_ending| {
+        let swept = sweep(
+            &scratch,
+            &file(&scratch),
+            scratch.device,
+            own.index(),
+            &Knows(held),
+            await_ending,
+        );
+        (swept.cleaned, swept.pending, swept.busy)
+    };
+    assert_eq!(sweep(Some(false), true), (false, 0, 0));
+    let first = scratch.dead(&stranger(1), 5, 0);
+    let second = scratch.dead(&stranger(2), 6, 0);
+    assert_eq!(sweep(Some(true), false), (false, 11, 0));
+    let other = file(&scratch);
+    for slot in [first, second] {
+        assert!(lock::try_lock(&other, Bytes::claim(slot)).expect("locks"));
+    }
+    assert_eq!(
+        sweep(Some(true), false),
+        (false, 0, 11),
+        "somebody else is at it"
+    );
+    lock::unlock(&other, Bytes::claim(first)).expect("locks");
+    assert_eq!(sweep(Some(false), false), (true, 0, 6));
+    lock::unlock(&other, Bytes::claim(second)).expect("locks");
+    scratch
+        .word(second, scratch.device)
+        .store(6 | 4 << 32, Ordering::Relaxed);
+    assert_eq!(
+        sweep(Some(true), false),
+        (true, 2, 0),
+        "a request was withdrawn"
+    );
+    assert_eq!(sweep(Some(false), false), (true, 0, 0));
+    assert_eq!(charged(&scratch), 1, "our own");
+    scratch.dead(&stranger(3), 0, 0);
+    assert_eq!(
+        sweep(Some(false), false),
+        (false, 0, 0),
+        "nothing of this device"
+    );
+}
+
+#[test]
+fn who_is_on_the_way_out_is_waited_for_if_asked_to() {
+    let scratch = Scratch::new();
+    let own = scratch.join();
+    let ending = scratch.join();
+    scratch
+        .word(ending.index(), scratch.device)
+        .store(4, Ordering::Relaxed);
+    let sweep = |await_ending| {
+        let swept = sweep(
+            &scratch,
+            &file(&scratch),
+            scratch.device,
+            own.index(),
+            &Knows(Some(false)),
+            await_ending,
+        );
+        (swept.cleaned, swept.pending, swept.busy)
+    };
+    assert_eq!(sweep(true), (false, 0, 0), "it lives");
+    // Its pid is another's by now.
+    let owner = &scratch.content().slots[ending.index()].owner;
+    owner.start_time.store(1, Ordering::Relaxed);
+    assert_eq!(sweep(true), (false, 4, 0));
+    assert_eq!(sweep(false), (false, 0, 0));
+}

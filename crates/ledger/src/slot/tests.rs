@@ -1,0 +1,240 @@
+//! Who gets which slot, and what its owner notices.
+
+use super::*;
+use crate::charge::UNIT;
+use crate::scratch::{Knows, Scratch, level, stranger};
+
+fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
+    let file = scratch.place.open(true).expect("open");
+    let candidate = Candidate {
+        ledger: scratch,
+        identity: &Identity::of_self(),
+        below: "",
+        owner: &file,
+        claim: &file,
+    };
+    pick(scratch, &candidate, crowd, &mut Random::new()).expect("locks")
+}
+
+/// Those that come out in many tries, in order.
+fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
+    let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
+    assert!([0, 100].contains(&picks.len()), "there is one, or none");
+    picks.sort_unstable();
+    picks.dedup();
+    picks
+}
+
+#[test]
+fn the_lowest_free_slot_is_taken_where_nobody_else_wants_it() {
+    let scratch = Scratch::new();
+    let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
+    let indices: Vec<_> = slots.iter().map(Slot::index).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    assert_eq!(scratch.high_water(), 4);
+    slots.remove(1);
+    assert_eq!(picks_of(&scratch, 1), [1]);
+    assert_eq!(scratch.join().index(), 1);
+    assert_eq!(scratch.high_water(), 4);
+    assert_eq!(picks_of(&scratch, 1), [1], "it was dropped");
+}
+
+#[test]
+fn a_crowd_is_spread_over_free_slots_old_ones_first() {
+    let scratch = Scratch::new();
+    let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
+    slots.remove(1);
+    assert_eq!(picks_of(&scratch, 3), [1, 4, 5]);
+    // Near the end there are fewer.
+    let high_water = &scratch.content().header.signals.high_water;
+    high_water.store(MAX_SLOTS as u64, Ordering::Relaxed);
+    for slot in 4..MAX_SLOTS - 1 {
+        let owner = &scratch.content().slots[slot].owner;
+        owner.pid.store(1, Ordering::Relaxed);
+        scratch
+            .word(slot, scratch.device)
+            .store(1, Ordering::Relaxed);
+    }
+    assert_eq!(picks_of(&scratch, 8), [1, MAX_SLOTS - 1]);
+    slots.push(scratch.join());
+    slots.push(scratch.join());
+    assert_eq!(picks_of(&scratch, 8), []);
+}
+
+#[test]
+fn a_slot_of_the_dead_that_is_empty_comes_before_a_new_one() {
+    let scratch = Scratch::new();
+    let (_alive, free) = (scratch.join(), scratch.join());
+    let killed = scratch.dead(&stranger(1), 0, 0);
+    drop(free);
+    assert_eq!(picks_of(&scratch, 1), [1], "which need not be cleaned");
+    let _other = scratch.join();
+    let charged = scratch.dead(&stranger(2), 3, 0);
+    assert_eq!(picks_of(&scratch, 1), [killed]);
+    assert_eq!(picks_of(&scratch, 2), [charged + 1, charged + 2], "a crowd");
+    let slot = scratch.join();
+    assert_eq!(slot.index(), killed);
+    assert_eq!(picks_of(&scratch, 1), [charged + 1], "which still drains");
+    // A free one below is as good.
+    drop(slot);
+    assert_eq!(picks_of(&scratch, 1), [killed]);
+}
+
+#[test]
+fn a_reader_cannot_join() {
+    let scratch = Scratch::new();
+    let reader = Arc::new(scratch.readonly());
+    let error = reader
+        .claim(&Identity::of_self(), "")
+        .expect_err("a reader");
+    assert!(matches!(error, LedgerError::ReadOnly { .. }), "{error}");
+}
+
+#[test]
+fn who_comes_when_the_group_is_gone_is_told() {
+    let scratch = Scratch::new();
+    std::fs::remove_file(scratch.path()).expect("removed");
+    let error = scratch.claim(&Identity::of_self(), "").expect_err("gone");
+    assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
+}
+
+#[test]
+fn while_a_group_is_being_removed_its_end_is_waited_for() {
+    let scratch = Scratch::new();
+    let removal = scratch.begin_removal().expect("nobody");
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| scratch.claim(&Identity::of_self(), ""));
+        std::thread::sleep(Duration::from_millis(30));
+        std::fs::remove_file(scratch.path()).expect("removed");
+        let error = late.join().expect("thread").expect_err("gone");
+        assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
+    });
+    drop(removal);
+    // One that is not carried out lets in who waited.
+    let scratch = Scratch::new();
+    let removal = scratch.begin_removal().expect("nobody");
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| scratch.claim(&Identity::of_self(), ""));
+        std::thread::sleep(Duration::from_millis(30));
+        drop(removal);
+        late.join().expect("thread").expect("a slot");
+    });
+}
+
+#[test]
+fn a_slot_says_who_has_it_and_where_he_is() {
+    let scratch = Scratch::new();
+    let claim = |below: &str| {
+        let slot = scratch.claim(&Identity::of_self(), below).expect("room");
+        let page = &scratch.content().slots[slot.index()];
+        let (child, name) = (page.owner.child.load(Ordering::Relaxed), read_below(page));
+        assert!(
+            page.owner
+                .birth
+                .load(Ordering::Relaxed)
+                .abs_diff(os::boot_ms())
+                < 60_000
+        );
+        assert_eq!(page.owner.read(), Some(Identity::of_self()));
+        (child, name)
+    };
+    assert_eq!(claim(""), (0, String::new()));
+    assert_eq!(claim("alice"), (child_key("alice"), "alice".into()));
+    assert_eq!(claim("alice/job"), (child_key("alice"), "alice/job".into()));
+    assert_eq!(
+        claim("bob"),
+        (child_key("bob"), "bob".into()),
+        "nothing of who was before"
+    );
+    let long = vec!["x".repeat(64); 10].join("/");
+    assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
+    // As in a ledger that a member has written to.
+    for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
+        assert_eq!(claim(forged).1, "", "{forged:?}");
+    }
+    let cut = ("x".repeat(64) + "/").repeat(8) + &"y".repeat(55);
+    assert_eq!(claim(&(cut.clone() + "/z")).1, cut);
+}
+
+#[test]
+fn figures_are_those_of_the_device() {
+    let scratch = Scratch::new();
+    let (_first, slot) = (scratch.join(), scratch.join());
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    crate::charge(&path, 3 * UNIT, &Knows(None)).expect("no limit");
+    assert_eq!(
+        (slot.charged(scratch.device), slot.charged(scratch.other)),
+        (3 * UNIT, 0)
+    );
+    slot.word(scratch.device)
+        .fetch_add(5 << 32 | 5, Ordering::Relaxed);
+    assert_eq!(
+        slot.charged(scratch.device),
+        3 * UNIT,
+        "what is asked for is not granted"
+    );
+    assert!(Arc::ptr_eq(slot.ledger(), &scratch));
+}
+
+#[test]
+fn what_others_lowered_is_put_right() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    let charge = |bytes| crate::try_charge(&[level(&slot, scratch.device, u64::MAX)], bytes);
+    assert!(charge(5 * UNIT) && !slot.distrusts());
+    slot.word(scratch.device).store(2, Ordering::Relaxed);
+    assert!(!charge(UNIT));
+    assert_eq!(slot.charged(scratch.device), 5 * UNIT);
+    let until = slot.distrust.load(Ordering::Relaxed);
+    assert!(until > os::boot_ms() - 60_000 && until <= os::boot_ms() + DISTRUST_MS);
+    slot.distrust
+        .store(os::boot_ms() + 60_000, Ordering::Relaxed);
+    assert!(slot.distrusts() && !charge(UNIT), "for a while");
+    slot.distrust.store(os::boot_ms() - 1, Ordering::Relaxed);
+    assert!(!slot.distrusts() && charge(UNIT));
+    assert_eq!(slot.distrust.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn who_is_hidden_by_a_lowered_high_water_shows_itself() {
+    let scratch = Scratch::new();
+    let (_first, slot) = (scratch.join(), scratch.join());
+    let charge = |bytes| crate::try_charge(&[level(&slot, scratch.device, u64::MAX)], bytes);
+    assert!(charge(UNIT));
+    let high_water = &scratch.content().header.signals.high_water;
+    for named in [0, 1] {
+        high_water.store(named, Ordering::Relaxed);
+        assert!(!charge(UNIT) && slot.distrust.load(Ordering::Relaxed) > 0);
+        assert_eq!(high_water.load(Ordering::Relaxed), 2);
+        slot.distrust.store(1, Ordering::Relaxed);
+        assert!(charge(UNIT));
+    }
+    high_water.store(5, Ordering::Relaxed);
+    assert!(charge(UNIT), "others above us are nothing to us");
+}
+
+#[test]
+fn there_is_room_for_what_the_owner_writes() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new();
+    let blocks = || std::fs::metadata(scratch.path()).expect("there").blocks() * 512;
+    let before = blocks();
+    let file = scratch.place.open(true).expect("open");
+    let candidate = Candidate {
+        ledger: &scratch,
+        identity: &Identity::of_self(),
+        below: "",
+        owner: &file,
+        claim: &file,
+    };
+    candidate.reserve(1_000).expect("room");
+    let pages = (size_of::<SlotPage>() + BLOCKS * 4096) as u64;
+    assert!(
+        blocks() >= before + pages,
+        "its page, and one of words of each block"
+    );
+    assert_eq!(
+        std::fs::metadata(scratch.path()).expect("there").len(),
+        layout::FILE_SIZE
+    );
+}

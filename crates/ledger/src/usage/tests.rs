@@ -1,0 +1,139 @@
+//! What is read of members that the test writes.
+
+use super::*;
+use crate::charge_unchecked;
+use crate::scratch::{Knows, Scratch, level, stranger};
+
+#[test]
+fn a_group_uses_what_its_members_do() {
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    assert_eq!(scratch.usage(device), Usage::default());
+    let slots = [scratch.join(), scratch.join()];
+    for (slot, units) in slots.iter().zip([10, 20]) {
+        charge_unchecked(&[level(slot, device, u64::MAX)], units * UNIT);
+        slot.publish(device, Category::Linear, units);
+        slot.publish(device, Category::Vmm, 100 * units);
+        slot.publish_idle(device, 1_000 * units);
+    }
+    slots[0].orphan(device, 2 * UNIT);
+    scratch.dead(&stranger(1), 9, 4);
+    let usage = scratch.usage(device);
+    assert_eq!(usage.charged, 35 * UNIT);
+    assert_eq!(usage.undecided, 4 * UNIT);
+    assert_eq!(scratch.charged(device), usage.charged);
+    assert_eq!(usage.idle, 30_000);
+    let mut by = [0; Category::COUNT];
+    by[Category::Linear as usize] = 30;
+    by[Category::Vmm as usize] = 3_000 + 2 * UNIT;
+    assert_eq!(usage.by, by);
+    slots[1].count_refusal(device);
+    slots[1].count_refusal(device);
+    assert_eq!(scratch.usage(device).refusals, 2);
+    assert_eq!(scratch.usage(scratch.other), Usage::default());
+    assert_eq!(scratch.charged(scratch.other), 0);
+    // Who has nothing charged has nothing to show.
+    slots[1].publish(scratch.other, Category::Linear, 5);
+    assert_eq!(scratch.usage(scratch.other).by, [0; Category::COUNT]);
+}
+
+#[test]
+fn a_members_part_is_told_by_device() {
+    let scratch = Scratch::new();
+    let slot = scratch
+        .claim(&Identity::of_self(), "alice/job")
+        .expect("room");
+    charge_unchecked(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
+    slot.publish_idle(scratch.device, 3 * UNIT);
+    for (number, category) in Category::ALL.into_iter().enumerate() {
+        slot.publish(scratch.device, category, 1 << number);
+    }
+    slot.orphan(scratch.device, UNIT);
+    slot.count_refusal(scratch.other);
+    let mut processes = scratch.processes(&Knows(None));
+    assert_eq!(processes.len(), 1);
+    let process = processes.remove(0);
+    assert_eq!(process.identity, Identity::of_self());
+    assert_eq!((process.below.as_str(), process.alive), ("alice/job", true));
+    let devices: Vec<_> = process.devices.iter().map(|usage| usage.device).collect();
+    assert_eq!(devices, [scratch.device, scratch.other]);
+    let on = process.on(scratch.device);
+    assert_eq!(
+        (on.charged, on.idle, on.in_use()),
+        (10 * UNIT, 3 * UNIT, 7 * UNIT)
+    );
+    assert_eq!((on.orphaned, on.refusals), (UNIT, 0));
+    assert_eq!(on.of(Category::Graphs), 1 << Category::Graphs as usize);
+    assert_eq!(on.of(Category::Vmm), UNIT + (1 << Category::Vmm as usize));
+    let pools_managed_driver = [Category::Pools, Category::Managed, Category::Driver];
+    let others: u64 = pools_managed_driver
+        .into_iter()
+        .map(|category| on.of(category))
+        .sum();
+    assert_eq!(on.allocations(), 127 + UNIT - others);
+    assert_eq!(
+        (
+            process.on(scratch.other).refusals,
+            process.on(scratch.other).charged
+        ),
+        (1, 0)
+    );
+    let nowhere = process.on(DeviceIndex::new(31).expect("below 32"));
+    assert_eq!((nowhere.charged, nowhere.device.get()), (0, 31));
+    // What it had is still said of it.
+    crate::uncharge(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
+    let stats = slot.stats(scratch.device);
+    stats.peak.store(5, Ordering::Relaxed);
+    assert_eq!(
+        scratch.processes(&Knows(None))[0].on(scratch.device).peak,
+        5
+    );
+}
+
+#[test]
+fn the_dead_are_shown_while_they_drain() {
+    let scratch = Scratch::new();
+    let alive = scratch.join();
+    let dead = scratch.dead(&stranger(1), 5, 0);
+    scratch.dead(&stranger(2), 0, 0);
+    let shown = |witness| {
+        let processes = scratch.readonly().processes(&Knows(witness));
+        let shown: Vec<_> = processes
+            .iter()
+            .map(|process| (process.identity.pid, process.alive))
+            .collect();
+        shown
+    };
+    let own = (std::process::id(), true);
+    assert_eq!(shown(Some(true)), [own, (stranger(1).pid, false)]);
+    assert_eq!(shown(Some(false)), [own]);
+    assert_eq!(
+        shown(None),
+        [own, (stranger(1).pid, false)],
+        "not found dead yet"
+    );
+    let since = &scratch.content().slots[dead].owner.dead_since;
+    since.store(os::boot_ms() - 10_000, Ordering::Relaxed);
+    assert_eq!(shown(None), [own]);
+    since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
+    assert_eq!(
+        shown(None),
+        [own, (stranger(1).pid, false)],
+        "by another clock"
+    );
+    drop(alive);
+}
+
+#[test]
+fn others_can_give_back_what_they_say_and_no_more_than_they_have() {
+    let scratch = Scratch::new();
+    let slots = [scratch.join(), scratch.join(), scratch.join()];
+    let device = scratch.device;
+    for (slot, reclaimable) in slots.iter().zip([3, 20, 5]) {
+        charge_unchecked(&[level(slot, device, u64::MAX)], 10 * UNIT);
+        slot.publish_reclaimable(device, reclaimable * UNIT);
+    }
+    assert_eq!(reclaimable(&level(&slots[0], device, 0)), 15 * UNIT);
+    assert_eq!(reclaimable(&level(&slots[1], device, 0)), 8 * UNIT);
+    assert_eq!(reclaimable(&level(&slots[1], scratch.other, 0)), 0);
+}

@@ -1,0 +1,380 @@
+//! The bytes of a limits file, and how a reader gets a consistent look at them while they change.
+//!
+//! Two banks and an `active` word that counts the changes; its lowest bit says which bank is valid. A writer fills
+//! the other bank and then counts up, so a writer killed anywhere leaves the valid bank untouched. A reader looks at
+//! `active` again afterwards: a bank is written again only after another change has been counted, so an unchanged
+//! word means that nothing read was torn.
+//!
+//! A bank carries a sum of itself and of the count of changes that made it the valid one. So whatever else has written to the file, by
+//! mistake, is found: limits that are damaged allow nothing, and are not taken for none.
+//!
+//! Numbers are in the machine's byte order: the file never leaves the machine it is mapped on.
+
+use super::{Bounds, Key, LimitSet, OnLimit, Oom, Options, Selector, Values};
+use gpulimit_base::device::{DeviceId, DeviceKind};
+use gpulimit_base::units::Size;
+use gpulimit_base::version;
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// First eight bytes of a limits file.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
+/// The format that this code reads and writes.
+pub(super) const FORMAT: u64 = version::LIMITS;
+/// Rules that a bank holds.
+pub const MAX_RULES: usize = 64;
+
+/// A whole limits file.
+#[repr(C, align(64))]
+pub(super) struct File {
+    pub(super) magic: AtomicU64,
+    pub(super) format: AtomicU64,
+    pub(super) size: AtomicU64,
+    reserved: [AtomicU64; 5],
+    /// Changes so far; the lowest bit is the number of the valid bank.
+    active: AtomicU64,
+    padding: [AtomicU64; 7],
+    banks: [Bank; 2],
+}
+
+#[repr(C)]
+struct Bank {
+    rules: AtomicU64,
+    /// What the group does at its limit; zeroes are the defaults.
+    on_limit: AtomicU64,
+    /// Milliseconds plus 1.
+    wait_timeout: AtomicU64,
+    oom: AtomicU64,
+    uncounted_context: AtomicU64,
+    /// Of all words of the bank that are used; see [`Bank::sum`].
+    sum: AtomicU64,
+    reserved: [AtomicU64; 2],
+    entries: [Entry; MAX_RULES],
+}
+
+#[repr(C)]
+struct Entry {
+    /// What the rule is for.
+    selector: AtomicU64,
+    uuid: [AtomicU64; 2],
+    /// How each value is to be read, a byte for each key.
+    tags: AtomicU64,
+    values: [AtomicU64; Key::COUNT],
+}
+
+const _: () = {
+    assert!(size_of::<File>() == SIZE && SIZE == 8448);
+    assert!(offset_of!(File, magic) == 0);
+    assert!(offset_of!(File, format) == 8);
+    assert!(offset_of!(File, size) == 16);
+    assert!(offset_of!(File, active) == 64);
+    assert!(offset_of!(File, banks) == 128);
+    assert!(size_of::<Bank>() == 4160);
+    assert!(offset_of!(Bank, rules) == 0);
+    assert!(offset_of!(Bank, sum) == 40);
+    assert!(offset_of!(Bank, entries) == 64);
+    assert!(size_of::<Entry>() == 64);
+    assert!(offset_of!(Entry, selector) == 0);
+    assert!(offset_of!(Entry, uuid) == 8);
+    assert!(offset_of!(Entry, tags) == 24);
+    assert!(offset_of!(Entry, values) == 32);
+};
+
+/// Bytes of the file.
+pub(super) const SIZE: usize = 128 + 2 * (64 + MAX_RULES * 64);
+
+const SELECT_ALL: u64 = 1;
+const SELECT_GPU: u64 = 2;
+const SELECT_MIG: u64 = 3;
+
+/// The key is not set here.
+const TAG_NONE: u64 = 0;
+const TAG_BYTES: u64 = 1;
+const TAG_PERCENT: u64 = 2;
+const TAG_MAX: u64 = 3;
+
+/// Looks that a reader takes before it gives up on a file that never stands still.
+const LOOKS: u32 = 1_000;
+
+impl File {
+    /// The count of changes: an unequal answer means that the rules may be others now.
+    pub(super) fn generation(&self) -> u64 {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// One consistent look at the valid bank, which says nothing when it is damaged, with the generation it belongs to; `None` when the file
+    /// changed under every look, which no honest writer brings about.
+    fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
+        for _ in 0..LOOKS {
+            let before = self.generation();
+            let bank = &self.banks[usize::from(before & 1 == 1)];
+            let is_whole = bank.sum.load(Ordering::Relaxed) == bank.sum(before);
+            let seen = is_whole.then(|| read(bank)).flatten();
+            fence(Ordering::Acquire);
+            if self.active.load(Ordering::Relaxed) == before {
+                return Some((seen, before));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// What holds for `device`, and the generation that says so. Bytes that make no sense allow nothing.
+    pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
+        let found = self.look(|bank| {
+            let mut own = Values::default();
+            let mut all = Values::default();
+            for entry in bank.used() {
+                match entry.selector()? {
+                    Selector::Device(id) if id == *device => own = entry.values()?,
+                    Selector::All => all = entry.values()?,
+                    Selector::Device(_) => {}
+                }
+            }
+            Some(own.or(all).resolve(capacity))
+        });
+        match found {
+            Some((Some(bounds), generation)) => (bounds, generation),
+            Some((None, generation)) => (Bounds::NOTHING, generation),
+            None => (Bounds::NOTHING, self.generation()),
+        }
+    }
+
+    /// What the group does at its limit; the defaults where the bytes make no sense.
+    pub(super) fn options(&self) -> Options {
+        let seen = self.look(Bank::options);
+        seen.and_then(|(options, _)| options).unwrap_or_default()
+    }
+
+    /// All rules; `None` when the bytes make no sense.
+    pub(super) fn rules(&self) -> Option<LimitSet> {
+        let read = |bank: &Bank| {
+            let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
+            let rules = bank.used().iter().map(rule).collect::<Option<Vec<_>>>();
+            Some(LimitSet {
+                rules: rules?,
+                options: bank.options()?,
+            })
+        };
+        self.look(read)?.0
+    }
+
+    /// Makes `set`, of [`MAX_RULES`] rules at most, the valid one. One writer at a time.
+    pub(super) fn replace(&self, set: &LimitSet) {
+        let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
+        // Whoever sees a word of the bank about to be written sees the count that made the other one valid.
+        fence(Ordering::Release);
+        let bank = &self.banks[usize::from(next & 1 == 1)];
+        let rules = set.rules.len().min(MAX_RULES);
+        bank.rules.store(rules as u64, Ordering::Relaxed);
+        bank.store(&set.options);
+        for (entry, (selector, values)) in bank.entries.iter().zip(&set.rules) {
+            entry.store(selector, values);
+        }
+        bank.sum.store(bank.sum(next), Ordering::Relaxed);
+        self.active.store(next, Ordering::Release);
+    }
+
+    /// The bytes of a new file that holds `set`.
+    pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
+        let file = Self::empty();
+        file.magic.store(MAGIC, Ordering::Relaxed);
+        file.format.store(FORMAT, Ordering::Relaxed);
+        file.size.store(SIZE as u64, Ordering::Relaxed);
+        file.replace(set);
+        let mut out = Vec::with_capacity(SIZE);
+        let mut put = |word: &AtomicU64| out.extend(word.load(Ordering::Relaxed).to_ne_bytes());
+        [&file.magic, &file.format, &file.size]
+            .into_iter()
+            .for_each(&mut put);
+        file.reserved.iter().for_each(&mut put);
+        put(&file.active);
+        file.padding.iter().for_each(&mut put);
+        for bank in &file.banks {
+            put(&bank.rules);
+            bank.option_words().into_iter().for_each(&mut put);
+            put(&bank.sum);
+            bank.reserved.iter().for_each(&mut put);
+            for entry in &bank.entries {
+                entry.words().for_each(&mut put);
+            }
+        }
+        out
+    }
+
+    fn empty() -> Box<Self> {
+        fn zeroes<const N: usize>() -> [AtomicU64; N] {
+            std::array::from_fn(|_| AtomicU64::new(0))
+        }
+        let entry = |_| Entry {
+            selector: AtomicU64::new(0),
+            uuid: zeroes(),
+            tags: AtomicU64::new(0),
+            values: zeroes(),
+        };
+        let bank = |_| Bank {
+            rules: AtomicU64::new(0),
+            on_limit: AtomicU64::new(0),
+            wait_timeout: AtomicU64::new(0),
+            oom: AtomicU64::new(0),
+            uncounted_context: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+            reserved: zeroes(),
+            entries: std::array::from_fn(entry),
+        };
+        Box::new(Self {
+            magic: AtomicU64::new(0),
+            format: AtomicU64::new(0),
+            size: AtomicU64::new(0),
+            reserved: zeroes(),
+            active: AtomicU64::new(0),
+            padding: zeroes(),
+            banks: std::array::from_fn(bank),
+        })
+    }
+}
+
+impl Bank {
+    fn used(&self) -> &[Entry] {
+        let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(MAX_RULES);
+        &self.entries[..rules.min(MAX_RULES)]
+    }
+
+    /// What the sum must be where this bank is the valid one after so many changes. Each step can be undone, so that no change of a single
+    /// word leaves the sum as it was.
+    fn sum(&self, changes: u64) -> u64 {
+        let entries = self.used().iter().flat_map(Entry::words);
+        let words = [&self.rules].into_iter().chain(self.option_words());
+        words
+            .chain(entries)
+            .map(|word| word.load(Ordering::Relaxed))
+            .fold(changes ^ MAGIC, |sum, word| {
+                (sum ^ word)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29)
+            })
+    }
+
+    /// In the order of the file.
+    fn option_words(&self) -> [&AtomicU64; 4] {
+        [
+            &self.on_limit,
+            &self.wait_timeout,
+            &self.oom,
+            &self.uncounted_context,
+        ]
+    }
+
+    fn options(&self) -> Option<Options> {
+        let [on_limit, wait_timeout, oom, uncounted] =
+            self.option_words().map(|word| word.load(Ordering::Relaxed));
+        let defaults = Options::default();
+        Some(Options {
+            on_limit: match on_limit {
+                0 => OnLimit::Fail,
+                1 => OnLimit::Wait,
+                _ => return None,
+            },
+            wait_timeout: wait_timeout
+                .checked_sub(1)
+                .map_or(defaults.wait_timeout, Duration::from_millis),
+            oom: match oom {
+                0 => Oom::None,
+                1 => Oom::KillLargest,
+                2 => Oom::KillGroup,
+                _ => return None,
+            },
+            count_context: match uncounted {
+                0 => true,
+                1 => false,
+                _ => return None,
+            },
+        })
+    }
+
+    fn store(&self, options: &Options) {
+        let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
+        let values = [
+            options.on_limit as u64,
+            millis.saturating_add(1),
+            options.oom as u64,
+            u64::from(!options.count_context),
+        ];
+        for (word, value) in self.option_words().into_iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Entry {
+    /// In the order of the file.
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let front = [&self.selector].into_iter().chain(&self.uuid);
+        front.chain([&self.tags]).chain(&self.values)
+    }
+
+    fn selector(&self) -> Option<Selector> {
+        let kind = match self.selector.load(Ordering::Relaxed) {
+            SELECT_ALL => return Some(Selector::All),
+            SELECT_GPU => DeviceKind::Gpu,
+            SELECT_MIG => DeviceKind::Mig,
+            _ => return None,
+        };
+        let mut uuid = [0; 16];
+        for (bytes, word) in uuid.chunks_exact_mut(8).zip(&self.uuid) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Some(Selector::Device(DeviceId { uuid, kind }))
+    }
+
+    fn values(&self) -> Option<Values> {
+        let mut values = Values::default();
+        let tags = self.tags.load(Ordering::Relaxed);
+        if tags >> (8 * Key::COUNT) != 0 {
+            return None;
+        }
+        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
+            let value = word.load(Ordering::Relaxed);
+            let size = match tags >> (8 * key as u32) & 0xff {
+                TAG_NONE => None,
+                TAG_BYTES => Some(Size::Bytes(value)),
+                TAG_PERCENT => Some(Size::Percent(
+                    u32::try_from(value).ok().filter(|part| *part <= 10_000)?,
+                )),
+                TAG_MAX => Some(Size::Max),
+                _ => return None,
+            };
+            values.set(key, size);
+        }
+        Some(values)
+    }
+
+    fn store(&self, selector: &Selector, values: &Values) {
+        let (kind, uuid) = match selector {
+            Selector::All => (SELECT_ALL, [0; 16]),
+            Selector::Device(id) => match id.kind {
+                DeviceKind::Gpu => (SELECT_GPU, id.uuid),
+                DeviceKind::Mig => (SELECT_MIG, id.uuid),
+            },
+        };
+        self.selector.store(kind, Ordering::Relaxed);
+        for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+        let mut tags = 0;
+        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
+            let (tag, value) = match values.get(key) {
+                None => (TAG_NONE, 0),
+                Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
+                Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
+                Some(Size::Max) => (TAG_MAX, 0),
+            };
+            tags |= tag << (8 * key as u32);
+            word.store(value, Ordering::Relaxed);
+        }
+        self.tags.store(tags, Ordering::Relaxed);
+    }
+}

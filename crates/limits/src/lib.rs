@@ -1,0 +1,602 @@
+//! The limits of a group: a small file that members map read-only and that whoever administers the group changes
+//! while programs run.
+
+mod error;
+mod extent;
+mod keys;
+mod layout;
+mod map;
+
+pub use error::LimitsError;
+pub use extent::{Capacity, ExtentError};
+pub use keys::{
+    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near,
+    parse_duration,
+};
+pub use layout::MAX_RULES;
+
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::held_signals;
+use gpulimit_base::units::Size;
+use layout::{FORMAT, MAGIC, SIZE};
+use map::Map;
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a rule is for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub enum Selector {
+    /// Every GPU that has no rule of its own.
+    All,
+    /// One GPU or MIG instance.
+    Device(DeviceId),
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.pad("all"),
+            Self::Device(id) => id.fmt(f),
+        }
+    }
+}
+
+/// The rules of a group, one per selector, and what it does at its limit.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LimitSet {
+    /// What the group may use, and of which GPU.
+    pub rules: Vec<(Selector, Values)>,
+    /// What happens at the limit.
+    pub options: Options,
+}
+
+impl LimitSet {
+    /// One `max` for every GPU.
+    pub fn all(max: Size) -> Self {
+        let mut set = Self::default();
+        set.set(Selector::All, Key::Max, max);
+        set
+    }
+
+    /// What the rule for exactly this selector says.
+    pub fn get(&self, selector: Selector, key: Key) -> Option<Size> {
+        let rule = self.rules.iter().find(|(rule, _)| *rule == selector);
+        rule.and_then(|(_, values)| values.get(key))
+    }
+
+    /// Sets one key of the rule with this selector, which is added where there is none.
+    pub fn set(&mut self, selector: Selector, key: Key, size: Size) {
+        match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
+            Some((_, values)) => values.set(key, Some(size)),
+            None => {
+                let mut values = Values::default();
+                values.set(key, Some(size));
+                self.rules.push((selector, values));
+            }
+        }
+    }
+
+    /// What counts for a device: its own rule before the one for all, key by key. `None` where neither says anything.
+    pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
+        self.get(Selector::Device(device), key)
+            .or_else(|| self.get(Selector::All, key))
+    }
+
+    /// Whether anything is kept for the group.
+    pub fn protects(&self) -> bool {
+        let kept = |(key, size): (Key, Size)| {
+            matches!(key, Key::Low | Key::Min) && size.resolve(u64::MAX) > 0
+        };
+        self.rules.iter().any(|(_, values)| values.iter().any(kept))
+    }
+
+    /// Whether both say the same, in whichever order.
+    pub fn same_as(&self, other: &Self) -> bool {
+        let value = |set: &Self, rule: &Selector| {
+            set.rules
+                .iter()
+                .find_map(|(there, values)| (there == rule).then_some(*values))
+        };
+        self.options == other.options
+            && self.rules.len() == other.rules.len()
+            && self
+                .rules
+                .iter()
+                .all(|(rule, values)| value(other, rule) == Some(*values))
+    }
+}
+
+impl fmt::Display for LimitSet {
+    /// `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut comma = "";
+        for (selector, values) in &self.rules {
+            for (key, size) in values.iter() {
+                write!(f, "{comma}{key} {size}")?;
+                if let Selector::Device(id) = selector {
+                    write!(f, " of {id}")?;
+                }
+                comma = ", ";
+            }
+        }
+        if comma.is_empty() {
+            f.write_str("no limit")?;
+            comma = ", ";
+        }
+        for (key, value) in self.options.iter() {
+            if Options::default().get(key) != value {
+                write!(f, "{comma}{key} {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The limits of a group, open for reading.
+pub struct Limits {
+    map: Map,
+    path: PathBuf,
+    /// The device and inode that are mapped.
+    id: (u64, u64),
+}
+
+/// How long a writer waits for another one.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Limits {
+    /// Creates the file, complete or not at all, with exactly the permissions `mode`.
+    ///
+    /// `false` when there is one already, which stays as it is.
+    pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
+        let failed = |error| LimitsError::Io {
+            what: "create",
+            path: path.into(),
+            error,
+        };
+        if set.rules.len() > MAX_RULES {
+            return Err(LimitsError::Full { path: path.into() });
+        }
+        let (file, draft) = Draft::new(path).map_err(failed)?;
+        let write = |mut file: File| {
+            // Written in full, so that every page exists and no member meets a hole on a full file system.
+            held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
+            file.set_permissions(fs::Permissions::from_mode(mode))?;
+            match fs::hard_link(&draft.0, path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                linked => linked.map(|()| true),
+            }
+        };
+        write(file).map_err(failed)
+    }
+
+    /// Whether a file with these first bytes holds limits, of this version or another.
+    pub fn begins_with(head: [u8; 8]) -> bool {
+        u64::from_ne_bytes(head) == MAGIC
+    }
+
+    /// Opens the limits for reading.
+    pub fn open(path: &Path) -> Result<Self, LimitsError> {
+        let (map, id) = open(path, false)?;
+        Ok(Self {
+            map,
+            path: path.into(),
+            id,
+        })
+    }
+
+    /// Whether the path leads to another file than the one that is mapped: [`Limits::write`] changes that one.
+    pub fn is_unlinked(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(about) => (about.dev(), about.ino()) != self.id,
+            Err(error) => matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ),
+        }
+    }
+
+    /// Where the limits are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Counts the changes: as long as it stays the same, so do the answers. One load.
+    pub fn generation(&self) -> u64 {
+        self.map.generation()
+    }
+
+    /// What holds for `device`, which has `capacity` bytes; the file's last valid word on it.
+    pub fn bounds(&self, device: &DeviceId, capacity: u64) -> Bounds {
+        self.map.bounds(device, capacity).0
+    }
+
+    /// As [`Limits::bounds`], with the generation that the answer belongs to.
+    pub fn bounds_at(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
+        self.map.bounds(device, capacity)
+    }
+
+    /// The bytes that the group may use of `device`; `u64::MAX` when there is no limit.
+    pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
+        self.bounds(device, capacity).max
+    }
+
+    /// What happens at the limit.
+    pub fn options(&self) -> Options {
+        self.map.options()
+    }
+
+    /// All rules.
+    pub fn rules(&self) -> Result<LimitSet, LimitsError> {
+        rules(&self.map, &self.path)
+    }
+
+    /// What has become of the file that is mapped, where it does not say what holds any more: nothing is allowed then.
+    pub fn damage(&self) -> Option<LimitsError> {
+        if self.map.is_lost() {
+            Some(cut_short(&self.path))
+        } else {
+            self.rules().err()
+        }
+    }
+
+    /// Changes the rules; members see all of the change or nothing of it.
+    ///
+    /// Returns the rules as they are now. Writers wait for each other, for a bounded time.
+    pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
+        let (mapped, _) = open(path, true)?;
+        let failed = |error| LimitsError::Io {
+            what: "lock",
+            path: path.into(),
+            error,
+        };
+        let lock = writers_lock(path).map_err(failed)?;
+        let start = Instant::now();
+        while !map::try_lock(&lock).map_err(failed)? {
+            if start.elapsed() > PATIENCE {
+                return Err(LimitsError::Busy { path: path.into() });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut set = rules(&mapped, path)?;
+        change(&mut set);
+        if set.rules.len() > MAX_RULES {
+            return Err(LimitsError::Full { path: path.into() });
+        }
+        mapped.replace(&set);
+        if mapped.is_lost() {
+            return Err(cut_short(path));
+        }
+        Ok(set)
+    }
+}
+
+/// The file that writers lock: not the limits themselves, which others may read, and who may read a file may lock it against its writers.
+fn writers_lock(path: &Path) -> io::Result<File> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path.with_file_name(format!(".{name}.lock")))
+}
+
+/// Maps the file, and says which one it is: device and inode.
+fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
+    let failed = |what| {
+        move |error| LimitsError::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    };
+    let damaged = |why| LimitsError::Damaged {
+        path: path.into(),
+        why,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(write)
+        // Not waiting for the writer of a FIFO that stands where the file should.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(failed("open"))?;
+    let about = file.metadata().map_err(failed("open"))?;
+    if !about.is_file() {
+        return Err(damaged("not a regular file"));
+    }
+    if about.len() < SIZE as u64 {
+        return Err(cut_short(path));
+    }
+    let map = Map::of(&file, write).map_err(failed("map"))?;
+    if map.magic.load(Ordering::Relaxed) != MAGIC {
+        return Err(damaged("not a limits file"));
+    }
+    let found = map.format.load(Ordering::Relaxed);
+    if found != FORMAT {
+        return Err(LimitsError::Format {
+            path: path.into(),
+            found,
+        });
+    }
+    if map.size.load(Ordering::Relaxed) != SIZE as u64 || about.len() != SIZE as u64 {
+        return Err(damaged("wrong size"));
+    }
+    rules(&map, path)?;
+    Ok((map, (about.dev(), about.ino())))
+}
+
+fn cut_short(path: &Path) -> LimitsError {
+    LimitsError::Damaged {
+        path: path.into(),
+        why: "cut short",
+    }
+}
+
+fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
+    map.rules().ok_or_else(|| LimitsError::Damaged {
+        path: path.into(),
+        why: "its rules are not as they were written",
+    })
+}
+
+/// A file under a name of its own beside its later place; the name goes away on drop.
+struct Draft(PathBuf);
+
+impl Draft {
+    fn new(path: &Path) -> io::Result<(File, Self)> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let pid = std::process::id();
+        for attempt in 0..1_000 {
+            let draft = path.with_file_name(format!(".{name}.{pid}.{attempt}"));
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(0o600);
+            match options.open(&draft) {
+                // Left by a killed process, or held by a namesake in another pid namespace.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => return Ok((file, Self(draft))),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // A name that stays behind does no harm, and there is nobody to tell.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, symlink};
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    /// A directory of its own that goes away with the test.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpulimit-limits-{}-{next}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("a temporary directory");
+            Self(path)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join("limits")
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const A: DeviceId = DeviceId::gpu([1; 16]);
+    const B: DeviceId = DeviceId::mig([2; 16]);
+
+    fn set() -> LimitSet {
+        let mut set = LimitSet::all(Size::Percent(5000));
+        set.set(Selector::Device(A), Key::Max, Size::Bytes(4 << 30));
+        set.set(Selector::Device(A), Key::High, Size::Bytes(3 << 30));
+        set.set(Selector::All, Key::Min, Size::Bytes(1 << 30));
+        set.options.on_limit = OnLimit::Wait;
+        set.options.wait_timeout = Duration::from_secs(5);
+        set.options.oom = Oom::KillGroup;
+        set.options.count_context = false;
+        set
+    }
+
+    #[test]
+    fn rules_read_back_with_the_asked_permissions() {
+        let place = Place::new();
+        assert!(Limits::create(&place.file(), 0o644, &set()).expect("created"));
+        let about = fs::metadata(place.file()).expect("there");
+        assert_eq!(about.permissions().mode() & 0o7777, 0o644);
+        assert_eq!(about.len(), SIZE as u64);
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+        assert_eq!(limits.max(&A, 80 << 30), 4 << 30);
+        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+        let own = limits.bounds(&A, 80 << 30);
+        assert_eq!((own.high, own.low, own.min), (3 << 30, 0, 1 << 30));
+        assert_eq!(limits.options(), set().options);
+        assert_eq!(fs::read_dir(&place.0).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn no_rule_is_no_limit() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &LimitSet::default()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.max(&A, 80 << 30), u64::MAX);
+    }
+
+    #[test]
+    fn an_existing_file_stays() {
+        let place = Place::new();
+        assert!(Limits::create(&place.file(), 0o600, &set()).expect("created"));
+        let other = LimitSet::all(Size::Max);
+        assert!(!Limits::create(&place.file(), 0o600, &other).expect("looked at"));
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+    }
+
+    #[test]
+    fn a_change_reaches_those_who_have_it_open() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        for round in 1..5_u64 {
+            let before = limits.generation();
+            let change = |set: &mut LimitSet| {
+                set.set(Selector::Device(A), Key::Max, Size::Bytes(round << 30))
+            };
+            let after = Limits::write(&place.file(), change).expect("written");
+            assert_eq!(
+                after.for_device(A, Key::Max),
+                Some(Size::Bytes(round << 30))
+            );
+            assert_ne!(limits.generation(), before);
+            assert_eq!(limits.max(&A, 80 << 30), round << 30);
+            assert_eq!(limits.rules().expect("rules"), after);
+        }
+    }
+
+    #[test]
+    fn readers_never_see_half_a_change() {
+        let place = Place::new();
+        let both = |set: &mut LimitSet, size: u64| {
+            set.set(Selector::Device(A), Key::Max, Size::Bytes(size));
+            set.set(Selector::Device(B), Key::Max, Size::Bytes(size));
+        };
+        let mut first = LimitSet::default();
+        both(&mut first, 1);
+        Limits::create(&place.file(), 0o600, &first).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for size in 0..5_000 {
+                    Limits::write(&place.file(), |set| both(set, size)).expect("written");
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let set = limits.rules().expect("rules");
+                assert_eq!(set.for_device(A, Key::Max), set.for_device(B, Key::Max));
+            }
+        });
+    }
+
+    #[test]
+    fn too_many_rules_change_nothing() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let flood = |set: &mut LimitSet| {
+            for i in 0..=MAX_RULES as u8 {
+                set.set(
+                    Selector::Device(DeviceId::gpu([i; 16])),
+                    Key::Max,
+                    Size::Max,
+                );
+            }
+        };
+        let error = Limits::write(&place.file(), flood).expect_err("refused");
+        assert!(matches!(error, LimitsError::Full { .. }), "{error}");
+        let limits = Limits::open(&place.file()).expect("opened");
+        assert_eq!(limits.rules().expect("rules"), set());
+    }
+
+    #[test]
+    fn whatever_else_stands_there_is_refused() {
+        let place = Place::new();
+        let path = place.file();
+        let refused = |why: &str| {
+            let error = Limits::open(&path).err().expect(why).to_string();
+            assert!(error.contains(why), "{error}");
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        };
+        refused("No such file");
+        fs::write(&path, "short").expect("written");
+        refused("cut short");
+        fs::write(&path, vec![0; SIZE]).expect("written");
+        refused("not a limits file");
+        fs::write(&path, [layout::File::bytes(&set()), vec![0; 64]].concat()).expect("written");
+        refused("wrong size");
+        let poke = |at: u64, value: u64| {
+            fs::write(&path, layout::File::bytes(&set())).expect("written");
+            let file = OpenOptions::new().write(true).open(&path).expect("opened");
+            file.write_all_at(&value.to_ne_bytes(), at)
+                .expect("written");
+        };
+        poke(8, 1);
+        refused("of format 1, this gpulimit understands 3");
+        poke(16, 12);
+        refused("wrong size");
+        // The valid bank of a new file is the second one.
+        poke(128 + 4160 + 64, 77);
+        refused("not as they were written");
+        poke(128 + 4160 + 64 + 24, 77);
+        refused("not as they were written");
+        poke(128 + 4160, u64::MAX);
+        refused("not as they were written");
+        fs::remove_file(&path).expect("removed");
+        symlink("/etc/passwd", &path).expect("linked");
+        refused("cannot open");
+        fs::remove_file(&path).expect("removed");
+        fs::create_dir(&path).expect("created");
+        refused("not a regular file");
+    }
+
+    #[test]
+    fn damage_that_comes_later_allows_nothing() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.file()).expect("opened");
+        let file = OpenOptions::new()
+            .write(true)
+            .open(place.file())
+            .expect("opened");
+        let good = layout::File::bytes(&set());
+        // The count of changes, which rules there are and each of them; also what would then say that there are none.
+        let bank = 128 + 4160;
+        for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
+            for value in [0, 2, 77, u64::MAX] {
+                file.write_all_at(&value.to_ne_bytes(), at)
+                    .expect("written");
+                if fs::read(place.file()).expect("readable") != good {
+                    assert_eq!(limits.max(&B, 80 << 30), 0, "{value} at {at}");
+                    assert!(limits.rules().is_err());
+                }
+                file.write_all_at(&good, 0).expect("written");
+            }
+        }
+        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+    }
+
+    #[test]
+    fn a_stopped_writer_does_not_block_for_ever() {
+        let place = Place::new();
+        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let held = writers_lock(&place.file()).expect("opened");
+        assert!(map::try_lock(&held).expect("asked"));
+        let error = Limits::write(&place.file(), |_| ()).expect_err("busy");
+        assert!(matches!(error, LimitsError::Busy { .. }), "{error}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Where a process belongs that a rule of the administrator holds for.
+
+use super::facts::Facts;
+use super::rules::{Assigned, Rules, Source};
+use super::{
+    Asked, Assignment, Environment, PolicyError, is_job, named, own_job_group_name, requests,
+};
+use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
+
+/// The group that the rules in this root put this process into.
+pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError> {
+    let Some(rules) = Rules::load(source)? else {
+        Rules::check_hidden(source)?;
+        return Ok(None);
+    };
+    Ok(rules.assigned(&Facts::of_self(&rules)?)?)
+}
+
+/// The assigned group, or the one below it that the environment chooses or asks to be made.
+///
+/// The environment says nothing of the root: it is the one that has the rules.
+pub(super) fn below(
+    source: &Source,
+    rule: Assigned,
+    env: &Environment<'_>,
+) -> Result<Assignment, PolicyError> {
+    let root = Root::at(source.root.clone())?;
+    let (group, create) = match named(env)? {
+        Some(name) if !is_job(&name) => (existing(&root, &rule, name)?, None),
+        name => match requests(env)? {
+            Asked::Limits(request) => {
+                let name = name.unwrap_or_else(own_job_group_name);
+                (relative(&rule, &name)?, Some(request))
+            }
+            // Another tool says in so many words that there is no further limit.
+            Asked::None => (rule.group.clone(), None),
+            Asked::Nothing => match name {
+                Some(name) => (existing(&root, &rule, name)?, None),
+                None => (rule.group.clone(), None),
+            },
+        },
+    };
+    Ok(Assignment {
+        root,
+        group,
+        create,
+        rule: Some(rule),
+    })
+}
+
+/// A group below the assigned one, by its whole name or by what comes after the assigned one.
+fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
+    if is_within(&name, &rule.group) {
+        return Ok(name);
+    }
+    let not_below = |named: String| {
+        let elsewhere = root.group(&named).is_ok();
+        PolicyError::not_below(rule.clone(), named, elsewhere)
+    };
+    let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
+    match root.group(&below) {
+        Err(GroupError::Missing { .. }) => Err(not_below(name)),
+        // What else is wrong is said by who joins it.
+        _ => Ok(below),
+    }
+}
+
+fn relative(rule: &Assigned, name: &str) -> Result<String, PolicyError> {
+    if is_within(name, &rule.group) {
+        return Ok(name.into());
+    }
+    let below = format!("{}/{name}", rule.group);
+    match check_name(&below) {
+        Ok(()) => Ok(below),
+        Err(_) if below.split('/').count() > MAX_DEPTH => Err(PolicyError::Assigned {
+            rule: rule.clone(),
+            group: below.clone(),
+            error: Box::new(GroupError::Name { name: below }),
+        }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rules::{FILE, OnError, Rule, Target};
+    use super::*;
+    use gpulimit_base::units::Size;
+    use gpulimit_limits::LimitSet;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A root with the groups `lab`, `lab/alice` and `lab/bob`.
+    struct Place(Source);
+
+    impl Place {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gpulimit-assigned-{}-{next}", std::process::id());
+            let path: PathBuf = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("a temporary directory");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+            let owner = fs::metadata(&path).expect("there").uid();
+            let root = Root::at(&path).expect("a root");
+            for name in ["lab", "lab/alice", "lab/alice/train", "lab/bob"] {
+                root.create(name, &LimitSet::all(Size::Max)).expect("made");
+            }
+            Self(Source { root: path, owner })
+        }
+
+        fn below(&self, variables: &[(&str, &str)]) -> Result<Assignment, PolicyError> {
+            let env = |name: &str| {
+                let found = variables.iter().find(|(there, _)| *there == name);
+                found.map(|(_, value)| (*value).into())
+            };
+            below(&self.0, alice(), &env)
+        }
+
+        #[track_caller]
+        fn refused(&self, variables: &[(&str, &str)]) -> String {
+            self.below(variables).expect_err("refused").to_string()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0.root);
+        }
+    }
+
+    fn alice() -> Assigned {
+        Assigned {
+            group: "lab/alice".into(),
+            on_error: OnError::Open,
+            rule: 2,
+        }
+    }
+
+    #[test]
+    fn the_environment_only_leads_down() {
+        let place = Place::new();
+        for (name, expected) in [
+            ("lab/alice", "lab/alice"),
+            ("lab/alice/train", "lab/alice/train"),
+            ("train", "lab/alice/train"),
+        ] {
+            let found = place.below(&[("GPULIMIT_GROUP", name)]).expect(name);
+            assert_eq!(found.group, expected);
+            assert_eq!(found.root.path(), place.0.root);
+            assert_eq!(found.is_by_rule_alone(), name == "lab/alice");
+        }
+        for name in ["lab", "lab/bob", "bob", "other", "lab/alicia", "job-1-2"] {
+            let said = place.refused(&[("GPULIMIT_GROUP", name)]);
+            assert!(
+                said.contains("assigned to group lab/alice by rule 2")
+                    && said.contains(&format!("'{name}'")),
+                "{said}"
+            );
+        }
+        let said = place.refused(&[("GPULIMIT_GROUP", "../bob")]);
+        assert!(said.contains("no name of a group"), "{said}");
+    }
+
+    #[test]
+    fn another_root_changes_nothing() {
+        let place = Place::new();
+        let found = place
+            .below(&[("GPULIMIT_ROOT", "/nowhere")])
+            .expect("assigned");
+        assert_eq!(found.root.path(), place.0.root);
+        assert_eq!((found.group.as_str(), found.create), ("lab/alice", None));
+    }
+
+    #[test]
+    fn a_job_is_made_below() {
+        let place = Place::new();
+        let found = place.below(&[("GPULIMIT_MAX", "1G")]).expect("assigned");
+        assert!(found.group.starts_with("lab/alice/job-"), "{found:?}");
+        assert!(found.create.is_some() && !found.is_by_rule_alone());
+        // As the start of the program names it for its children.
+        let variables = [("GPULIMIT_MAX", "1G"), ("GPULIMIT_GROUP", "job-1-2")];
+        let found = place.below(&variables).expect("assigned");
+        assert_eq!(found.group, "lab/alice/job-1-2");
+        // Another tool's "no limit" is none beyond the assigned one.
+        let variables = [
+            ("CUDA_DEVICE_MEMORY_LIMIT", "0"),
+            ("GPULIMIT_GROUP", "job-1-2"),
+        ];
+        for variables in [&variables[..1], &variables] {
+            let found = place.below(variables).expect("assigned");
+            assert_eq!((found.group.as_str(), found.create), ("lab/alice", None));
+        }
+        let said = place.refused(&[("GPULIMIT_MAX", "lots")]);
+        assert!(said.contains("GPULIMIT_MAX='lots'"), "{said}");
+    }
+
+    #[test]
+    fn only_the_rule_itself_can_be_open() {
+        let place = Place::new();
+        assert!(place.below(&[]).expect("assigned").is_open());
+        let chosen = place.below(&[("GPULIMIT_GROUP", "train")]);
+        assert!(!chosen.expect("assigned").is_open());
+    }
+
+    #[test]
+    fn this_process_is_found_by_what_it_is() {
+        let place = Place::new();
+        let rule = |executable: &str| Rule {
+            number: 1,
+            on_error: OnError::Closed,
+            user: Vec::new(),
+            unix_group: None,
+            cgroup: Vec::new(),
+            executable: vec![executable.into()],
+            container: Vec::new(),
+            target: Target::Group("lab".into()),
+        };
+        let write = |rules: Rules| {
+            let path = place.0.root.join(FILE);
+            fs::write(&path, rules.to_string()).expect("written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("changed");
+        };
+        assert_eq!(by_rules(&place.0).expect("no rules"), None);
+        write(Rules(vec![rule("/no/such/program")]));
+        assert_eq!(by_rules(&place.0).expect("no rule"), None);
+        write(Rules(vec![rule("/no/such/program"), rule("*/deps/*")]));
+        let found = by_rules(&place.0).expect("a rule").expect("assigned");
+        assert_eq!(found.group, "lab");
+    }
+
+    #[test]
+    fn a_group_that_is_gone_is_the_administrators_matter() {
+        let place = Place::new();
+        let assignment = place.below(&[]).expect("assigned");
+        for name in ["lab/alice/train", "lab/alice"] {
+            assignment.root.remove(name).expect("removed");
+        }
+        let error = assignment
+            .join(&Vec::new, &|_| None)
+            .err()
+            .expect("refused");
+        let said = error.to_string();
+        assert!(
+            said.contains("no group lab/alice") && said.contains("gpulimit apply"),
+            "{said}"
+        );
+    }
+}

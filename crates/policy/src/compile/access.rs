@@ -1,0 +1,141 @@
+//! Who may be in which group.
+
+use super::Compiler;
+use super::group::Planned;
+use crate::file::At;
+use crate::rules::{Range, Rule, Target};
+use gpulimit_group::{Members, parent};
+use std::collections::BTreeMap;
+
+/// Whom the rules put into one group.
+#[derive(Clone, Debug, Default)]
+struct Assigned {
+    /// Rules, as the file counts.
+    rules: Vec<u32>,
+    /// Users by number.
+    users: Vec<Range>,
+    /// Unix groups of which anybody is.
+    gids: Vec<u32>,
+    /// Anybody at all.
+    all: bool,
+}
+
+type Groups = BTreeMap<Vec<String>, Planned>;
+
+/// Says for every group who may be in it: what the file says, else whoever the rules put there; and who is in a group is in all above it.
+pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
+    let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
+    for rule in rules {
+        match &rule.target {
+            Target::Exempt => {}
+            Target::Group(name) => {
+                let there = assigned.entry(name.clone()).or_default();
+                there.rules.push(rule.number);
+                match &rule.unix_group {
+                    _ if !rule.user.is_empty() => there.users.extend(&rule.user),
+                    Some(groups) => there.gids.extend(&groups.gids),
+                    None => there.all = true,
+                }
+            }
+            Target::Each(each) => {
+                for (uid, name) in each {
+                    let there = assigned.entry(name.clone()).or_default();
+                    there.rules.push(rule.number);
+                    there.users.push((*uid, *uid));
+                }
+            }
+        }
+    }
+    for planned in groups.values_mut() {
+        let whom = assigned.remove(&planned.group.name).unwrap_or_default();
+        let owner = planned.group.owner;
+        let needed = whom.needed(owner);
+        planned.group.members = match planned.members.clone() {
+            None => needed,
+            Some(text) => {
+                let said = said(compiler, &text).unwrap_or(needed);
+                if needed != Members::Owner && said != Members::All && said != needed {
+                    let why = format!(
+                        "group '{}' has members = \"{}\", but rule {} puts others into it: widen it, or leave members out",
+                        planned.group.name,
+                        text.value,
+                        whom.rules.first().copied().unwrap_or_default()
+                    );
+                    compiler.wrong(text.line, why);
+                }
+                said
+            }
+        };
+    }
+    widen(groups);
+}
+
+impl Assigned {
+    fn needed(&self, owner: Option<u32>) -> Members {
+        // Root may be everywhere.
+        let is_owner =
+            |(first, last): &Range| *last == 0 || (first == last && Some(*first) == owner);
+        let others = !self.users.iter().all(is_owner);
+        match self.gids[..] {
+            _ if self.all || (others && !self.gids.is_empty()) => Members::All,
+            [] if others => Members::All,
+            [] => Members::Owner,
+            [gid, ..] if self.gids.iter().all(|there| *there == gid) => Members::UnixGroup(gid),
+            _ => Members::All,
+        }
+    }
+}
+
+/// What `members` says.
+fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
+    match text.value.as_str() {
+        "owner" => Some(Members::Owner),
+        "all" => Some(Members::All),
+        other => match other.strip_prefix('@') {
+            Some(name) => {
+                let list = At {
+                    value: vec![name.to_owned()],
+                    line: text.line,
+                };
+                let groups = compiler.unix_groups(&list);
+                groups.first().map(|group| Members::UnixGroup(group.gid))
+            }
+            None => {
+                let why = format!(
+                    "'{}' is no value of members: expected \"owner\", \"all\" or \"@UNIXGROUP\"",
+                    other.escape_debug()
+                );
+                compiler.wrong(text.line, why);
+                None
+            }
+        },
+    }
+}
+
+/// Who is in a group is charged in all above it, and so must be admitted there.
+fn widen(groups: &mut Groups) {
+    let below: Vec<_> = groups
+        .values()
+        .map(|planned| {
+            (
+                planned.group.name.clone(),
+                planned.group.owner,
+                planned.group.members,
+            )
+        })
+        .collect();
+    for (name, owner, members) in below {
+        let mut above = parent(&name);
+        while let Some(name) = above {
+            let place: Vec<String> = name.split('/').map(str::to_owned).collect();
+            if let Some(planned) = groups.get_mut(&place) {
+                let group = &mut planned.group;
+                let foreign = owner.is_some_and(|owner| owner != 0 && group.owner != Some(owner));
+                if foreign || members != Members::Owner {
+                    group.members = Members::All;
+                }
+            }
+            above = parent(name);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The people whom no rule covers.
+
+use super::names::Accounts;
+use crate::rules::{Range, Rule, Rules};
+
+/// Returns the login names of the people whose programs no rule holds for, while a rule holds for others of them.
+///
+/// Rules that ask for a cgroup, a container or an executable cover nobody as a whole. Where no rule covers anybody, as in a policy for
+/// containers, nobody is left out.
+pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
+    let covering: Vec<&Rule> = rules
+        .iter()
+        .filter(|rule| covers_whole_users(rule))
+        .collect();
+    let people = accounts.regular();
+    let people: Vec<_> = accounts
+        .users()
+        .into_iter()
+        .filter(|user| holds(&[people], user.uid))
+        .collect();
+    if covering.is_empty() {
+        return Vec::new();
+    }
+    let is_covered = |uid: u32| covering.iter().any(|rule| covers(rule, uid));
+    let mut left: Vec<String> = people
+        .into_iter()
+        .filter(|user| !is_covered(user.uid))
+        .map(|user| user.name)
+        .collect();
+    left.sort();
+    left.dedup();
+    left
+}
+
+fn covers_whole_users(rule: &Rule) -> bool {
+    rule.cgroup.is_empty() && rule.container.is_empty() && rule.executable.is_empty()
+}
+
+fn covers(rule: &Rule, uid: u32) -> bool {
+    let groups = rule.unix_group.as_ref();
+    (rule.user.is_empty() || holds(&rule.user, uid))
+        && groups.is_none_or(|groups| holds(&groups.members, uid))
+}
+
+fn holds(ranges: &[Range], uid: u32) -> bool {
+    ranges
+        .iter()
+        .any(|(first, last)| (*first..=*last).contains(&uid))
+}

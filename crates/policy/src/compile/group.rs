@@ -1,0 +1,368 @@
+//! Groups, each template made one for everybody whom it is for.
+
+use super::names::UnixGroup;
+use super::template::{self, Binding, Holes, fill, prefixes};
+use super::{Compiler, NONE, PlannedGroup};
+use crate::file::{At, GroupStanza, Settings};
+use gpulimit_base::units::{Extent, Size};
+use gpulimit_group::{Kind, Members, check_name, parent};
+use gpulimit_limits::{Key, is_near};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A group and how the file came to it.
+pub(super) struct Planned {
+    pub group: PlannedGroup,
+    template: String,
+    pub members: Option<At<String>>,
+}
+
+impl Compiler<'_> {
+    /// The template is made for this user, and so are those that it is below.
+    pub(super) fn bind(&mut self, template: &str, binding: Binding) {
+        for prefix in prefixes(template) {
+            if let Some(holes) = Holes::of(prefix)
+                && (holes.user || holes.group)
+            {
+                let narrowed = binding.narrowed(holes);
+                self.bindings
+                    .entry(prefix.into())
+                    .or_default()
+                    .insert(narrowed);
+            }
+        }
+    }
+
+    pub(super) fn bind_explicitly(&mut self, stanza: &GroupStanza) {
+        let name = &stanza.name;
+        let Some(holes) = Holes::of(&name.value) else {
+            let why = template::unknown(&name.value);
+            self.wrong(name.line, why);
+            return;
+        };
+        let users = stanza.users.as_ref().map(|list| self.users(list));
+        let groups = stanza
+            .unix_group
+            .as_ref()
+            .map(|list| self.unix_groups(list));
+        let Some(line) = stanza
+            .users
+            .as_ref()
+            .or(stanza.unix_group.as_ref())
+            .map(|list| list.line)
+        else {
+            return;
+        };
+        if !holes.user && !holes.group {
+            self.wrong(
+                line,
+                format!("users and unix_group are for groups that are made for each, such as \"lab/{{user}}\": '{}' is one group; say who may run in it with owner and members", name.value),
+            );
+            return;
+        }
+        if holes.group && groups.is_none() {
+            self.wrong(
+                line,
+                format!(
+                    "'{}' has a group for each unix group, but names none: add unix_group = [\"NAME\", …]",
+                    name.value
+                ),
+            );
+            return;
+        }
+        let groups = groups.unwrap_or_default();
+        let parts: Vec<Vec<UnixGroup>> = match holes.group {
+            true => groups.into_iter().map(|group| vec![group]).collect(),
+            false => vec![groups],
+        };
+        for part in parts {
+            let group = part
+                .first()
+                .filter(|_| holes.group)
+                .map(|group| group.name.clone());
+            if !holes.user {
+                self.bind(&name.value, Binding { user: None, group });
+                continue;
+            }
+            let mut whom = users.clone().unwrap_or_default();
+            for group in &part {
+                whom.extend(self.names.members(group));
+            }
+            for user in whom {
+                let user = Some((user.name, user.uid));
+                self.bind(
+                    &name.value,
+                    Binding {
+                        user,
+                        group: group.clone(),
+                    },
+                );
+            }
+        }
+    }
+
+    pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
+        let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
+        // Those for all first: a group of its own name has the last word.
+        let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
+        let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
+        stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
+        for stanza in stanzas {
+            let template = &stanza.name.value;
+            let bindings = match Holes::of(template) {
+                None => continue,
+                Some(holes) if !holes.any() => [Binding::default()].into(),
+                Some(holes) => self.inherited(template, holes),
+            };
+            let says_whom = stanza.users.is_some() || stanza.unix_group.is_some();
+            let whole = stanza.whole && self.policy.rules.iter().all(|rule| rule.whole);
+            if bindings.is_empty() && !says_whom && whole && !self.is_named_by_a_rule(template) {
+                self.say(
+                    stanza.name.line,
+                    format!("group '{template}' is made for nobody: name it in a rule, or say for whom with users or unix_group"
+                    ),
+                    false,
+                );
+            }
+            self.check_group(stanza, &bindings);
+            for binding in bindings {
+                let name = fill(template, &binding);
+                let owner = self.owner(stanza, &binding);
+                let group = PlannedGroup {
+                    settings: merged(&stanza.settings, &self.policy.defaults),
+                    owner,
+                    members: Members::Owner,
+                    line: stanza.name.line,
+                    name: name.clone(),
+                };
+                let new = Planned {
+                    group,
+                    template: template.clone(),
+                    members: stanza.members.clone(),
+                };
+                if let Some(there) = planned.insert(place(&name), new)
+                    && Holes::of(&there.template).is_some_and(|holes| holes.any())
+                    && Holes::of(template).is_some_and(|holes| holes.any())
+                {
+                    self.wrong(
+                        stanza.name.line,
+                        format!(
+                            "'{template}' and '{}' both make the group {name}: leave one out",
+                            there.template
+                        ),
+                    );
+                }
+            }
+        }
+        self.check_parents(&planned);
+        planned
+    }
+
+    /// Those for whom the template itself is named, and those for whom the ones that it is below are made.
+    fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
+        let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
+        let bindings = prefixes(template)
+            .filter(same)
+            .filter_map(|prefix| self.bindings.get(prefix));
+        bindings.flatten().cloned().collect()
+    }
+
+    fn is_named_by_a_rule(&self, template: &str) -> bool {
+        let rules = self.policy.rules.iter();
+        let mut named = rules.flat_map(|rule| prefixes(&rule.group.value));
+        named.any(|prefix| prefix == template)
+            || prefixes(template).any(|above| {
+                above != template
+                    && Holes::of(above).is_some_and(Holes::any)
+                    && self.is_named_by_a_rule(above)
+            })
+    }
+
+    /// Finds groups below one that the file does not have: a mistake for each stanza, however many groups it makes.
+    fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
+        let policy = self.policy;
+        for stanza in &policy.groups {
+            let template = &stanza.name.value;
+            let Some(above) = parent(template) else {
+                continue;
+            };
+            let made: Vec<&Planned> = planned
+                .values()
+                .filter(|group| group.template == *template)
+                .collect();
+            let is_missing = if made.is_empty() {
+                // Made for nobody here, or each by a stanza of its own.
+                !self.bindings.contains_key(template)
+                    && !policy.groups.iter().any(|other| other.name.value == above)
+            } else {
+                let is_orphan = |group: &&Planned| {
+                    let above = parent(&group.group.name);
+                    above.is_some_and(|above| !planned.contains_key(&place(above)))
+                };
+                made.iter().any(is_orphan)
+            };
+            if is_missing {
+                self.wrong(
+                    stanza.name.line,
+                    format!("group '{template}' is below '{above}', which the file does not have: add [group.\"{above}\"]"),
+                );
+            }
+        }
+    }
+
+    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind, however many groups it makes.
+    fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
+        let line = stanza.name.line;
+        let template = &stanza.name.value;
+        let holes = Holes::of(template).unwrap_or_default();
+        // A stanza that makes no group here is looked at with a name that is always right.
+        let example = Binding {
+            user: Some(("x".into(), 0)),
+            group: Some("x".into()),
+        };
+        let mut names: Vec<String> = bindings.iter().map(|one| fill(template, one)).collect();
+        if names.is_empty() {
+            names.push(fill(template, &example));
+        }
+        let wrong: Vec<&String> = names
+            .iter()
+            .filter(|name| check_name(name).is_err())
+            .collect();
+        if let Some(first) = wrong.first()
+            && let Err(error) = check_name(first)
+        {
+            let hint = match wrong.len() {
+                _ if !holes.user => String::new(),
+                1 => "; {uid} in place of {user} is always a name".into(),
+                count => format!(
+                    "; so are {} more that it makes; {{uid}} in place of {{user}} is always a name",
+                    count - 1
+                ),
+            };
+            self.wrong(line, format!("{error}{hint}"));
+        } else if names.iter().any(|name| name == NONE) {
+            self.wrong(
+                line,
+                "'none' is how a rule exempts, and so no name of a group: choose another one",
+            );
+        } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
+            self.wrong(line, format!("the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"));
+        }
+        let settings = merged(&stanza.settings, &self.policy.defaults);
+        for key in [Key::Low, Key::Min] {
+            for (gpu, kept) in of(&settings, key) {
+                let max = of(&settings, Key::Max).find(|(there, _)| *there == gpu);
+                if let Some((_, max)) = max
+                    && is_above(kept, max)
+                {
+                    self.wrong(line, format!("group '{template}' has {key} {kept} above max {max}, which it could never use: lower it to {max} at most"));
+                }
+            }
+        }
+    }
+
+    fn owner(&mut self, stanza: &GroupStanza, binding: &Binding) -> Option<u32> {
+        let user = binding.user.as_ref();
+        let Some(owner) = &stanza.owner else {
+            return user.map(|(_, uid)| *uid);
+        };
+        match (owner.value.as_str(), user) {
+            ("{user}" | "{uid}", Some((_, uid))) => Some(*uid),
+            ("{user}" | "{uid}", None) => {
+                self.wrong(owner.line, format!("'{}' is an owner for groups with {{user}} in their name only: give a login name", owner.value));
+                None
+            }
+            (name, _) => {
+                let list = At {
+                    value: vec![name.to_owned()],
+                    line: owner.line,
+                };
+                self.users(&list).first().map(|user| user.uid)
+            }
+        }
+    }
+
+    /// Finds rules that lead to groups that the file does not have, one mistake for each rule.
+    pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
+        let policy = self.policy;
+        for (number, stanza) in (1..).zip(&policy.rules) {
+            let template = &stanza.group.value;
+            let Some(holes) = Holes::of(template) else {
+                continue;
+            };
+            if template.is_empty() || template == NONE {
+                continue;
+            }
+            let is_written = policy
+                .groups
+                .iter()
+                .any(|group| group.name.value == *template);
+            let is_missing = if holes.any() {
+                let bound = self.bindings.get(template).into_iter().flatten();
+                let mut names = bound.map(|binding| fill(template, binding)).peekable();
+                match names.peek() {
+                    // It leads nowhere on this machine.
+                    None => !is_written,
+                    Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
+                }
+            } else {
+                !is_written && !groups.contains_key(&place(template))
+            };
+            if !is_missing {
+                continue;
+            }
+            let near = policy
+                .groups
+                .iter()
+                .find(|group| is_near(template, &group.name.value));
+            let near = near.map_or(String::new(), |near| {
+                format!(", did you mean {}?", near.name.value)
+            });
+            self.wrong(stanza.group.line, format!("rule {number} names the group '{template}', which the file does not have{near}: add [group.\"{template}\"], or write \"none\" to exempt"));
+        }
+    }
+}
+
+/// The parts of a group's name.
+fn place(name: &str) -> Vec<String> {
+    name.split('/').map(str::to_owned).collect()
+}
+
+/// What the group says, and the defaults for keys of which it says nothing.
+fn merged(own: &Settings, defaults: &Settings) -> Settings {
+    let mut all = own.clone();
+    let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);
+    all.sizes.extend(
+        defaults
+            .sizes
+            .iter()
+            .filter(|(key, ..)| !says(*key))
+            .cloned(),
+    );
+    let says = |key| own.options.iter().any(|(there, _)| *there == key);
+    all.options.extend(
+        defaults
+            .options
+            .iter()
+            .filter(|(key, _)| !says(*key))
+            .cloned(),
+    );
+    all
+}
+
+fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Extent)> {
+    let of_key = settings
+        .sizes
+        .iter()
+        .filter(move |(there, ..)| *there == key);
+    of_key.map(|(_, gpu, size)| (gpu.value.as_str(), *size))
+}
+
+/// Whether one size is above the other on every GPU.
+fn is_above(one: Extent, other: Extent) -> bool {
+    match (one, other) {
+        (Extent::Size(Size::Bytes(one)), Extent::Size(Size::Bytes(other))) => one > other,
+        (Extent::Size(Size::Percent(one)), Extent::Size(Size::Percent(other))) => one > other,
+        (Extent::AllBut(one), Extent::AllBut(other)) => one < other,
+        _ => false,
+    }
+}

@@ -1,0 +1,100 @@
+//! Users and unix groups of a machine.
+
+use crate::rules::Range;
+
+/// A user.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct User {
+    /// Login name; the number where there is none.
+    pub name: String,
+    /// The number.
+    pub uid: u32,
+    /// The user's first unix group.
+    pub gid: u32,
+}
+
+/// A unix group.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UnixGroup {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub gid: u32,
+    /// Names of the users who are in it beside those whose first group it is.
+    pub members: Vec<String>,
+}
+
+/// The machine's database of them.
+pub trait Accounts {
+    /// The user of this name.
+    fn user(&self, name: &str) -> Option<User>;
+    /// The unix group of this name.
+    fn unix_group(&self, name: &str) -> Option<UnixGroup>;
+    /// All users that the database lists.
+    fn users(&self) -> Vec<User>;
+    /// The numbers that users who are people have.
+    fn regular(&self) -> Range;
+}
+
+/// The database, and its list once it was asked for.
+pub(super) struct Names<'a> {
+    accounts: &'a dyn Accounts,
+    listed: Option<Vec<User>>,
+}
+
+impl<'a> Names<'a> {
+    pub fn new(accounts: &'a dyn Accounts) -> Self {
+        Self {
+            accounts,
+            listed: None,
+        }
+    }
+
+    fn listed(&mut self) -> &[User] {
+        let accounts = self.accounts;
+        self.listed.get_or_insert_with(|| accounts.users())
+    }
+
+    /// By name, or by number.
+    pub fn user(&mut self, text: &str) -> Option<User> {
+        if let Some(user) = self.accounts.user(text) {
+            return Some(user);
+        }
+        let uid: u32 = text.parse().ok()?;
+        let named = self.listed().iter().find(|user| user.uid == uid).cloned();
+        Some(named.unwrap_or(User {
+            name: uid.to_string(),
+            uid,
+            gid: uid,
+        }))
+    }
+
+    pub fn unix_group(&self, name: &str) -> Option<UnixGroup> {
+        self.accounts.unix_group(name)
+    }
+
+    /// Everybody who is in it, as far as the database tells.
+    pub fn members(&mut self, group: &UnixGroup) -> Vec<User> {
+        let accounts = self.accounts;
+        let mut members: Vec<User> = group
+            .members
+            .iter()
+            .filter_map(|name| accounts.user(name))
+            .collect();
+        let first = self.listed().iter().filter(|user| user.gid == group.gid);
+        members.extend(first.cloned());
+        members.sort_by_key(|user| user.uid);
+        members.dedup_by_key(|user| user.uid);
+        members
+    }
+
+    pub fn regular(&self) -> Range {
+        self.accounts.regular()
+    }
+
+    pub fn all_regular(&mut self) -> Vec<User> {
+        let (first, last) = self.regular();
+        let is_regular = |user: &&User| (first..=last).contains(&user.uid);
+        self.listed().iter().filter(is_regular).cloned().collect()
+    }
+}

@@ -1,0 +1,363 @@
+use super::*;
+use crate::file;
+use crate::rules::{Range, Rule, Target, UnixGroups};
+use gpulimit_base::units::Size;
+use std::path::Path;
+
+/// alice and bob are in lab, carol in lab and guests, the daemon in nothing.
+struct Machine;
+
+const PEOPLE: [(&str, u32, u32); 5] = [
+    ("root", 0, 0),
+    ("daemon", 1, 1),
+    ("alice", 1000, 1000),
+    ("bob", 1001, 100),
+    ("carol", 1002, 1002),
+];
+
+impl Accounts for Machine {
+    fn user(&self, name: &str) -> Option<User> {
+        self.users().into_iter().find(|user| user.name == name)
+    }
+
+    fn unix_group(&self, name: &str) -> Option<UnixGroup> {
+        let (gid, members): (u32, &[&str]) = match name {
+            "lab" => (100, &["alice", "carol"]),
+            "guests" => (101, &["carol", "gone"]),
+            "empty" => (102, &[]),
+            _ => return None,
+        };
+        Some(UnixGroup {
+            name: name.into(),
+            gid,
+            members: members.iter().map(|name| (*name).into()).collect(),
+        })
+    }
+
+    fn users(&self) -> Vec<User> {
+        let user = |(name, uid, gid): (&str, u32, u32)| User {
+            name: name.into(),
+            uid,
+            gid,
+        };
+        PEOPLE.map(user).into()
+    }
+
+    fn regular(&self) -> Range {
+        (1000, 60_000)
+    }
+}
+
+fn compiled(text: &str) -> (Plan, Vec<Mistake>) {
+    compile(&file::parse(Path::new("p.toml"), text), &Machine)
+}
+
+#[track_caller]
+fn plan(text: &str) -> Plan {
+    let (plan, mistakes) = compiled(text);
+    assert!(mistakes.is_empty(), "{mistakes:#?}");
+    plan
+}
+
+fn group<'a>(plan: &'a Plan, name: &str) -> &'a PlannedGroup {
+    let found = plan.groups.iter().find(|group| group.name == name);
+    found.unwrap_or_else(|| panic!("{name}: {plan:#?}"))
+}
+
+fn names(plan: &Plan) -> Vec<&str> {
+    plan.groups
+        .iter()
+        .map(|group| group.name.as_str())
+        .collect()
+}
+
+#[test]
+fn one_stanza_is_a_group_for_each_user() {
+    let plan = plan(
+        r#"
+[group.lab]
+[group."lab/{user}"]
+max = "20%"
+[group."lab/{user}/night"]
+[[rule]]
+unix_group = "lab"
+group = "lab/{user}"
+"#,
+    );
+    assert_eq!(
+        names(&plan),
+        [
+            "lab",
+            "lab/alice",
+            "lab/alice/night",
+            "lab/bob",
+            "lab/bob/night",
+            "lab/carol",
+            "lab/carol/night"
+        ]
+    );
+    let alice = group(&plan, "lab/alice");
+    assert_eq!((alice.owner, alice.members), (Some(1000), Members::Owner));
+    // Who is below is charged in it.
+    assert_eq!(group(&plan, "lab").members, Members::All);
+    let rule = &plan.rules.0[0];
+    let groups = UnixGroups {
+        gids: vec![100],
+        members: vec![(1000, 1002)],
+    };
+    assert_eq!(rule.unix_group, Some(groups));
+    let each = [(1000, "lab/alice"), (1001, "lab/bob"), (1002, "lab/carol")];
+    assert_eq!(
+        rule.target,
+        Target::Each(each.map(|(uid, name)| (uid, name.into())).into())
+    );
+}
+
+#[test]
+fn everybody_means_people_where_each_gets_a_group() {
+    let plan = plan("[group.'u{uid}']\n[[rule]]\nuser = '*'\ngroup = 'u{uid}'\n");
+    assert_eq!(names(&plan), ["u1000", "u1001", "u1002"]);
+    assert_eq!(plan.rules.0[0].user, [(1000, 60_000)]);
+}
+
+#[test]
+fn a_group_for_each_unix_group() {
+    let plan =
+        plan("[group.'{group}']\n[[rule]]\nunix_group = ['guests', 'lab']\ngroup = '{group}'\n");
+    assert_eq!(names(&plan), ["guests", "lab"]);
+    assert_eq!(group(&plan, "lab").members, Members::UnixGroup(100));
+    let rules: Vec<_> = plan
+        .rules
+        .0
+        .iter()
+        .map(|rule| (rule.number, rule.target.clone()))
+        .collect();
+    let target = |name: &str| Target::Group(name.into());
+    assert_eq!(rules, [(1, target("guests")), (1, target("lab"))]);
+}
+
+#[test]
+fn users_who_are_in_a_unix_group_as_well() {
+    let text = "[group.'{user}']\n[[rule]]\nuser = ['bob', 'carol', 'root']\nunix_group = 'guests'\ngroup = '{user}'\n";
+    assert_eq!(names(&plan(text)), ["carol"]);
+}
+
+#[test]
+fn a_unix_group_without_members_still_holds_for_who_comes() {
+    let plan =
+        plan("[group.a]\n[group.'a/{user}']\n[[rule]]\nunix_group = 'empty'\ngroup = 'a/{user}'\n");
+    assert_eq!(names(&plan), ["a"]);
+    assert_eq!(plan.rules.0[0].target, Target::Each(Vec::new()));
+}
+
+#[test]
+fn a_group_of_its_own_name_has_the_last_word() {
+    let plan = plan(
+        r#"
+[group."{user}"]
+max = "20%"
+users = ["alice", "bob"]
+[group.alice]
+max = "40%"
+owner = "alice"
+members = "@lab"
+"#,
+    );
+    assert_eq!(names(&plan), ["alice", "bob"]);
+    let alice = group(&plan, "alice");
+    assert_eq!(alice.settings.sizes[0].2, Size::Percent(4000).into());
+    assert_eq!(
+        (alice.owner, alice.members),
+        (Some(1000), Members::UnixGroup(100))
+    );
+    assert_eq!(
+        group(&plan, "bob").settings.sizes[0].2,
+        Size::Percent(2000).into()
+    );
+}
+
+#[test]
+fn defaults_hold_for_keys_that_a_group_does_not_say() {
+    let plan = plan(
+        "[defaults]\nmax = '10%'\non_limit = 'wait'\n[group.a]\n[group.b]\nmax = { '0' = '1G' }\non_limit = 'fail'\n",
+    );
+    let sizes = |name| {
+        group(&plan, name)
+            .settings
+            .sizes
+            .iter()
+            .map(|(_, gpu, size)| format!("{} {size}", gpu.value))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sizes("a"), ["all 10%"]);
+    assert_eq!(sizes("b"), ["0 1GiB"]);
+    assert_eq!(group(&plan, "a").settings.options[0].1, "wait");
+    assert_eq!(group(&plan, "b").settings.options.len(), 1);
+}
+
+#[test]
+fn who_may_be_in_a_group_is_whom_the_rules_put_there() {
+    let plan = plan(
+        r#"
+[group.a]
+[group.b]
+owner = "alice"
+[group.c]
+[group.d]
+members = "all"
+[group.e]
+[[rule]]
+user = "alice"
+group = "b"
+[[rule]]
+user = ["root", "bob"]
+group = "a"
+[[rule]]
+unix_group = "guests"
+group = "c"
+[[rule]]
+user = "root"
+group = "e"
+[[rule]]
+container = "*"
+group = "d"
+"#,
+    );
+    let expected = [
+        ("a", Members::All),
+        ("b", Members::Owner),
+        ("c", Members::UnixGroup(101)),
+        ("d", Members::All),
+        ("e", Members::Owner),
+    ];
+    for (name, members) in expected {
+        assert_eq!(group(&plan, name).members, members, "{name}");
+    }
+}
+
+#[test]
+fn what_contradicts_itself() {
+    for (text, line, why) in [
+        ("[group.'a/b']\n", 1, "add [group.\"a\"]"),
+        ("[group.'a b']\n", 1, "no name of a group"),
+        ("[group.none]\n", 1, "how a rule exempts"),
+        ("[group.job-1-2]\n", 1, "kept for groups of single jobs"),
+        ("[group.'{users}']\n", 1, "{user}, {uid} or {group}"),
+        ("[group.'{user}']\n", 1, "made for nobody"),
+        ("[group.a]\nusers = 'alice'\n", 2, "made for each"),
+        (
+            "[group.a]\nmax = '4G'\nmin = '5G'\n",
+            1,
+            "min 5GiB above max 4GiB",
+        ),
+        (
+            "[defaults]\nmax = '10%'\n[group.a]\nlow = '20%'\n",
+            3,
+            "low 20% above max 10%",
+        ),
+        ("[group.a]\nowner = '{user}'\n", 2, "login name"),
+        (
+            "[group.a]\nmembers = 'some'\n",
+            2,
+            "\"owner\", \"all\" or \"@UNIXGROUP\"",
+        ),
+        (
+            "[group.lab]\n[[rule]]\ngroup = 'lap'\n",
+            3,
+            "did you mean lab?",
+        ),
+        (
+            "[[rule]]\ngroup = 'lab/{user}'\nuser = 'bob'\n",
+            2,
+            "add [group.\"lab/{user}\"]",
+        ),
+        ("[[rule]]\ngroup = '{group}'\n", 2, "names none"),
+        ("[[rule]]\ngroup = '{who}'\n", 2, "{user}, {uid} or {group}"),
+        (
+            "[group.a]\n[[rule]]\nuser = ['*', 'bob']\ngroup = 'a'\n",
+            3,
+            "user = \"*\"",
+        ),
+        (
+            "[group.a]\n[[rule]]\nuser = '*'\ngroup = 'a'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
+            5,
+            "rule 2 is never reached: rule 1",
+        ),
+        (
+            "[group.a]\nmembers = 'owner'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
+            2,
+            "rule 1 puts others into it",
+        ),
+        ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
+        (
+            "[group.'{user}']\nusers = '4711'\n[group.'{uid}']\nusers = '4711'\n",
+            3,
+            "both make the group 4711",
+        ),
+    ] {
+        let (_, mistakes) = compiled(text);
+        let said: Vec<_> = mistakes.iter().map(Mistake::to_string).collect();
+        let found = mistakes
+            .iter()
+            .any(|one| !one.absent && one.line == line && one.why.contains(why));
+        assert!(found, "{text}\n{said:#?}");
+        assert!(said.iter().all(|one| one.lines().count() == 1), "{said:#?}");
+    }
+}
+
+#[test]
+fn who_is_not_there_is_told_apart() {
+    for (text, line, name) in [
+        ("[group.a]\nowner = 'dave'\n", 2, "'dave'"),
+        ("[group.a]\nmembers = '@nerds'\n", 2, "'nerds'"),
+        (
+            "[group.a]\n[[rule]]\nuser = ['alice', 'dave']\ngroup = 'a'\n",
+            3,
+            "'dave'",
+        ),
+        (
+            "[group.a]\n[[rule]]\nunix_group = 'nerds'\ngroup = 'a'\n",
+            3,
+            "'nerds'",
+        ),
+    ] {
+        let (plan, mistakes) = compiled(text);
+        assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
+        let one = &mistakes[0];
+        assert!(
+            one.absent && one.line == line && one.why.contains(name),
+            "{one}"
+        );
+        // Never a rule that holds for everybody since nobody of those is there.
+        let is_bounded = |rule: &Rule| !rule.user.is_empty() || rule.unix_group.is_some();
+        assert!(plan.rules.iter().all(is_bounded), "{plan:?}");
+    }
+}
+
+#[test]
+fn people_without_a_rule_are_found() {
+    let left = |text: &str| uncovered(&plan(text).rules, &Machine);
+    let rule = |conditions: &str| format!("[group.a]\n[[rule]]\n{conditions}\ngroup = 'a'\n");
+    assert_eq!(left(&rule("user = 'alice'")), ["bob", "carol"]);
+    assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
+    assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
+    assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
+    // Each holds for some programs of everybody, and says of nobody as a whole.
+    assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
+    let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
+    assert_eq!(left(&both), ["alice", "carol"]);
+}
+
+#[test]
+fn users_by_number() {
+    let plan = plan("[group.'{user}']\n[[rule]]\nuser = ['1000', '4711']\ngroup = '{user}'\n");
+    assert_eq!(names(&plan), ["4711", "alice"]);
+    assert_eq!(plan.rules.0[0].user, [(1000, 1000), (4711, 4711)]);
+}
+
+#[test]
+fn exempted_ones_need_no_group() {
+    let plan = plan("[[rule]]\nuser = 'root'\ngroup = 'none'\n");
+    assert_eq!(plan.rules.0[0].target, Target::Exempt);
+    assert!(plan.groups.is_empty());
+}

@@ -1,0 +1,70 @@
+//! Who this process is, as the machine's administrator numbers users and unix groups.
+#![allow(unsafe_code)]
+
+/// The real user id.
+pub(super) fn uid() -> u32 {
+    // SAFETY: asks the kernel a question that cannot fail.
+    unsafe { libc::getuid() }
+}
+
+/// All unix groups of this process: real, effective and supplementary.
+pub(super) fn gids() -> Vec<u32> {
+    // SAFETY: as above.
+    let mut gids = unsafe { vec![libc::getgid(), libc::getegid()] };
+    // SAFETY: with a size of 0 it only counts.
+    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
+    let mut more = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: room for as many as we say.
+    let count = unsafe { libc::getgroups(count.max(0), more.as_mut_ptr()) };
+    more.truncate(usize::try_from(count).unwrap_or(0));
+    gids.append(&mut more);
+    gids
+}
+
+/// The real user id and all unix groups of a process, in the numbers of our user namespace.
+pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let numbers = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let words = line.unwrap_or_default().split_whitespace();
+        words
+            .filter_map(|word| word.parse().ok())
+            .collect::<Vec<u32>>()
+    };
+    let uid = numbers("Uid:").first().copied();
+    let uid = uid.ok_or(std::io::ErrorKind::InvalidData)?;
+    let mut gids = numbers("Gid:");
+    // Real and effective; not the saved and the one for files.
+    gids.truncate(2);
+    gids.extend(numbers("Groups:"));
+    Ok((uid, gids))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn from_outside_a_process_has_the_same_ids() {
+        let (seen, gids) = of_process(std::process::id()).expect("/proc");
+        assert_eq!(seen, uid());
+        let sorted = |mut gids: Vec<u32>| {
+            gids.sort_unstable();
+            gids
+        };
+        assert_eq!(sorted(gids), sorted(super::gids()));
+        assert!(of_process(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn this_process_has_its_own_ids() {
+        let status = std::fs::read_to_string("/proc/self/status").expect("/proc");
+        let first = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            number.and_then(|number| number.parse().ok())
+        };
+        assert_eq!(first("Uid:"), Some(uid()));
+        assert_eq!(first("Gid:"), gids().first().copied());
+    }
+}

@@ -1,0 +1,229 @@
+//! What goes wrong between the administrator's rules, the environment and a group.
+
+use super::rules::{Assigned, RulesError};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::SizeError;
+use gpulimit_group::GroupError;
+use gpulimit_limits::ExtentError;
+use std::error::Error;
+use std::fmt;
+
+/// Why the limit that the environment asks for cannot be applied.
+#[derive(Debug)]
+pub enum PolicyError {
+    /// A variable whose text means nothing.
+    Value {
+        /// The variable.
+        variable: String,
+        /// Its text.
+        text: String,
+        /// What is wrong with it, and what is accepted.
+        why: Why,
+    },
+    /// A rule for a GPU that this process does not have.
+    UnknownGpu {
+        /// The variable that has the rule.
+        variable: String,
+        /// How it names the GPU.
+        gpu: String,
+        /// The GPUs that there are.
+        known: Vec<(u32, DeviceId)>,
+    },
+    /// A prefix of more than one UUID, or two rules for one GPU.
+    Ambiguous {
+        /// The variable that has the rule.
+        variable: String,
+        /// How it names the GPU.
+        gpu: String,
+        /// What it may mean, or what it means again.
+        matches: Vec<(u32, DeviceId)>,
+    },
+    /// A limit that depends on the size of a GPU.
+    Extent {
+        /// The variable that has the limit.
+        variable: String,
+        /// Why it cannot be worked out.
+        error: ExtentError,
+    },
+    /// The root or the group cannot be used.
+    Group(GroupError),
+    /// The administrator's rules cannot be followed.
+    Rules(RulesError),
+    /// The environment names a group that is not below the assigned one.
+    NotBelow {
+        /// The rule that holds.
+        rule: Assigned,
+        /// The name that was given.
+        named: String,
+        /// Whether there is such a group elsewhere.
+        elsewhere: bool,
+    },
+    /// The group that a rule leads to cannot be used.
+    Assigned {
+        /// The rule that holds.
+        rule: Assigned,
+        /// Its group, or the one below it that the environment names.
+        group: String,
+        /// Why not.
+        error: Box<GroupError>,
+    },
+}
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Why {
+    /// Nothing in it.
+    Empty(&'static str),
+    /// Not UTF-8.
+    NotText,
+    /// A size is wrong.
+    Size(SizeError),
+    /// Not of the form that the variable has.
+    Form(&'static str),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty(remedy) => write!(f, "it is empty: {remedy}"),
+            Self::NotText => f.write_str("it is not UTF-8"),
+            Self::Size(error) => error.fmt(f),
+            Self::Form(expected) => write!(f, "expected {expected}"),
+        }
+    }
+}
+
+impl PolicyError {
+    /// A group is named that is not below the one that a rule assigns.
+    pub fn not_below(rule: Assigned, named: String, elsewhere: bool) -> Self {
+        Self::NotBelow {
+            rule,
+            named,
+            elsewhere,
+        }
+    }
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value {
+                variable,
+                text,
+                why,
+            } => {
+                write!(f, "{variable}='{}': {why}", text.escape_debug())
+            }
+            Self::UnknownGpu {
+                variable,
+                gpu,
+                known,
+            } => {
+                write!(
+                    f,
+                    "{variable} has a limit for GPU '{}', which this process does not have",
+                    gpu.escape_debug()
+                )?;
+                list(f, known)
+            }
+            Self::Ambiguous {
+                variable,
+                gpu,
+                matches,
+            } => {
+                write!(
+                    f,
+                    "{variable}: '{}' names a GPU that is not clear or has a limit already",
+                    gpu.escape_debug()
+                )?;
+                list(f, matches)
+            }
+            Self::Extent { variable, error } => write!(f, "{variable}: {error}"),
+            Self::Group(error) => error.fmt(f),
+            Self::Rules(error) => error.fmt(f),
+            Self::NotBelow {
+                rule,
+                named,
+                elsewhere,
+            } => {
+                let (group, named) = (&rule.group, named.escape_debug());
+                write!(
+                    f,
+                    "you are assigned to group {group} by rule {} of the administrator's policy, and programs run only in it and in groups below it: ",
+                    rule.rule
+                )?;
+                match elsewhere {
+                    true => write!(
+                        f,
+                        "'{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, or name a group below {group}"
+                    ),
+                    false => write!(
+                        f,
+                        "there is no group {group}/{named}, which '{named}' means; make it with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                    ),
+                }
+            }
+            Self::Assigned { rule, group, error } => {
+                write!(
+                    f,
+                    "you are assigned to group {} by rule {} of the administrator's policy, ",
+                    rule.group, rule.rule
+                )?;
+                match &**error {
+                    GroupError::Io { path, error, .. } if *group != rule.group => write!(
+                        f,
+                        "and may not make groups below it ({}: {error}): unset the variables that ask for a limit, or ask the administrator",
+                        path.display()
+                    ),
+                    GroupError::Missing { .. } => write!(
+                        f,
+                        "and there is no group {group}: the administrator makes it with `gpulimit apply`"
+                    ),
+                    GroupError::Io { what, path, error } => write!(
+                        f,
+                        "and cannot {what} {}: {error}: ask the administrator",
+                        path.display()
+                    ),
+                    error => write!(f, "which cannot be used: {error}"),
+                }
+            }
+        }
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
+    if gpus.is_empty() {
+        return f.write_str(": there is no GPU");
+    }
+    for (i, (ordinal, id)) in gpus.iter().enumerate() {
+        write!(
+            f,
+            "{}{ordinal} = {id}",
+            if i == 0 { ": there is " } else { ", " }
+        )?;
+    }
+    Ok(())
+}
+
+impl Error for PolicyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Group(error) => error.source(),
+            Self::Assigned { error, .. } => error.source(),
+            Self::Rules(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<GroupError> for PolicyError {
+    fn from(error: GroupError) -> Self {
+        Self::Group(error)
+    }
+}
+
+impl From<RulesError> for PolicyError {
+    fn from(error: RulesError) -> Self {
+        Self::Rules(error)
+    }
+}

@@ -1,0 +1,491 @@
+//! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and rules that put processes into them.
+//!
+//! Read in two steps, so that all mistakes are found at once and each is said with its line: serde reads each stanza, and what its
+//! texts mean is looked at here.
+
+mod stanza;
+
+use super::rules::OnError;
+use gpulimit_base::units::Extent;
+use gpulimit_limits::{Key, OptionKey, Options, is_near};
+use serde::Deserialize;
+use stanza::{Amount, Defaults, GroupText, Keys, RuleText, Stanza, Word};
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+/// Something in the file that cannot be, or that this machine does not have.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Mistake {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong, with the text, and what is accepted.
+    pub why: String,
+    /// A user, a unix group or a GPU that is not there: right on another machine.
+    pub absent: bool,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path.display(), self.line, self.why)
+    }
+}
+
+/// A text or a figure and the line that it is in.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct At<T> {
+    /// What is there.
+    pub value: T,
+    /// Where.
+    pub line: usize,
+}
+
+/// Limits of a group, or those of all groups that say nothing.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Settings {
+    /// Of each GPU as it is named in the file; `all` for those that are not.
+    pub sizes: Vec<(Key, At<String>, Extent)>,
+    /// Of the group as a whole, checked.
+    pub options: Vec<(OptionKey, String)>,
+}
+
+/// A `[group."…"]`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GroupStanza {
+    /// Its name, perhaps with `{user}` and the like.
+    pub name: At<String>,
+    /// Its limits.
+    pub settings: Settings,
+    /// Who owns it.
+    pub owner: Option<At<String>>,
+    /// Who else may run in it.
+    pub members: Option<At<String>>,
+    /// For whom it is made, beside those whom the rules name.
+    pub users: Option<At<Vec<String>>>,
+    /// The same by unix group.
+    pub unix_group: Option<At<Vec<String>>>,
+    /// Whether the stanza was read without a mistake.
+    pub whole: bool,
+}
+
+/// A `[[rule]]`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RuleStanza {
+    /// Where it begins.
+    pub line: usize,
+    /// Conditions.
+    pub user: Option<At<Vec<String>>>,
+    /// In one of these.
+    pub unix_group: Option<At<Vec<String>>>,
+    /// A glob each.
+    pub cgroup: Option<At<Vec<String>>>,
+    /// A glob each.
+    pub executable: Option<At<Vec<String>>>,
+    /// A glob each.
+    pub container: Option<At<Vec<String>>>,
+    /// Where to; empty where that could not be read.
+    pub group: At<String>,
+    /// What happens when the group cannot be joined.
+    pub on_error: OnError,
+    /// Whether the stanza was read without a mistake.
+    pub whole: bool,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Policy {
+    /// Where it is from.
+    pub path: PathBuf,
+    /// Of groups that say nothing.
+    pub defaults: Settings,
+    /// The groups.
+    pub groups: Vec<GroupStanza>,
+    /// The rules, in their order.
+    pub rules: Vec<RuleStanza>,
+    /// The parts that could not be read, by line.
+    pub mistakes: Vec<Mistake>,
+}
+
+/// Reads a policy. What cannot be read is among its mistakes, and the rest of it is there.
+pub fn parse(path: &Path, text: &str) -> Policy {
+    let mut reader = Reader {
+        path,
+        text,
+        mistakes: Vec::new(),
+    };
+    let mut policy = reader.policy();
+    reader.mistakes.sort_by_key(|mistake| mistake.line);
+    policy.mistakes = reader.mistakes;
+    policy
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    text: &'a str,
+    mistakes: Vec<Mistake>,
+}
+
+impl<'a> Reader<'a> {
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        before.matches('\n').count() + 1
+    }
+
+    fn wrong(&mut self, span: &Range<usize>, why: impl fmt::Display) {
+        self.mistakes.push(Mistake {
+            path: self.path.into(),
+            line: self.line(span),
+            why: why.to_string(),
+            absent: false,
+        });
+    }
+
+    fn policy(&mut self) -> Policy {
+        let mut policy = Policy {
+            path: self.path.into(),
+            ..Policy::default()
+        };
+        let (table, errors) = DeTable::parse_recoverable(self.text);
+        for error in &errors {
+            let span = error.span().unwrap_or_default();
+            let text = self
+                .text
+                .lines()
+                .nth(self.line(&span) - 1)
+                .unwrap_or_default();
+            self.wrong(
+                &span,
+                format_args!("'{}': {}", text.trim().escape_debug(), error.message()),
+            );
+        }
+        if !errors.is_empty() {
+            return policy;
+        }
+        let mut on_error = OnError::default();
+        let mut rules = None;
+        for (key, value) in table.into_inner() {
+            let span = value.span();
+            match (key.get_ref().as_ref(), value.into_inner()) {
+                ("defaults", DeValue::Table(table)) => {
+                    let (table, keys) = self.split(table, "[defaults]", Defaults::NAMES);
+                    policy.defaults = self.settings(keys, &span);
+                    let defaults: Defaults = self.read(table, &span);
+                    on_error = defaults.on_error.unwrap_or_default().into();
+                }
+                ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
+                ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
+                ("defaults" | "group", _) => {
+                    self.wrong(
+                        &key.span(),
+                        format_args!(
+                            "'{}' is no table: write [{}]",
+                            key.get_ref(),
+                            if key.get_ref() == "group" {
+                                "group.\"NAME\""
+                            } else {
+                                "defaults"
+                            }
+                        ),
+                    );
+                }
+                ("rule", _) => {
+                    self.wrong(
+                        &key.span(),
+                        "'rule' is no list of rules: write [[rule]] above each",
+                    );
+                }
+                (name, _) => {
+                    let why = unknown(name, "the file", &["defaults", "group", "rule"]);
+                    self.wrong(&key.span(), why);
+                }
+            }
+        }
+        // After the defaults, wherever those are.
+        for stanza in rules.into_iter().flatten() {
+            let span = stanza.span();
+            match stanza.into_inner() {
+                DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
+                _ => self.wrong(
+                    &span,
+                    "'rule' is no list of rules: write [[rule]] above each",
+                ),
+            }
+        }
+        policy
+    }
+
+    fn groups(&mut self, groups: DeTable<'a>, policy: &mut Policy) {
+        for (key, value) in groups {
+            let span = key.span();
+            let name = key.into_inner().into_owned();
+            let DeValue::Table(table) = value.into_inner() else {
+                self.wrong(
+                    &span,
+                    format_args!(
+                        "'{}' is no group: write [group.\"{name}\"] and its keys below",
+                        name.escape_debug()
+                    ),
+                );
+                continue;
+            };
+            let place = format!("group '{name}'");
+            let before = self.mistakes.len();
+            let (table, keys) = self.split(table, &place, GroupText::NAMES);
+            let settings = self.settings(keys, &span);
+            let text: GroupText = self.read(table, &span);
+            let (users, unix_group) = (self.list(text.users), self.list(text.unix_group));
+            policy.groups.push(GroupStanza {
+                name: self.at(Spanned::new(span, name)),
+                settings,
+                owner: text.owner.map(|text| self.at(text)),
+                members: text.members.map(|text| self.at(text)),
+                users,
+                unix_group,
+                whole: self.mistakes.len() == before,
+            });
+        }
+        policy.groups.sort_by_key(|group| group.name.line);
+    }
+
+    fn rule(
+        &mut self,
+        table: DeTable<'a>,
+        span: &Range<usize>,
+        on_error: OnError,
+        policy: &mut Policy,
+    ) {
+        let place = format!("rule {}", policy.rules.len() + 1);
+        let at_first = self.mistakes.len();
+        let (table, keys) = self.split(table, &place, RuleText::NAMES);
+        for (key, _) in &keys {
+            let why = format_args!(
+                "'{}' is a key of groups, not of {place}: set it in the group's own stanza",
+                key.get_ref()
+            );
+            self.wrong(&key.span(), why);
+        }
+        let before = self.mistakes.len();
+        let text: RuleText = self.read(table, span);
+        let nowhere = |group: &Spanned<String>| group.get_ref().is_empty();
+        if text.group.as_ref().is_none_or(nowhere) && self.mistakes.len() == before {
+            self.wrong(
+                span,
+                format_args!(
+                    "{place} has no group: add group = \"NAME\", or group = \"none\" to exempt"
+                ),
+            );
+        }
+        let line = self.line(span);
+        let nowhere = At {
+            value: String::new(),
+            line,
+        };
+        let mut rule = RuleStanza {
+            line,
+            user: self.list(text.user),
+            unix_group: self.list(text.unix_group),
+            cgroup: self.list(text.cgroup),
+            executable: self.list(text.executable),
+            container: self.list(text.container),
+            group: text.group.map_or(nowhere, |group| self.at(group)),
+            on_error: text.on_error.map_or(on_error, OnError::from),
+            whole: false,
+        };
+        for globs in [&rule.cgroup, &rule.executable, &rule.container]
+            .into_iter()
+            .flatten()
+        {
+            if let Some(bad) = globs
+                .value
+                .iter()
+                .find(|glob| glob.contains(char::is_control))
+            {
+                self.mistakes.push(Mistake {
+                    path: self.path.into(),
+                    line: globs.line,
+                    why: format!(
+                        "'{}' is no pattern: it has control characters",
+                        bad.escape_debug()
+                    ),
+                    absent: false,
+                });
+            }
+        }
+        rule.whole = self.mistakes.len() == at_first;
+        policy.rules.push(rule);
+    }
+
+    /// A stanza's own keys, and those that say limits. Others are said and left out.
+    fn split(
+        &mut self,
+        table: DeTable<'a>,
+        place: &str,
+        names: &[&str],
+    ) -> (DeTable<'a>, DeTable<'a>) {
+        let (mut own, mut keys) = (DeTable::new(), DeTable::new());
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if names.contains(&name) {
+                own.insert(key, value);
+            } else if Keys::NAMES.contains(&name) {
+                keys.insert(key, value);
+            } else {
+                let known: Vec<&str> = if place.starts_with("rule") {
+                    names.to_vec()
+                } else {
+                    [Keys::NAMES, names].concat()
+                };
+                let mut why = unknown(name, place, &known);
+                if let (DeValue::Table(_), Some(group)) =
+                    (value.get_ref(), place.strip_prefix("group '"))
+                {
+                    let group = group.trim_end_matches('\'');
+                    why += &format!("; a group below it is written [group.\"{group}/{name}\"]");
+                }
+                self.wrong(&key.span(), why);
+            }
+        }
+        (own, keys)
+    }
+
+    fn read<'t, T: Default + Deserialize<'t>>(
+        &mut self,
+        table: DeTable<'t>,
+        span: &Range<usize>,
+    ) -> T {
+        let value = Spanned::new(span.clone(), DeValue::Table(table));
+        match T::deserialize(ValueDeserializer::from(value)) {
+            Ok(read) => read,
+            Err(error) => {
+                let span = error.span().unwrap_or(span.clone());
+                let text = self.text.get(span.clone()).unwrap_or_default();
+                let text = text.lines().next().unwrap_or_default().to_owned();
+                self.wrong(
+                    &span,
+                    format_args!("'{}': {}", text.escape_debug(), error.message()),
+                );
+                T::default()
+            }
+        }
+    }
+
+    fn at<T>(&self, text: Spanned<T>) -> At<T> {
+        At {
+            line: self.line(&text.span()),
+            value: text.into_inner(),
+        }
+    }
+
+    fn list(&mut self, names: Option<Spanned<stanza::Names>>) -> Option<At<Vec<String>>> {
+        let names = names?;
+        let list = &names.get_ref().0;
+        if list.is_empty() {
+            self.wrong(
+                &names.span(),
+                "'[]' is empty: name one, or leave the key out",
+            );
+        } else if list.iter().any(String::is_empty) {
+            self.wrong(&names.span(), "'' is empty: give a text, or leave it out");
+        }
+        Some(At {
+            line: self.line(&names.span()),
+            value: names.into_inner().0,
+        })
+    }
+
+    fn settings(&mut self, keys: DeTable<'a>, span: &Range<usize>) -> Settings {
+        let mut settings = Settings::default();
+        for (key, value) in keys {
+            // One by one, so that all mistakes are found.
+            let one = DeTable::from_iter([(key, value)]);
+            let keys: Keys = self.read(one, span);
+            self.setting(keys, &mut settings);
+        }
+        settings
+    }
+
+    fn setting(&mut self, keys: Keys, settings: &mut Settings) {
+        let sizes = [
+            (Key::Max, keys.max),
+            (Key::High, keys.high),
+            (Key::Low, keys.low),
+            (Key::Min, keys.min),
+        ];
+        for (key, amount) in sizes {
+            let Some(amount) = amount else { continue };
+            let span = amount.span();
+            match amount.into_inner() {
+                Amount::All(text) => {
+                    let all = Spanned::new(span.clone(), "all".to_owned());
+                    self.size(key, all, &Spanned::new(span, text), settings);
+                }
+                Amount::Each(each) => {
+                    for (gpu, text) in each {
+                        self.size(key, gpu, &text, settings);
+                    }
+                }
+            }
+        }
+        let words = [
+            (OptionKey::OnLimit, keys.on_limit),
+            (OptionKey::WaitTimeout, keys.wait_timeout),
+            (OptionKey::Oom, keys.oom),
+            (OptionKey::CountContext, keys.count_context),
+        ];
+        for (key, word) in words {
+            let Some(word) = word else { continue };
+            let Word(text) = word.get_ref();
+            match Options::default().set(key, text) {
+                Ok(()) => settings.options.push((key, text.clone())),
+                Err(error) => self.wrong(&word.span(), error),
+            }
+        }
+    }
+
+    fn size(
+        &mut self,
+        key: Key,
+        gpu: Spanned<String>,
+        text: &Spanned<String>,
+        settings: &mut Settings,
+    ) {
+        if !is_gpu(gpu.get_ref()) {
+            let why = format_args!(
+                "'{}' names no GPU: expected an index, a UUID or its beginning, a PCI bus id, or all",
+                gpu.get_ref().escape_debug()
+            );
+            self.wrong(&gpu.span(), why);
+        }
+        match text.get_ref().parse() {
+            Ok(size) => settings.sizes.push((key, self.at(gpu), size)),
+            Err(error) => self.wrong(&text.span(), format_args!("{key}: {error}")),
+        }
+    }
+}
+
+/// Whether this can be the name of a GPU: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`, `0000:3b:00.0`.
+fn is_gpu(text: &str) -> bool {
+    let kind = text
+        .get(..4)
+        .filter(|kind| kind.eq_ignore_ascii_case("GPU-") || kind.eq_ignore_ascii_case("MIG-"));
+    let rest = kind.map_or(text, |kind| &text[kind.len()..]);
+    let is_id = |c: u8| c.is_ascii_hexdigit() || b"-:.".contains(&c);
+    text == "all" || (!rest.is_empty() && rest.bytes().all(is_id))
+}
+
+fn unknown(name: &str, place: &str, known: &[&str]) -> String {
+    let near = known.iter().find(|known| is_near(name, known));
+    let near = near.map_or(String::new(), |near| format!(", did you mean {near}?"));
+    format!(
+        "unknown key '{}' in {place}{near} (keys: {})",
+        name.escape_debug(),
+        known.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests;

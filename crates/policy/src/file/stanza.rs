@@ -1,0 +1,202 @@
+//! The stanzas of a policy file, as serde reads them.
+
+use crate::rules::OnError;
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+use toml::Spanned;
+
+/// A part of a stanza that is read by itself.
+pub(super) trait Stanza {
+    /// Its keys.
+    const NAMES: &'static [&'static str];
+}
+
+/// The limits of a group.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Keys {
+    pub max: Option<Spanned<Amount>>,
+    pub high: Option<Spanned<Amount>>,
+    pub low: Option<Spanned<Amount>>,
+    pub min: Option<Spanned<Amount>>,
+    pub on_limit: Option<Spanned<Word>>,
+    pub wait_timeout: Option<Spanned<Word>>,
+    pub oom: Option<Spanned<Word>>,
+    pub count_context: Option<Spanned<Word>>,
+}
+
+impl Stanza for Keys {
+    const NAMES: &'static [&'static str] = &[
+        "max",
+        "high",
+        "low",
+        "min",
+        "on_limit",
+        "wait_timeout",
+        "oom",
+        "count_context",
+    ];
+}
+
+/// What else `[defaults]` says.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Defaults {
+    pub on_error: Option<OnErrorWord>,
+}
+
+impl Stanza for Defaults {
+    const NAMES: &'static [&'static str] = &["on_error"];
+}
+
+/// What else a group says.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupText {
+    pub owner: Option<Spanned<String>>,
+    pub members: Option<Spanned<String>>,
+    pub users: Option<Spanned<Names>>,
+    pub unix_group: Option<Spanned<Names>>,
+}
+
+impl Stanza for GroupText {
+    const NAMES: &'static [&'static str] = &["owner", "members", "users", "unix_group"];
+}
+
+/// A rule.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RuleText {
+    pub user: Option<Spanned<Names>>,
+    pub unix_group: Option<Spanned<Names>>,
+    pub cgroup: Option<Spanned<Names>>,
+    pub executable: Option<Spanned<Names>>,
+    pub container: Option<Spanned<Names>>,
+    pub group: Option<Spanned<String>>,
+    pub on_error: Option<OnErrorWord>,
+}
+
+impl Stanza for RuleText {
+    const NAMES: &'static [&'static str] = &[
+        "user",
+        "unix_group",
+        "cgroup",
+        "executable",
+        "container",
+        "group",
+        "on_error",
+    ];
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnErrorWord {
+    #[default]
+    Closed,
+    Open,
+}
+
+impl From<OnErrorWord> for OnError {
+    fn from(word: OnErrorWord) -> Self {
+        match word {
+            OnErrorWord::Closed => Self::Closed,
+            OnErrorWord::Open => Self::Open,
+        }
+    }
+}
+
+/// A size for all GPUs, or a table of GPUs and sizes.
+pub(super) enum Amount {
+    All(String),
+    Each(Vec<(Spanned<String>, Spanned<String>)>),
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Amount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \"4G\" }")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
+                Ok(Amount::All(text.into()))
+            }
+
+            fn visit_i64<E: Error>(self, bytes: i64) -> Result<Amount, E> {
+                Ok(Amount::All(bytes.to_string()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amount, A::Error> {
+                let mut each = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    each.push(pair);
+                }
+                Ok(Amount::Each(each))
+            }
+        }
+        from.deserialize_any(Read)
+    }
+}
+
+/// One word: a text, a number, or true and false.
+pub(super) struct Word(pub String);
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = Word;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text such as \"wait\" or \"10m\"")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Word, E> {
+                Ok(Word(text.into()))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Word, E> {
+                Ok(Word(number.to_string()))
+            }
+
+            fn visit_bool<E: Error>(self, so: bool) -> Result<Word, E> {
+                Ok(Word(so.to_string()))
+            }
+        }
+        from.deserialize_any(Read)
+    }
+}
+
+/// A text, or a list of texts.
+#[derive(Default)]
+pub(super) struct Names(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, or a list of texts such as [\"a\", \"b\"]")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Names, E> {
+                Ok(Names(vec![text.into()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Names, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = list.next_element()? {
+                    names.push(name);
+                }
+                Ok(Names(names))
+            }
+        }
+        from.deserialize_any(Read)
+    }
+}

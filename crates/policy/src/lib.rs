@@ -1,0 +1,344 @@
+//! Which group a process belongs to, as the administrator's rules and its environment say.
+//!
+//! Strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools. Where a rule holds, the environment
+//! can only choose a group below the assigned one. Whatever cannot be understood is an error: a limit that was asked for is never
+//! silently none.
+
+mod assigned;
+#[cfg(feature = "file")]
+pub mod compile;
+mod credentials;
+mod error;
+mod facts;
+#[cfg(feature = "file")]
+pub mod file;
+mod glob;
+mod namespace;
+mod request;
+pub mod rules;
+
+pub use error::{PolicyError, Why};
+pub use facts::{Facts, containers_of};
+pub use request::{LimitRequest, RequestSelector};
+
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_group::{Garbage, Group, Kind, Member, Root, check_name, parent};
+use gpulimit_limits::{Key, LimitSet, Selector};
+use rules::{Assigned, OnError, Source};
+use std::ffi::OsString;
+
+/// The group to be in.
+pub const GROUP: &str = "GPULIMIT_GROUP";
+/// The limits of a group for this job alone.
+pub const MAX: &str = "GPULIMIT_MAX";
+/// NVIDIA MPS: `0=2G,1=512M`.
+const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// NVIDIA's containers: whole MiB.
+const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+
+/// The variables that ask for a group of the job's own. A process that starts with one of them and without
+/// [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
+pub const JOB_VARIABLES: &[&str] = &{
+    let mut all = [""; 4 + NUMBERED.len()];
+    all[0] = MAX;
+    all[1] = PLAIN;
+    all[2] = MPS;
+    all[3] = CONTAINER;
+    let mut i = 0;
+    while i < NUMBERED.len() {
+        all[4 + i] = NUMBERED[i];
+        i += 1;
+    }
+    all
+};
+
+/// HAMi and others: a size, 0 is no limit.
+const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+
+macro_rules! numbered {
+    ($($n:literal)*) => { [$(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*] };
+}
+
+/// As [`PLAIN`], for one GPU by its CUDA ordinal.
+const NUMBERED: [&str; 32] = numbered!(
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+);
+
+/// Reads one environment variable.
+pub type Environment<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
+
+/// Where a process belongs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Assignment {
+    /// The root that has the group.
+    pub root: Root,
+    /// The name of the group.
+    pub group: String,
+    /// The limits to make the group with where it does not exist; without them it must exist.
+    pub create: Option<LimitRequest>,
+    /// The rule that holds, and the group that it names: this one, or one above it.
+    pub rule: Option<Assigned>,
+}
+
+/// Where this process belongs; `None` when neither a rule nor the environment says so.
+pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
+    assignment_by(rule()?, env)
+}
+
+/// The group that the administrator's rules put this process into; `None` where none does.
+pub fn rule() -> Result<Option<Assigned>, PolicyError> {
+    assigned::by_rules(&Source::system())
+}
+
+/// Where a process with this environment belongs which the machine's rules put there, or nowhere.
+pub fn assignment_by(
+    rule: Option<Assigned>,
+    env: &Environment<'_>,
+) -> Result<Option<Assignment>, PolicyError> {
+    match rule {
+        Some(rule) => assigned::below(&Source::system(), rule, env).map(Some),
+        None => by_environment(env),
+    }
+}
+
+fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
+    let group = named(env)?;
+    let job = group.as_deref().is_none_or(is_job);
+    if !job {
+        let group = group.unwrap_or_default();
+        return Ok(Some(Assignment {
+            root: Root::locate_group(env, &group)?,
+            group,
+            create: None,
+            rule: None,
+        }));
+    }
+    let asked = requests(env)?;
+    let create = match asked {
+        Asked::Limits(request) => Some(request),
+        // Another tool says in so many words that there is no limit.
+        Asked::None => return Ok(None),
+        Asked::Nothing if group.is_none() => return Ok(None),
+        Asked::Nothing => None,
+    };
+    let group = group.unwrap_or_else(own_job_group_name);
+    Ok(Some(Assignment {
+        root: Root::locate(env)?,
+        group,
+        create,
+        rule: None,
+    }))
+}
+
+/// The group that [`GROUP`] names.
+fn named(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
+    let group = text(env, GROUP)?;
+    if let Some(name) = &group {
+        if name.is_empty() {
+            return Err(value(GROUP, name, Why::Empty("name a group, or unset it")));
+        }
+        check_name(name)?;
+    }
+    Ok(group)
+}
+
+/// Whether this is the name that a job gives itself.
+fn is_job(name: &str) -> bool {
+    name.starts_with("job-") && Kind::of(name) == Kind::Job
+}
+
+/// The name of the group of a job whose first process this is.
+pub fn job_group_name(pid: u32, start_time: u64) -> String {
+    format!("job-{pid}-{start_time}")
+}
+
+/// As [`job_group_name`], with this process as the first.
+pub fn own_job_group_name() -> String {
+    job_group_name(std::process::id(), Identity::own_start_time())
+}
+
+impl Assignment {
+    /// Whether nothing but a rule says where the process belongs.
+    pub fn is_by_rule_alone(&self) -> bool {
+        self.rule
+            .as_ref()
+            .is_some_and(|rule| rule.group == self.group)
+    }
+
+    /// Whether a process that cannot join is to run without a limit. Not where the environment chose the group: that could then choose
+    /// one that cannot be joined.
+    pub fn is_open(&self) -> bool {
+        self.is_by_rule_alone()
+            && self
+                .rule
+                .as_ref()
+                .is_some_and(|rule| rule.on_error == OnError::Open)
+    }
+
+    /// Makes this process a member of its group, which is made first where it may be.
+    ///
+    /// `gpus` says which there are, by CUDA ordinal, and `capacity` how many bytes one of them has; both are asked only where the request
+    /// depends on it.
+    pub fn join(
+        &self,
+        gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<Member, PolicyError> {
+        self.enter(gpus, capacity)
+            .map_err(|error| match (error, &self.rule) {
+                (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
+                    rule: rule.clone(),
+                    group: self.group.clone(),
+                    error: Box::new(error),
+                },
+                (error, _) => error,
+            })
+    }
+
+    fn enter(
+        &self,
+        gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<Member, PolicyError> {
+        let Some(request) = &self.create else {
+            return Ok(Member::join(&self.root, &self.group)?);
+        };
+        let gpus = if request.needs_gpus() {
+            gpus()
+        } else {
+            Vec::new()
+        };
+        let limits = request.resolve(&gpus, capacity)?;
+        // Garbage that stays does no harm to this job.
+        let _ = self
+            .root
+            .collect_garbage(Garbage::Below(parent(&self.group)));
+        let created = self.root.create(&self.group, &limits)?;
+        if !created.new {
+            add_missing(&created.group, &limits)?;
+        }
+        Ok(Member::join(&self.root, &self.group)?)
+    }
+}
+
+/// Adds rules for GPUs that the one who made the group did not see. Rules that are there stay: somebody may have
+/// changed them since.
+fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
+    let there = group
+        .limits()?
+        .rules()
+        .map_err(gpulimit_group::GroupError::from)?;
+    let missing =
+        |there: &LimitSet, selector: Selector, key: Key| there.get(selector, key).is_none();
+    let asked = || {
+        limits
+            .rules
+            .iter()
+            .flat_map(|(selector, values)| values.iter().map(|(key, size)| (*selector, key, size)))
+    };
+    if asked().any(|(selector, key, _)| missing(&there, selector, key)) {
+        group.write_limits(|set| {
+            for (selector, key, size) in asked() {
+                if missing(set, selector, key) {
+                    set.set(selector, key, size);
+                }
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// What the variables that make a job group say.
+enum Asked {
+    /// These limits.
+    Limits(LimitRequest),
+    /// That there is to be none.
+    None,
+    /// Nothing: they are not set.
+    Nothing,
+}
+
+fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
+    let request = |variable: &str, rules, lenient| {
+        Ok(Asked::Limits(LimitRequest {
+            rules,
+            variable: variable.into(),
+            lenient,
+        }))
+    };
+    if let Some(text) = text(env, MAX)? {
+        if text.trim().is_empty() {
+            return Err(value(
+                MAX,
+                &text,
+                Why::Empty("give a size such as 4G, or unset it"),
+            ));
+        }
+        let rules = request::list(&text).map_err(|why| value(MAX, &text, why))?;
+        return request(MAX, rules, false);
+    }
+    let mut none = false;
+    let mut rules = Vec::new();
+    let mut first = PLAIN;
+    let numbered = NUMBERED
+        .iter()
+        .zip(0..)
+        .map(|(name, n)| (*name, RequestSelector::Ordinal(n)));
+    for (name, selector) in [(PLAIN, RequestSelector::All)].into_iter().chain(numbered) {
+        if let Some(size) = foreign(env, name, request::or_zero)? {
+            none = true;
+            if let Some(size) = size {
+                if rules.is_empty() {
+                    first = name;
+                }
+                rules.push((selector, size.into()));
+            }
+        }
+    }
+    if !rules.is_empty() {
+        return request(first, rules, true);
+    }
+    if let Some(rules) = foreign(env, MPS, request::mps)? {
+        return request(MPS, rules, true);
+    }
+    if let Some(size) = foreign(env, CONTAINER, request::mebibytes)? {
+        return request(CONTAINER, vec![(RequestSelector::All, size.into())], true);
+    }
+    Ok(if none { Asked::None } else { Asked::Nothing })
+}
+
+/// A variable of another tool, in that tool's syntax.
+fn foreign<T>(
+    env: &Environment<'_>,
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, Why>,
+) -> Result<Option<T>, PolicyError> {
+    let Some(text) = text(env, name)? else {
+        return Ok(None);
+    };
+    let trimmed = text.trim();
+    if trimmed.is_empty() {
+        return Err(value(name, &text, Why::Empty("give a size, or unset it")));
+    }
+    parse(trimmed)
+        .map(Some)
+        .map_err(|why| value(name, &text, why))
+}
+
+fn text(env: &Environment<'_>, name: &str) -> Result<Option<String>, PolicyError> {
+    let Some(raw) = env(name) else {
+        return Ok(None);
+    };
+    raw.into_string()
+        .map(Some)
+        .map_err(|raw| value(name, &raw.to_string_lossy(), Why::NotText))
+}
+
+fn value(variable: &str, text: &str, why: Why) -> PolicyError {
+    PolicyError::Value {
+        variable: variable.into(),
+        text: text.into(),
+        why,
+    }
+}

@@ -1,0 +1,216 @@
+//! A limit as a variable asks for it, before it is known which GPUs there are.
+
+use super::error::{PolicyError, Why};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::{Extent, Size};
+use gpulimit_limits::{Capacity, Key, LimitSet, Selector};
+
+/// Which GPU a rule is for, in the words of a person.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum RequestSelector {
+    /// All that have no rule of their own.
+    All,
+    /// By CUDA ordinal, as the process counts.
+    Ordinal(u32),
+    /// By UUID, or the beginning of one.
+    Prefix(String),
+}
+
+impl RequestSelector {
+    /// Reads `all`, an ordinal, or the beginning of a UUID, `GPU-…` or `MIG-…`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let uuid = || {
+            let start = text.get(..4)?;
+            let kind = start.eq_ignore_ascii_case("GPU-") || start.eq_ignore_ascii_case("MIG-");
+            let rest = text[4..]
+                .bytes()
+                .all(|c| c.is_ascii_hexdigit() || c == b'-');
+            (kind && rest && text.len() > 4).then(|| Self::Prefix(text.into()))
+        };
+        if text.eq_ignore_ascii_case("all") {
+            Some(Self::All)
+        } else if !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit()) {
+            text.parse().ok().map(Self::Ordinal)
+        } else {
+            uuid()
+        }
+    }
+
+    fn matches(&self, ordinal: u32, id: DeviceId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Ordinal(wanted) => *wanted == ordinal,
+            Self::Prefix(prefix) => id.matches(prefix),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::All => "all".into(),
+            Self::Ordinal(ordinal) => ordinal.to_string(),
+            Self::Prefix(prefix) => prefix.clone(),
+        }
+    }
+}
+
+/// The limits that a variable asks for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LimitRequest {
+    /// What is asked for, and of which GPU.
+    pub rules: Vec<(RequestSelector, Extent)>,
+    /// The variable that asks.
+    pub variable: String,
+    /// Whether rules for GPUs that this process does not see may be left out: another tool wrote them, for the
+    /// whole machine.
+    pub lenient: bool,
+}
+
+impl LimitRequest {
+    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals. `capacity` tells the memory of one of them.
+    pub fn resolve(
+        &self,
+        gpus: &[(u32, DeviceId)],
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<LimitSet, PolicyError> {
+        let mut set = LimitSet::default();
+        let capacities: Vec<Capacity> = match self.depends_on_capacity() {
+            true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
+            false => Vec::new(),
+        };
+        // Rules for one GPU come after those that are spread over all.
+        let mut named: Vec<Selector> = Vec::new();
+        let rules = |spread: bool| {
+            let rules = self.rules.iter();
+            rules.filter(move |(selector, _)| (*selector == RequestSelector::All) == spread)
+        };
+        let mut unknown = None;
+        for (selector, extent) in rules(true).chain(rules(false)) {
+            let target = match selector {
+                RequestSelector::All => Selector::All,
+                selector => {
+                    let fits = gpus
+                        .iter()
+                        .filter(|(ordinal, id)| selector.matches(*ordinal, *id));
+                    let found: Vec<_> = fits.copied().collect();
+                    match found[..] {
+                        [(_, id)] => Selector::Device(id),
+                        [] => {
+                            unknown = Some(selector);
+                            continue;
+                        }
+                        _ => return Err(self.ambiguous(selector, found)),
+                    }
+                }
+            };
+            if named.contains(&target) {
+                let again = gpus
+                    .iter()
+                    .filter(|(_, id)| target == Selector::Device(*id));
+                return Err(self.ambiguous(selector, again.copied().collect()));
+            }
+            named.push(target);
+            // Another process of the job may see other GPUs.
+            set.set_extent(target, Key::Max, *extent, &capacities, true)
+                .map_err(|error| PolicyError::Extent {
+                    variable: self.variable.clone(),
+                    error,
+                })?;
+        }
+        match unknown {
+            Some(selector) if !self.lenient || set.rules.is_empty() => {
+                Err(PolicyError::UnknownGpu {
+                    variable: self.variable.clone(),
+                    gpu: selector.text(),
+                    known: gpus.to_vec(),
+                })
+            }
+            _ => Ok(set),
+        }
+    }
+
+    /// Whether the request can be put in rules only when the GPUs are known.
+    pub fn needs_gpus(&self) -> bool {
+        let mut selectors = self.rules.iter().map(|(selector, _)| selector);
+        selectors.any(|selector| *selector != RequestSelector::All) || self.depends_on_capacity()
+    }
+
+    /// Whether the request asks for all of a GPU but some bytes.
+    fn depends_on_capacity(&self) -> bool {
+        let mut extents = self.rules.iter().map(|(_, extent)| extent);
+        extents.any(|extent| matches!(extent, Extent::AllBut(_)))
+    }
+
+    fn ambiguous(&self, gpu: &RequestSelector, matches: Vec<(u32, DeviceId)>) -> PolicyError {
+        PolicyError::Ambiguous {
+            variable: self.variable.clone(),
+            gpu: gpu.text(),
+            matches,
+        }
+    }
+}
+
+/// Reads `GPULIMIT_MAX`: a size for all GPUs, or `SELECTOR=SIZE` for some, separated by commas.
+pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
+    let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
+    for part in text.split(',') {
+        let (selector, size) = match part.split_once('=') {
+            None => (RequestSelector::All, part),
+            Some((selector, size)) => {
+                let selector = RequestSelector::parse(selector.trim()).ok_or(Why::Form(LIST))?;
+                (selector, size)
+            }
+        };
+        let size = size.parse().map_err(Why::Size)?;
+        if rules.iter().any(|(there, _)| *there == selector) {
+            return Err(Why::Form(ONCE));
+        }
+        rules.push((selector, size));
+    }
+    Ok(rules)
+}
+
+const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, with a CUDA ordinal, a GPU-… UUID or its beginning, or all for the GPU";
+const ONCE: &str = "one size for each GPU";
+
+/// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
+pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
+    const FORM: &str =
+        "ORDINAL=SIZE separated by commas, each size with its unit, such as 0=2G,1=512M";
+    let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
+    for part in text.split(',') {
+        let (ordinal, size) = part.split_once('=').ok_or(Why::Form(FORM))?;
+        let selector = match RequestSelector::parse(ordinal.trim()) {
+            Some(selector @ RequestSelector::Ordinal(_)) => selector,
+            _ => return Err(Why::Form(FORM)),
+        };
+        if rules.iter().any(|(there, _)| *there == selector) {
+            return Err(Why::Form(ONCE));
+        }
+        if !size.trim_end().ends_with(|c: char| c.is_ascii_alphabetic()) {
+            return Err(Why::Form(FORM));
+        }
+        let size: Size = size.parse().map_err(Why::Size)?;
+        rules.push((selector, size.into()));
+    }
+    Ok(rules)
+}
+
+/// Reads `NVIDIA_GPU_MEMORY_LIMIT`: whole MiB.
+pub(super) fn mebibytes(text: &str) -> Result<Size, Why> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let bytes = digits
+        .then(|| text.parse::<u64>().ok())
+        .flatten()
+        .and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
+    bytes
+        .map(Size::Bytes)
+        .ok_or(Why::Form("a whole number of MiB, such as 4096"))
+}
+
+/// Reads `CUDA_DEVICE_MEMORY_LIMIT` and its numbered forms: a size, where 0 is no limit.
+pub(super) fn or_zero(text: &str) -> Result<Option<Size>, Why> {
+    match text.parse().map_err(Why::Size)? {
+        Size::Bytes(0) => Ok(None),
+        size => Ok(Some(size)),
+    }
+}

@@ -1,0 +1,245 @@
+//! Users and unix groups by name, as the machine's database (NSS) has them.
+#![allow(unsafe_code)]
+
+use gpulimit_policy::compile::{Accounts, UnixGroup, User};
+use std::ffi::{CStr, CString, c_char};
+use std::fs;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Mutex;
+
+/// The database.
+pub struct Database;
+
+impl Accounts for Database {
+    fn user(&self, name: &str) -> Option<User> {
+        let name = CString::new(name).ok()?;
+        ask(
+            |entry: *mut libc::passwd, buffer, size, found| {
+                // SAFETY: all are valid for the call; `found` is null or `entry`.
+                unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, size, found) }
+            },
+            user,
+        )
+    }
+
+    fn unix_group(&self, name: &str) -> Option<UnixGroup> {
+        let name = CString::new(name).ok()?;
+        ask(
+            |entry: *mut libc::group, buffer, size, found| {
+                // SAFETY: as above.
+                unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, size, found) }
+            },
+            unix_group,
+        )
+    }
+
+    fn users(&self) -> Vec<User> {
+        // The C library has one place in the list for all threads.
+        static LIST: Mutex<()> = Mutex::new(());
+        let _alone = LIST.lock();
+        let mut users = Vec::new();
+        // SAFETY: nobody else walks the list; an entry is valid until the next call, and copied before.
+        unsafe {
+            libc::setpwent();
+            loop {
+                let entry = libc::getpwent();
+                if entry.is_null() {
+                    break;
+                }
+                users.push(user(&*entry));
+            }
+            libc::endpwent();
+        }
+        users
+    }
+
+    fn regular(&self) -> (u32, u32) {
+        let text = fs::read_to_string("/etc/login.defs").unwrap_or_default();
+        regular(&text)
+    }
+}
+
+/// The name of a user, or the number where there is no name.
+pub fn user_name(uid: u32) -> String {
+    let found = ask(
+        |entry: *mut libc::passwd, buffer, size, found| {
+            // SAFETY: as above.
+            unsafe { libc::getpwuid_r(uid, entry, buffer, size, found) }
+        },
+        user,
+    );
+    found.map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+/// The number of a user, given by name or number.
+pub fn user_id(name: &str) -> Option<u32> {
+    number(name).or_else(|| Some(Database.user(name)?.uid))
+}
+
+/// The number of a unix group, given by name or number.
+pub fn unix_group_id(name: &str) -> Option<u32> {
+    number(name).or_else(|| Some(Database.unix_group(name)?.gid))
+}
+
+/// The largest number means nobody to the system.
+fn number(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|number| digits && *number != u32::MAX)
+}
+
+/// All unix groups of a user, as a login gets them.
+pub fn unix_groups_of(user: &User) -> Vec<u32> {
+    let Ok(name) = CString::new(user.name.as_str()) else {
+        return Vec::new();
+    };
+    let mut gids: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: room for as many as we say.
+        let whole = unsafe {
+            libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
+        };
+        let count = usize::try_from(count).unwrap_or(0);
+        if whole >= 0 {
+            gids.truncate(count);
+            return gids;
+        }
+        if gids.len() > 1 << 16 {
+            return vec![user.gid];
+        }
+        gids.resize(count.max(2 * gids.len()), 0);
+    }
+}
+
+/// The name of a unix group, or the number where there is no name.
+pub fn unix_group_name(gid: u32) -> String {
+    let found = ask(
+        |entry: *mut libc::group, buffer, size, found| {
+            // SAFETY: as above.
+            unsafe { libc::getgrgid_r(gid, entry, buffer, size, found) }
+        },
+        unix_group,
+    );
+    found.map_or_else(|| gid.to_string(), |group| group.name)
+}
+
+/// Asks with a buffer that grows as far as the answer needs.
+fn ask<E, T>(
+    question: impl Fn(*mut E, *mut c_char, usize, *mut *mut E) -> i32,
+    read: impl Fn(&E) -> T,
+) -> Option<T> {
+    let mut size = 16 * 1024;
+    loop {
+        let mut entry = MaybeUninit::<E>::uninit();
+        let mut buffer: Vec<c_char> = vec![0; size];
+        let mut found = ptr::null_mut();
+        match question(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &mut found) {
+            libc::ERANGE if size < 64 << 20 => size *= 4,
+            // SAFETY: found, so `entry` is filled in, and points into `buffer`.
+            0 if !found.is_null() => return Some(read(unsafe { &*found })),
+            _ => return None,
+        }
+    }
+}
+
+fn user(entry: &libc::passwd) -> User {
+    User {
+        name: text(entry.pw_name),
+        uid: entry.pw_uid,
+        gid: entry.pw_gid,
+    }
+}
+
+fn unix_group(entry: &libc::group) -> UnixGroup {
+    let mut members = Vec::new();
+    let mut at = entry.gr_mem;
+    // SAFETY: an array of C strings that a null pointer ends.
+    unsafe {
+        while !at.is_null() && !(*at).is_null() {
+            members.push(text(*at));
+            at = at.add(1);
+        }
+    }
+    UnixGroup {
+        name: text(entry.gr_name),
+        gid: entry.gr_gid,
+        members,
+    }
+}
+
+/// A C string of an entry.
+fn text(from: *const c_char) -> String {
+    if from.is_null() {
+        return String::new();
+    }
+    // SAFETY: the database's entries have C strings, valid as long as the entry.
+    unsafe { CStr::from_ptr(from) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// UID_MIN and UID_MAX of `/etc/login.defs`.
+fn regular(text: &str) -> (u32, u32) {
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(key));
+        line.and_then(|rest| rest.strip_prefix(char::is_whitespace)?.trim().parse().ok())
+    };
+    let (first, last) = (
+        value("UID_MIN").unwrap_or(1000),
+        value("UID_MAX").unwrap_or(60_000),
+    );
+    if first <= last {
+        (first, last)
+    } else {
+        (1000, 60_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_known_by_every_way() {
+        let root = Database.user("root").expect("root");
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert!(Database.users().contains(&root));
+        let group = Database.unix_group("root").expect("root");
+        assert_eq!(group.gid, 0);
+        assert_eq!(unix_group_name(0), "root");
+        assert!(unix_groups_of(&root).contains(&0));
+        assert_eq!(unix_group_name(4_123_456_789), "4123456789");
+    }
+
+    #[test]
+    fn numbers_and_names() {
+        assert_eq!(user_name(0), "root");
+        assert_eq!(user_name(4_123_456_789), "4123456789");
+        for lookup in [user_id, unix_group_id] {
+            assert_eq!(lookup("root"), Some(0));
+            assert_eq!(lookup("4123456789"), Some(4_123_456_789));
+            for nobody in ["", "nobody of this name", "4294967295", "-1", "a\0b"] {
+                assert_eq!(lookup(nobody), None, "{nobody}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_nobody() {
+        assert_eq!(Database.user("no such user"), None);
+        assert_eq!(Database.unix_group("a\0b"), None);
+    }
+
+    #[test]
+    fn regular_users_as_the_machine_numbers_them() {
+        assert_eq!(regular(""), (1000, 60_000));
+        assert_eq!(
+            regular("# UID_MIN 1\nUID_MIN\t\t  500\nUID_MAX 999\nUID_MINX 3\n"),
+            (500, 999)
+        );
+        assert_eq!(regular("UID_MIN 70000\n"), (1000, 60_000));
+    }
+}

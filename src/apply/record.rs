@@ -1,0 +1,73 @@
+//! Which groups were made by `apply`: the others are not its to remove.
+
+use crate::failure::Failure;
+use crate::replace;
+use gpulimit_base::text_file;
+use gpulimit_group::{Root, check_name};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// In the root; no group can have this name.
+const FILE: &str = ".managed";
+
+const HEAD: &str = "gpulimit-managed 1";
+/// Bytes; more names than that were not made by one policy.
+const LONGEST: u64 = 64 << 20;
+
+/// The groups on record.
+pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
+    let path = root.path().join(FILE);
+    let read = text_file::read(&path, LONGEST)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    let text = match read {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) => {
+            return Err(Failure::new(format_args!(
+                "cannot read {}: {error}",
+                path.display()
+            )));
+        }
+        Ok(text) => text,
+    };
+    let mut lines = text.lines();
+    let head = lines.next() == Some(HEAD);
+    let names: BTreeSet<String> = lines.map(str::to_owned).collect();
+    if head && names.iter().all(|name| check_name(name).is_ok()) {
+        return Ok(names);
+    }
+    Err(Failure::new(format_args!(
+        "{} is damaged, so that nobody knows which groups an earlier apply made: remove it, and such groups that are to go with `gpulimit rm`",
+        path.display()
+    )))
+}
+
+/// Puts these on record in place of those that are.
+pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
+    let mut text = format!("{HEAD}\n");
+    for name in names {
+        text += name;
+        text.push('\n');
+    }
+    replace(&root.path().join(FILE), &text)
+}
+
+/// Writes a file that everybody may read, as a whole or not at all. For who holds the root's lock.
+pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644)
+        .map_err(|error| Failure::new(format_args!("cannot write {}: {error}", path.display())))
+}
+
+/// Removes a file that may be gone.
+pub fn remove(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::new(format_args!(
+            "cannot remove {}: {error}",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}

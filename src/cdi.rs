@@ -1,0 +1,200 @@
+//! `gpulimit cdi`: caps and groups as devices that container engines know by name (Container Device Interface).
+
+mod name;
+mod spec;
+
+use super::failure::Failure;
+use super::install::{FILE, make_directories, replace, write_named};
+use super::trust::Trusted;
+use super::{env, library, output};
+use clap::ValueEnum;
+use gpulimit_base::units::Extent;
+use gpulimit_group::{Root, SYSTEM, check_name, effective_user};
+use name::{Device, is_device};
+use spec::{Edits, Hook, Mount};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `cdi`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// What is to be done
+    what: What,
+
+    /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
+    #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
+    caps: Vec<String>,
+
+    /// A group that containers share with each other and with the host. Repeat for more
+    #[arg(long = "group", value_name = "NAME")]
+    groups: Vec<String>,
+
+    /// The file to write; - for standard output
+    #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
+    output: PathBuf,
+
+    /// Where the files go that all containers get, beside the library
+    #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
+    files: PathBuf,
+}
+
+#[derive(Copy, Clone, ValueEnum)]
+enum What {
+    /// Write the file that container engines read
+    Generate,
+}
+
+const HELP: &str = "\
+A container that gets the device gpulimit.dev/mem=8g has a group of its own
+with max=8g, which goes with it; one that gets gpulimit.dev/mem=lab is in the
+group lab, and a group lab/alice is the device lab.alice. Without --cap and
+--group there is a ladder of sizes from 1g to 80g. The library is preloaded
+into all programs of the container, whatever their environment. NVIDIA's
+toolkit describes the GPUs themselves (nvidia-ctk cdi generate).
+docs/containers.md has more.
+
+Examples:
+  gpulimit cdi generate
+  gpulimit cdi generate --cap 4g --cap 8g --cap half=50% --group lab/alice
+  docker run --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g IMAGE
+
+Exit status: 0 when it is written, 1 when not, 2 for a mistake in the options.";
+
+/// Kind of the devices: VENDOR/CLASS.
+const KIND: &str = "gpulimit.dev/mem";
+/// Without a word about what is wanted.
+const LADDER: [&str; 16] = [
+    "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
+    "64g", "80g",
+];
+/// The library in containers.
+const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
+/// Rules that nobody can follow. Where no hook puts a group in their place they close the GPU.
+const CLOSED: &str = "no hook has given this container its group\n";
+
+/// Does what is to be done.
+pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
+    match args.what {
+        What::Generate => generate(args),
+    }
+}
+
+/// Writes the file.
+fn generate(args: &Args) -> Result<ExitCode, Failure> {
+    let devices = devices(args)?;
+    if !args.files.is_absolute() {
+        return Err(Failure::usage(format_args!(
+            "--files is '{}', expected an absolute path",
+            args.files.display()
+        )));
+    }
+    let library = library::find()?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(format_args!("cannot tell our own path: {error}")))?;
+    let root = Root::locate(&env)?;
+    if effective_user() == 0 {
+        let all = Trusted::root();
+        let checks = [
+            all.check(&library),
+            all.check(&program),
+            all.check_new(root.path()),
+        ];
+        for checked in checks {
+            checked.map_err(|why| {
+                Failure::new(format_args!(
+                    "{why}: containers and the hooks that root runs for them would use what others put there; install gpulimit where only root can write, and name such a place in {} and GPULIMIT_ROOT if you set them",
+                    library::VARIABLE
+                ))
+            })?;
+        }
+    }
+    let groups = root.path().to_str().ok_or_else(|| {
+        Failure::new(format_args!(
+            "the path of the groups, '{}', is no text: name another in GPULIMIT_ROOT",
+            root.path().display()
+        ))
+    })?;
+    let preload = args.files.join("ld.so.preload");
+    let closed = args.files.join("closed");
+    let rules = closed.join(gpulimit_policy::rules::FILE);
+    let hook = |stage: &'static str, verb: &str, asked: &[&str]| {
+        let arguments = ["gpulimit", "oci-hook", verb, "--root", groups];
+        Hook::new(stage, &program, arguments.iter().chain(asked).copied())
+    };
+    let text = spec::write(
+        KIND,
+        devices.iter().map(|device| {
+            let (option, value) = device.asked();
+            let hooks = vec![hook("createRuntime", "create", &[option, value])];
+            (device.name(), Edits::hooks(hooks))
+        }),
+        Edits {
+            mounts: vec![
+                Mount::read_only(&library, LIBRARY),
+                Mount::read_only(&preload, FILE),
+                Mount::read_only(&closed, SYSTEM),
+            ],
+            hooks: vec![
+                hook("createContainer", "mount", &[]),
+                hook("poststop", "remove", &[]),
+            ],
+        },
+    )?;
+    if args.output == Path::new("-") {
+        output::print(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    make_directories(&rules)?;
+    replace(&rules, CLOSED.as_bytes(), 0o644)?;
+    replace(&preload, format!("{LIBRARY}\n").as_bytes(), 0o644)?;
+    make_directories(&args.output)?;
+    write_named(&args.output, text.as_bytes(), 0o644)?;
+    let names: Vec<&str> = devices.iter().map(Device::name).collect();
+    output::report(&format!(
+        "wrote {}: {KIND}={}\n",
+        args.output.display(),
+        names.join(", ")
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was asked for, or the ladder.
+fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
+    let ladder = args.caps.is_empty() && args.groups.is_empty();
+    let sizes = LADDER.iter().filter(|_| ladder).map(|size| (*size).into());
+    let mut devices: Vec<Device> = Vec::new();
+    for text in args.caps.iter().cloned().chain(sizes) {
+        let device = Device::cap(&text)?;
+        if !is_device(device.name()) {
+            return Err(Failure::usage(format_args!(
+                "a device cannot be called '{}': give the cap a name of letters, digits, dots, dashes and underscores, as in half=50%",
+                device.name().escape_debug()
+            )));
+        }
+        devices.push(device);
+    }
+    for name in &args.groups {
+        check_name(name)?;
+        devices.push(Device::group(name));
+    }
+    for (index, device) in devices.iter().enumerate() {
+        if devices[..index]
+            .iter()
+            .any(|other| other.name() == device.name())
+        {
+            return Err(Failure::usage(format_args!(
+                "two devices would be called '{}': leave one out, or give the cap a name of its own, as in small=4G",
+                device.name()
+            )));
+        }
+    }
+    Ok(devices)
+}
+
+/// The size of a cap, as the command line says it.
+fn size(text: &str) -> Result<Extent, Failure> {
+    text.parse().map_err(|error| {
+        Failure::usage(format_args!("--cap is '{}': {error}", text.escape_debug()))
+    })
+}

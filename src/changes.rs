@@ -1,0 +1,263 @@
+//! Changes of limits as `set` and `create` take them: `--max 8G --device 1`.
+
+use super::failure::Failure;
+use super::figures::{self, bytes};
+use super::gpu;
+use super::groups::{self, Above};
+use super::nvml::Driver;
+use super::{env, probe};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::{Extent, Size};
+use gpulimit_ledger::Ledger;
+use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
+
+/// Settings, each key once, and the GPUs that the sizes among them are for.
+pub struct Changes {
+    settings: Vec<Setting>,
+    /// All, or some.
+    pub targets: Vec<Selector>,
+    /// The GPUs that there are; empty where no size depends on them.
+    gpus: Vec<Capacity>,
+}
+
+impl Changes {
+    /// Takes settings and the GPUs of `--device`, by which sizes such as -2G are worked out.
+    pub fn new(
+        settings: Vec<Setting>,
+        devices: &[String],
+        driver: Option<&Driver>,
+    ) -> Result<Self, Failure> {
+        let gpus = gpus(&settings, driver);
+        Self::worked_out(settings, devices, driver, gpus)
+    }
+
+    /// As [`Changes::new`], for a command of this environment: a GPU that is hidden from it and smaller than what -2G leaves out is no
+    /// reason to refuse.
+    pub fn of_command(
+        settings: Vec<Setting>,
+        devices: &[String],
+        driver: Option<&Driver>,
+    ) -> Result<Self, Failure> {
+        let mut gpus = gpus(&settings, driver);
+        if devices.is_empty() {
+            leave_out_hidden(&mut gpus, &settings);
+        }
+        Self::worked_out(settings, devices, driver, gpus)
+    }
+
+    fn worked_out(
+        settings: Vec<Setting>,
+        devices: &[String],
+        driver: Option<&Driver>,
+        gpus: Vec<Capacity>,
+    ) -> Result<Self, Failure> {
+        let targets = gpu::selectors(devices, driver)?;
+        if !devices.is_empty()
+            && let Some(setting) = settings
+                .iter()
+                .find(|setting| matches!(setting, Setting::Option(..)))
+        {
+            return Err(Failure::usage(format_args!(
+                "{} is a key of the whole group and not of one GPU: set it without --device",
+                setting.name()
+            )));
+        }
+        let changes = Self {
+            settings,
+            targets,
+            gpus,
+        };
+        changes.apply(&mut LimitSet::default())?;
+        Ok(changes)
+    }
+
+    /// Makes them. What fails has failed in [`Changes::new`].
+    pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
+        for change in &self.settings {
+            match change {
+                Setting::Size(key, extent) => {
+                    for target in &self.targets {
+                        rules.set_extent(*target, *key, *extent, &self.gpus, false)?;
+                    }
+                }
+                // Checked when it was read.
+                Setting::Option(key, value) => drop(rules.options.set(*key, value)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a size is among them.
+    pub fn has_sizes(&self) -> bool {
+        let is_size = |setting: &Setting| matches!(setting, Setting::Size(..));
+        self.settings.iter().any(is_size)
+    }
+
+    /// Whether `max` is among them.
+    pub fn has_max(&self) -> bool {
+        let is_max = |setting: &Setting| matches!(setting, Setting::Size(Key::Max, _));
+        self.settings.iter().any(is_max)
+    }
+
+    /// A line for each of them.
+    pub fn lines(&self, now: &LimitSet, driver: Option<&Driver>) -> Vec<String> {
+        let mut lines = Vec::new();
+        for change in &self.settings {
+            let Setting::Size(key, extent) = change else {
+                lines.push(format!("{change} applied"));
+                continue;
+            };
+            let label = |id| groups::label(id, driver);
+            let is_worked_out = matches!(extent, Extent::AllBut(_));
+            // What was worked out is shown for each GPU.
+            let size = |id| {
+                let size = now.for_device(id, *key).filter(|_| is_worked_out);
+                size.map_or(String::new(), |size| format!(": {}", figures::size(size)))
+            };
+            let mut done: Vec<DeviceId> = Vec::new();
+            for target in &self.targets {
+                match target {
+                    Selector::All if is_worked_out => {
+                        done.extend(self.gpus.iter().map(|(id, _)| *id))
+                    }
+                    Selector::All => lines.push(format!("{change} applied to all GPUs")),
+                    Selector::Device(id) => done.push(*id),
+                }
+            }
+            for id in &done {
+                lines.push(format!(
+                    "{change} applied to GPU {}{}",
+                    label(*id),
+                    size(*id)
+                ));
+            }
+            if !self.targets.contains(&Selector::All) {
+                continue;
+            }
+            for (selector, own) in &now.rules {
+                if let (Selector::Device(id), Some(size)) = (selector, own.get(*key))
+                    && !done.contains(id)
+                {
+                    lines.push(format!(
+                        "GPU {} keeps its own {key}={size}; change it with --device",
+                        label(*id)
+                    ));
+                }
+            }
+        }
+        lines
+    }
+
+    /// Where a group above has a smaller limit than the new one.
+    pub fn outranked(
+        &self,
+        now: &LimitSet,
+        above: &[Above],
+        ledger: Option<&Ledger>,
+        driver: Option<&Driver>,
+    ) -> Vec<String> {
+        if !self.has_max() {
+            return Vec::new();
+        }
+        let seen = ledger.map(Ledger::devices).unwrap_or_default();
+        let capacity = |id: DeviceId| {
+            let there = seen.iter().find(|device| device.id == id);
+            there
+                .map(|device| device.capacity)
+                .or_else(|| groups::gpu(id, driver)?.capacity)
+        };
+        let mut lines = Vec::new();
+        for target in &self.targets {
+            // Without GPUs only sizes of a kind can be compared.
+            let mut gpus: Vec<Option<DeviceId>> = match target {
+                Selector::Device(id) => vec![Some(*id)],
+                Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
+            };
+            if gpus.is_empty() {
+                gpus.push(None);
+            }
+            for id in gpus {
+                let capacity = id.and_then(capacity);
+                let own = match id {
+                    Some(id) => now.for_device(id, Key::Max),
+                    None => now.get(Selector::All, Key::Max),
+                };
+                let Some(own) = own else { continue };
+                let theirs = |above: &Above| match id {
+                    Some(id) => above.rules.for_device(id, Key::Max),
+                    None => above.rules.get(Selector::All, Key::Max),
+                };
+                let smaller = above
+                    .iter()
+                    .filter_map(|above| Some((theirs(above)?, &above.name)))
+                    .filter(|(theirs, _)| is_above(own, *theirs, capacity))
+                    .min_by_key(|(theirs, _)| bytes(Some(*theirs), capacity));
+                if let Some((theirs, name)) = smaller {
+                    let line =
+                        format!("max={own} is above max={theirs} of group {name}, which holds");
+                    if !lines.contains(&line) {
+                        lines.push(line);
+                    }
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// The GPUs that there are; empty where no size depends on them.
+fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
+    match settings.iter().any(depends_on_gpus) {
+        true => driver.map(Driver::capacities).unwrap_or_default(),
+        false => Vec::new(),
+    }
+}
+
+/// Drops those that no such size can be worked out for, if CUDA_VISIBLE_DEVICES hides them. CUDA itself is asked which these are: an index
+/// there goes by an order of its own.
+fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
+    let less = settings.iter().filter_map(|setting| match setting {
+        Setting::Size(_, Extent::AllBut(less)) => Some(*less),
+        _ => None,
+    });
+    let most = less.max().unwrap_or(0);
+    let fits = |gpu: &Capacity| gpu.1.is_some_and(|bytes| bytes > most);
+    if gpus.iter().all(fits) || env("CUDA_VISIBLE_DEVICES").is_none() {
+        return;
+    }
+    let visible = probe::visible_gpus();
+    if !visible.is_empty() {
+        gpus.retain(|gpu| fits(gpu) || visible.contains(&gpu.0.uuid));
+    }
+}
+
+/// Whether a setting is a size that depends on the GPUs.
+pub fn depends_on_gpus(setting: &Setting) -> bool {
+    matches!(setting, Setting::Size(_, Extent::AllBut(_)))
+}
+
+/// Whether one size is more than another; not where that cannot be told.
+pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
+    match (size, other, capacity) {
+        (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),
+        (Size::Bytes(size), Size::Bytes(other), None) => size > other,
+        (Size::Percent(size), Size::Percent(other), None) => size > other,
+        (Size::Max, other, None) => other != Size::Max,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_compared_where_that_can_be() {
+        let (four, eight, half) = (Size::Bytes(4), Size::Bytes(8), Size::Percent(5000));
+        assert!(is_above(eight, four, None) && !is_above(four, eight, None));
+        assert!(is_above(Size::Max, four, None) && !is_above(Size::Max, Size::Max, None));
+        assert!(!is_above(eight, half, None) && !is_above(half, four, None));
+        assert!(is_above(eight, half, Some(10)) && is_above(half, four, Some(10)));
+        assert!(!is_above(half, four, Some(8)));
+    }
+}

@@ -1,0 +1,155 @@
+//! `gpulimit check`: whether a policy file is right.
+
+use super::accounts::Database;
+use super::apply::Wanted;
+use super::failure::Failure;
+use super::nvml::Driver;
+use super::{apply, output, warnings};
+use gpulimit_policy::compile::{self, Plan};
+use gpulimit_policy::file::{self, Mistake, Policy};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `check`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The policy file
+    file: PathBuf,
+}
+
+const HELP: &str = "\
+Says everything that is wrong with the file, each with its line, and changes
+nothing. Users, unix groups and GPUs that this machine does not have are said,
+but are no mistake here: `gpulimit apply` refuses them. Warns about limits that
+make no sense on this machine's GPUs, and about users whom no rule covers.
+
+Examples:
+  gpulimit check /etc/gpulimit/gpulimit.toml
+
+Exit status: 0 when the file is right, 1 when it is not.";
+
+/// Checks a policy file.
+pub fn check(args: &Args) -> Result<ExitCode, Failure> {
+    let found = read(&args.file)?;
+    let driver = Driver::load().ok();
+    let (wanted, mistakes) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
+    let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if !wrong.is_empty() {
+        return Err(refused(&args.file, &wrong));
+    }
+    apply::rules_text(&found.plan)?;
+    absent.extend(found.absent);
+    tidy(&mut absent);
+    // What this machine has says nothing about another machine.
+    for mistake in &absent {
+        output::note(&format!("{mistake} (right on another machine)"));
+    }
+    warn(&args.file, &found.plan, &wanted, driver.as_ref());
+    output::print(&format!(
+        "{}: ok, groups: {}, rules: {}{}\n",
+        args.file.display(),
+        found.policy.groups.len(),
+        found.policy.rules.len(),
+        match absent.is_empty() {
+            true => "",
+            false => "; on this machine `gpulimit apply` refuses it",
+        }
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard error what is right in a policy and probably not meant.
+pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
+    let gpus = warnings::capacities(driver, None);
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    for (group, wanted) in plan.groups.iter().zip(wanted) {
+        for line in warnings::of(&wanted.limits, &gpus, driver) {
+            lines.push((group.line, line));
+        }
+    }
+    // Of a stanza that makes many groups once.
+    lines.sort();
+    lines.dedup();
+    for (line, why) in lines {
+        output::note(&format!("{}:{line}: warning: {why}", path.display()));
+    }
+    let left = compile::uncovered(&plan.rules, &Database);
+    if !left.is_empty() {
+        output::note(&format!(
+            "{}: warning: no rule holds for {}: their programs have no limit; a last rule with \
+             user = \"*\" holds for all others",
+            path.display(),
+            some(&left)
+        ));
+    }
+}
+
+/// Returns the first of these names, and how many more there are.
+pub fn some(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// A policy file without mistakes.
+pub struct Found {
+    /// As it is written.
+    policy: Policy,
+    /// What it asks for on this machine.
+    pub plan: Plan,
+    /// What this machine does not have.
+    pub absent: Vec<Mistake>,
+}
+
+/// Reads a policy file.
+pub fn read(path: &Path) -> Result<Found, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
+            _ => "",
+        };
+        Failure::new(format_args!(
+            "cannot read {}: {error}{remedy}",
+            path.display()
+        ))
+    })?;
+    let policy = file::parse(path, &text);
+    let (plan, mistakes) = compile::compile(&policy, &Database);
+    let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if wrong.is_empty() {
+        Ok(Found {
+            policy,
+            plan,
+            absent,
+        })
+    } else {
+        Err(refused(path, &wrong))
+    }
+}
+
+/// Puts mistakes in the order of their lines, each once.
+pub fn tidy(mistakes: &mut Vec<Mistake>) {
+    mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
+    mistakes.dedup();
+}
+
+/// Says all mistakes, and that they are in the way.
+pub fn refused(path: &Path, mistakes: &[Mistake]) -> Failure {
+    for mistake in mistakes {
+        output::note(&mistake.to_string());
+    }
+    Failure::new(format_args!(
+        "{} has {}: nothing was changed",
+        path.display(),
+        match mistakes.len() {
+            1 => "1 mistake".to_owned(),
+            count => format!("{count} mistakes"),
+        }
+    ))
+}

@@ -1,0 +1,203 @@
+//! `gpulimit completions`: what a shell needs to complete our command lines.
+
+use super::failure::Failure;
+use super::output;
+use clap::Command;
+use clap_complete::Shell;
+use gpulimit_limits::{Key, OptionKey};
+use std::process::ExitCode;
+
+/// Options of `completions`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The shell
+    shell: Kind,
+}
+
+const HELP: &str = "\
+Prints a script that completes verbs, options and the names of groups.
+
+Examples:
+  source <(gpulimit completions bash)                         in ~/.bashrc
+  gpulimit completions zsh > ~/.zfunc/_gpulimit
+  gpulimit completions fish > ~/.config/fish/completions/gpulimit.fish";
+
+#[derive(Copy, Clone, clap::ValueEnum)]
+enum Kind {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Prints the script.
+pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
+    let (shell, add): (_, fn(String) -> String) = match args.shell {
+        Kind::Bash => (Shell::Bash, bash),
+        Kind::Zsh => (Shell::Zsh, zsh),
+        Kind::Fish => (Shell::Fish, fish),
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
+    output::print(&add(String::from_utf8_lossy(&script).into_owned()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command line without what is hidden.
+fn visible() -> Command {
+    let all = super::command();
+    let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
+    Command::new("gpulimit")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .subcommands(verbs.cloned())
+}
+
+/// The verbs whose arguments are names of groups that there are.
+fn verbs() -> Vec<String> {
+    let command = visible();
+    let takes_groups = |verb: &&Command| {
+        let mut places = verb.get_positionals();
+        verb.get_name() != "create" && places.any(|place| is_groups(place.get_id().as_str()))
+    };
+    let verbs = command.get_subcommands().filter(takes_groups);
+    verbs.map(|verb| verb.get_name().to_owned()).collect()
+}
+
+fn is_groups(argument: &str) -> bool {
+    matches!(argument, "group" | "groups")
+}
+
+/// Puts the names of groups, and keys and their values, in the places where they stand.
+fn bash(script: String) -> String {
+    const PLACES: &str = r#"
+_gpulimit_with_groups() {
+    _gpulimit "$@"
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]}
+    local at key values='' places=0
+    [[ $COMP_CWORD -ge 2 ]] || return
+    # bash takes KEY=VALUE for three words.
+    if [[ $word = '=' || $before = '=' ]]; then
+        case $verb in set|create) ;; *) return ;; esac
+        key=$before
+        [[ $before != '=' ]] || key=${COMP_WORDS[COMP_CWORD-2]}
+        [[ $word != '=' ]] || word=''
+        case $key in
+            on_limit) values='fail wait' ;;
+            oom) values='none kill-largest kill-group' ;;
+            count_context) values='yes no' ;;
+        esac
+        COMPREPLY=($(compgen -W "$values" -- "$word"))
+        return
+    fi
+    if [[ $verb = run ]]; then
+        # The command of `run` begins with the first word that belongs to no option.
+        local end=''
+        for ((at = 2; at < COMP_CWORD; at++)); do
+            case ${COMP_WORDS[at]} in
+                --) end=yes; ((at++)); break ;;
+                -*) [[ ! " @VALUES@ " =~ " ${COMP_WORDS[at]} " ]] || ((at++))
+                    # bash takes --max=4G for three words.
+                    [[ ${COMP_WORDS[at]} != '=' ]] || ((at++)) ;;
+                *) break ;;
+            esac
+        done
+        if ((at < COMP_CWORD)) || [[ $at = $COMP_CWORD && ( $end || $word = [!-]* ) ]]; then
+            COMPREPLY=()
+            if declare -F _command_offset >/dev/null; then
+                _command_offset $at
+            elif ((at == COMP_CWORD)) && [[ $word != */* ]]; then
+                COMPREPLY=($(compgen -c -- "$word"))
+            fi
+            # Without an answer bash offers the names of files.
+            return
+        fi
+    fi
+    if [[ $before = --group ]]; then
+        COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word"))
+        return
+    fi
+    [[ $word != -* && ! " @VALUES@ " =~ " $before " ]] || return
+    for ((at = 2; at < COMP_CWORD; at++)); do
+        case ${COMP_WORDS[at]} in
+            -*) [[ ! " @VALUES@ " =~ " ${COMP_WORDS[at]} " ]] || ((at++)) ;;
+            *) ((places++)) ;;
+        esac
+    done
+    case $verb:$places in
+        @GROUPS@)
+            COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
+        create:0|kill:*) COMPREPLY=() ;;
+        get:1) COMPREPLY=($(compgen -W "@KEYS@" -- "$word")) ;;
+        set:*|create:*)
+            compopt -o nospace 2>/dev/null
+            COMPREPLY=($(compgen -S = -W "@KEYS@" -- "$word")) ;;
+    esac
+}
+complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
+"#;
+    let command = visible();
+    let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
+    let mut values: Vec<String> = Vec::new();
+    for arg in command
+        .get_subcommands()
+        .flat_map(Command::get_arguments)
+        .filter(takes_value)
+    {
+        values.extend(arg.get_long().map(|long| format!("--{long}")));
+        values.extend(arg.get_short().map(|short| format!("-{short}")));
+    }
+    values.sort_unstable();
+    values.dedup();
+    let groups: Vec<String> = verbs()
+        .iter()
+        .map(|verb| match verb.as_str() {
+            "rm" => "rm:*".to_owned(),
+            verb => format!("{verb}:0"),
+        })
+        .collect();
+    let keys = Key::ALL.map(Key::name).into_iter();
+    let keys: Vec<&str> = keys.chain(OptionKey::ALL.map(OptionKey::name)).collect();
+    script
+        + &PLACES
+            .replace("@VALUES@", &values.join(" "))
+            .replace("@GROUPS@", &groups.join("|"))
+            .replace("@KEYS@", &keys.join(" "))
+}
+
+/// Names take the place of files.
+fn zsh(script: String) -> String {
+    let named = |line: &str| {
+        let groups = [
+            "':group -- ",
+            "'::group -- ",
+            "'*::groups -- ",
+            "'--group=[",
+        ];
+        match line.trim_end().strip_suffix(":_default' \\") {
+            Some(start)
+                if groups
+                    .iter()
+                    .any(|group| start.trim_start().starts_with(group)) =>
+            {
+                format!("{start}:_gpulimit_groups' \\\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    let groups = "\n_gpulimit_groups() {\n    local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    compadd -a groups\n}\n";
+    let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
+    format!(
+        "{head}\n{groups}{}",
+        rest.lines().map(named).collect::<String>()
+    )
+}
+
+/// Adds the names.
+fn fish(script: String) -> String {
+    script
+        + &format!(
+            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" -f -a \"(gpulimit ls 2>/dev/null)\"\ncomplete -c gpulimit -n \"__fish_seen_subcommand_from run\" -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+            verbs().join(" ")
+        )
+}

@@ -1,0 +1,185 @@
+//! `gpulimit create`: a group that stays.
+
+use super::changes::Changes;
+use super::failure::Failure;
+use super::groups::{self, Above, Purpose};
+use super::nvml::Driver;
+use super::sizes::{self, Sizes};
+use super::{accounts, output, warnings};
+use gpulimit_group::{Access, GroupError, Kind, Members, Root, SYSTEM, effective_user, upwards};
+use gpulimit_limits::LimitSet;
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+/// Options of `create`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The group; lab/alice is a group below lab
+    group: String,
+
+    /// Its other keys, as `gpulimit set` takes them; max=4G is the same as --max 4G
+    #[arg(value_name = "KEY=VALUE")]
+    changes: Vec<String>,
+
+    #[command(flatten)]
+    sizes: Sizes,
+
+    /// Limit this GPU only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+
+    /// The user who may run programs in it and make groups below it; yourself without this
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+
+    /// Who else may run programs in it: owner, all, or a unix group
+    #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
+    members: String,
+
+    /// Make the groups above it, too, where there are none
+    #[arg(long)]
+    parents: bool,
+}
+
+const HELP: &str = "\
+The limits belong to whoever makes the group: its owner and members cannot
+change them. A group counts in all groups above it. `gpulimit set --help`
+explains the keys.
+
+Examples:
+  gpulimit create lab --max 60G
+  gpulimit create lab/alice --max 50% --high 40% --owner alice
+  gpulimit create lab/course --max 8G --device 1 --members @students
+  gpulimit create site/lab/bob on_limit=wait --parents";
+
+/// Makes the group.
+pub fn create(args: &Args) -> Result<ExitCode, Failure> {
+    gpulimit_group::check_name(&args.group)?;
+    no_job(&args.group)?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let settings = sizes::together(&args.sizes, &args.changes)?;
+    let changes = Changes::new(settings, &args.devices, driver)?;
+    let access = access(args)?;
+    let (root, name) = groups::meant(&args.group, Purpose::Make)?;
+    let name = &*name;
+    findable(&root, name, access, args)?;
+    let mut limits = LimitSet::default();
+    changes.apply(&mut limits)?;
+    let mut above: Vec<&str> = upwards(name).skip(1).collect();
+    above.retain(|_| args.parents);
+    let mut made = Vec::new();
+    let mut make = || {
+        for name in above.iter().rev() {
+            if root.create(name, &LimitSet::default())?.new {
+                made.push(*name);
+            }
+        }
+        root.create_for(name, &limits, access)
+    };
+    let created = make().map_err(|error| {
+        // All or nothing.
+        for name in made.iter().rev() {
+            let _ = root.remove(name);
+        }
+        denied(error, args)
+    })?;
+    if !created.new {
+        return Err(Failure::new(format_args!(
+            "there is a group '{name}' already, which stays as it is: `gpulimit set {name} KEY=VALUE` changes it"
+        )));
+    }
+    let gpus = warnings::capacities(driver, None);
+    warnings::note(name, &warnings::of(&limits, &gpus, driver));
+    let mut lines = vec![format!("created, {limits}")];
+    lines.extend(changes.outranked(&limits, &Above::all(&created.group), None, driver));
+    let line = |line: String| format!("{name}: {line}\n");
+    output::report(&lines.into_iter().map(line).collect::<String>());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Names that stand for groups of single jobs are not for groups that stay.
+pub fn no_job(name: &str) -> Result<(), Failure> {
+    match Kind::of(name) {
+        Kind::Named => Ok(()),
+        Kind::Job => Err(Failure::usage(format_args!(
+            "the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"
+        ))),
+    }
+}
+
+fn access(args: &Args) -> Result<Access, Failure> {
+    let unknown = |what, name: &str| {
+        Failure::usage(format_args!(
+            "there is no {what} '{}': give a name or a number",
+            name.escape_debug()
+        ))
+    };
+    let owner = args
+        .owner
+        .as_deref()
+        .map(|name| accounts::user_id(name).ok_or_else(|| unknown("user", name)))
+        .transpose()?;
+    let members = match &*args.members {
+        "owner" => Members::Owner,
+        "all" => Members::All,
+        other => match other.strip_prefix('@') {
+            Some(name) => Members::UnixGroup(
+                accounts::unix_group_id(name).ok_or_else(|| unknown("unix group", name))?,
+            ),
+            None => {
+                return Err(Failure::usage(format_args!(
+                    "'{}' is no kind of members: expected owner, all, or @ and a unix group",
+                    other.escape_debug()
+                )));
+            }
+        },
+    };
+    Ok(Access { owner, members })
+}
+
+/// Refuses to give a group to a user who could not find it: groups in a private root are seen by its owner alone.
+fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
+    let me = effective_user();
+    let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
+        return Ok(());
+    };
+    if root.is_public() {
+        return Ok(());
+    }
+    let path = root.path();
+    let owner = args
+        .owner
+        .clone()
+        .unwrap_or_else(|| accounts::user_name(owner));
+    // A root that GPULIMIT_ROOT names is opened, and not replaced by the machine's.
+    let step = match super::env("GPULIMIT_ROOT") {
+        Some(_) => format!("install -d -m 0755 {}", path.display()),
+        None => format!("install -d -m 0755 {SYSTEM}"),
+    };
+    Err(Failure::new(format_args!(
+        "group '{name}' would be in {}, which only root can look into, so that {owner} would not find it: \
+         run `{step}` first, which makes a root for all users",
+        path.display()
+    )))
+}
+
+/// Giving things away is for root.
+fn denied(error: GroupError, args: &Args) -> Failure {
+    let (path, cause) = match &error {
+        GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {
+            (path.display(), error)
+        }
+        _ => return error.into(),
+    };
+    match (&args.owner, args.members.strip_prefix('@')) {
+        (Some(owner), _) => Failure::new(format_args!(
+            "cannot create {path}: {cause}; to give a group to another user ({owner}) is for root"
+        )),
+        (None, Some(members)) => Failure::new(format_args!(
+            "cannot create {path}: {cause}; only root and its members can give a group to @{members}"
+        )),
+        (None, None) => error.into(),
+    }
+}

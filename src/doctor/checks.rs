@@ -1,0 +1,387 @@
+//! The single checks.
+
+use super::{Finding, Level, root};
+use crate::accounts::Database;
+use crate::check::some;
+use crate::env;
+use crate::install::{self, Preload};
+use crate::library;
+use crate::nvml::Driver;
+use crate::probe::ask;
+use crate::trust::Trusted;
+use gpulimit_base::units::gib;
+use gpulimit_policy::compile::uncovered;
+use gpulimit_policy::rules::{Rules, Source};
+use gpulimit_policy::{self as policy, PolicyError};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// All checks, in the order in which things depend on each other.
+pub(super) fn all() -> Vec<Finding> {
+    let mut findings = driver();
+    let has_driver = findings.iter().all(|finding| finding.level != Level::Error);
+    findings.extend(nvml());
+    findings.extend(library(has_driver));
+    findings.push(system_wide());
+    findings.extend(root::checks());
+    findings.extend(rules());
+    findings.extend(environment());
+    findings
+}
+
+fn driver() -> Vec<Finding> {
+    const CHECK: &str = "driver";
+    let answers: BTreeMap<String, String> = match ask("driver", None) {
+        Ok(answers) => answers.into_iter().collect(),
+        Err(how) => {
+            return vec![Finding::error(
+                CHECK,
+                format!("the CUDA driver cannot be loaded: a process that did so ended with {how}"),
+                "reinstall the NVIDIA driver",
+            )];
+        }
+    };
+    if let Some(why) = answers.get("missing") {
+        return vec![Finding::error(
+            CHECK,
+            format!("no CUDA driver: {why}"),
+            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus all`)",
+        )];
+    }
+    let version = answers
+        .get("version")
+        .and_then(|version| version.parse::<u32>().ok());
+    let file = answers.get("file").map_or("libcuda.so.1", |file| file);
+    let text = match version {
+        Some(version) => format!("CUDA {}.{}, {file}", version / 1000, version % 1000 / 10),
+        None => format!("CUDA of unknown version, {file}"),
+    };
+    if version.is_some_and(|version| version < 11_000) {
+        return vec![Finding::error(
+            CHECK,
+            format!("{text}: too old"),
+            "install a driver of CUDA 11.0 or later",
+        )];
+    }
+    match answers.get("init").map(String::as_str) {
+        Some("0") => [Some(Finding::fine(CHECK, text)), native(&answers)]
+            .into_iter()
+            .flatten()
+            .collect(),
+        code => vec![Finding::error(
+            CHECK,
+            format!(
+                "{text}: cuInit fails ({})",
+                code.unwrap_or("no such function")
+            ),
+            "see what `nvidia-smi` says; 100 is no GPU, 803 a library that does not fit the kernel module, 999 mostly a missing /dev/nvidia-uvm",
+        )],
+    }
+}
+
+/// Limits that the driver and the kernel keep by themselves, from driver 615 on: a second wall.
+fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
+    const CHECK: &str = "native";
+    const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
+    if answers.get("native")? != "true" {
+        let text = "this driver has no limits of its own for cgroups (those from 615 on have)";
+        return Some(Finding::fine(CHECK, text));
+    }
+    let controllers = fs::read_to_string(CONTROLLERS).unwrap_or_default();
+    let has = |name| controllers.split_whitespace().any(|there| there == name);
+    let text = if has("dmem") || has("misc") {
+        "the driver and the kernel can limit a cgroup, too: `nvidia-smi memory-limits` sets a second wall, as root"
+    } else {
+        "the driver has limits of its own for cgroups, but this place has no controller for them: cgroup v2 with dmem (Linux 6.14) or misc (5.13)"
+    };
+    Some(Finding::fine(CHECK, text))
+}
+
+fn nvml() -> Vec<Finding> {
+    const CHECK: &str = "nvml";
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(error) => {
+            return vec![Finding::warning(
+                CHECK,
+                format!("NVML does not answer: {error}"),
+                "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
+            )];
+        }
+    };
+    let version = driver
+        .version()
+        .unwrap_or_else(|| "of unknown version".into());
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!("driver {version}, GPUs: {}", driver.gpus().len()),
+    )];
+    for gpu in driver.gpus() {
+        let capacity = gpu
+            .capacity
+            .map_or_else(|| "-".to_owned(), |bytes| gib(bytes).to_string());
+        let text = format!(
+            "{} {} {} {} {capacity}",
+            gpu.index, gpu.id, gpu.bus, gpu.name
+        );
+        findings.push(Finding::fine("gpu", text));
+        for instance in gpu.instances.iter().flatten() {
+            let text = format!("{} {instance} (MIG instance)", gpu.index);
+            findings.push(Finding::fine("gpu", text));
+        }
+    }
+    findings
+}
+
+fn library(has_driver: bool) -> Vec<Finding> {
+    const CHECK: &str = "library";
+    let found = library::find().and_then(|path| Ok((library::check(&path)?, path)));
+    let (version, library) = match found {
+        Ok(found) => found,
+        Err(failure) => {
+            return vec![Finding::error(CHECK, failure.to_string(), "")];
+        }
+    };
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!("{}, version {version}", library.display()),
+    )];
+    findings.extend(starts(&library));
+    match ask("preload", Some(&library)) {
+        Err(how) => findings.push(Finding::error(
+            "preload",
+            format!("a program under the preload ended with {how}"),
+            "use the library of the same version as this gpulimit",
+        )),
+        Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
+    }
+    findings
+}
+
+/// A program without CUDA under the preload: `true` must do and say nothing.
+fn starts(library: &Path) -> Option<Finding> {
+    let program = ["/bin/true", "/usr/bin/true"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())?;
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", library).stdin(Stdio::null());
+    let text = match command.output() {
+        Err(error) => error.to_string(),
+        Ok(output) if output.status.success() && output.stderr.is_empty() => return None,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            format!("{} {said}", output.status)
+        }
+    };
+    Some(Finding::error(
+        "preload",
+        format!("{program} does not run under the preload: {text}"),
+        "use a library built for this system",
+    ))
+}
+
+/// How the library stands in the file of preloads.
+pub(super) fn system_wide() -> Finding {
+    const CHECK: &str = "system-wide";
+    let file = install::FILE;
+    let state = match Preload::read(Path::new(file)) {
+        Ok(preload) => preload.state(),
+        Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),
+    };
+    let Some(library) = state.ours.first() else {
+        if has_rules() {
+            return Finding::warning(
+                CHECK,
+                format!(
+                    "not in {file}: the rules of the policy hold only for programs that are started with it"
+                ),
+                "`gpulimit install` puts it into every program, so that the rules hold for all of them",
+            );
+        }
+        return Finding::fine(
+            CHECK,
+            format!("not in {file}: programs have it by `gpulimit run` or LD_PRELOAD"),
+        );
+    };
+    let path = library.display();
+    if let Err(why) = Trusted::root().check(library) {
+        return Finding::error(
+            CHECK,
+            format!("{file} names {path}, and {why}: all programs run what is put there"),
+            "have root own it alone: `chown root`, `chmod go-w`",
+        );
+    }
+    if state.ours.len() > 1 || !state.first {
+        return Finding::warning(
+            CHECK,
+            format!(
+                "{file} names {path}, but not first and once: what is before it may keep it from seeing calls"
+            ),
+            "`gpulimit install` puts it in order",
+        );
+    }
+    Finding::fine(CHECK, format!("{path}, by {file}"))
+}
+
+/// Whether the machine has rules, readable or not.
+fn has_rules() -> bool {
+    !matches!(Rules::load(&Source::system()), Ok(None))
+}
+
+fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Vec<Finding> {
+    if !answers.iter().any(|(key, _)| key == "mapped") {
+        return vec![Finding::error(
+            "preload",
+            format!("{} is passed over by the loader", library.display()),
+            "use a library built for this system; LD_PRELOAD does nothing in setuid programs",
+        )];
+    }
+    let answer = |wanted| {
+        let found = answers.iter().find(|(key, _)| key == wanted);
+        found.map_or("", |(_, value)| value.as_str())
+    };
+    let contains = match answer("contains") {
+        "1" => "; a fault of its own would end in it",
+        _ => "",
+    };
+    let mut findings = vec![Finding::fine(
+        "preload",
+        format!(
+            "loads and is in place (glibc {}){contains}",
+            answer("glibc")
+        ),
+    )];
+    let hooks: Vec<&str> = answers
+        .iter()
+        .filter(|(key, _)| key == "hook")
+        .map(|(_, line)| line.as_str())
+        .collect();
+    let with = |state: &str| {
+        let in_state = |line: &&str| line.split_whitespace().nth(2) == Some(state);
+        hooks.iter().copied().filter(in_state).collect::<Vec<_>>()
+    };
+    let names = |lines: &[&str]| {
+        let name = |line: &&str| {
+            line.split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        lines.iter().map(name).collect::<Vec<_>>().join(", ")
+    };
+    let (resolved, missing, absent) = (with("resolved"), with("missing"), with("not-in-driver"));
+    if hooks.is_empty() {
+        findings.push(Finding::error(
+            "hooks",
+            "the library does not say which hooks it has: it is another one, or of another version",
+            "use the libgpulimit.so of the same version as this gpulimit",
+        ));
+    } else if !has_driver {
+        findings.push(Finding::fine(
+            "hooks",
+            format!(
+                "{} in the table; without a driver none resolves",
+                hooks.len()
+            ),
+        ));
+    } else {
+        let older = if absent.is_empty() {
+            String::new()
+        } else {
+            format!(", {} that this driver does not have", absent.len())
+        };
+        findings.push(Finding::fine(
+            "hooks",
+            format!("{} resolved{older}", resolved.len()),
+        ));
+        if !missing.is_empty() {
+            findings.push(Finding::error(
+                "hooks",
+                format!("{} not resolved: {}", missing.len(), names(&missing)),
+                "report it with the driver's version; memory taken through them is not counted",
+            ));
+        }
+    }
+    findings
+}
+
+fn rules() -> Vec<Finding> {
+    const CHECK: &str = "rules";
+    let mut findings = Vec::new();
+    match policy::rule() {
+        Ok(None) => {}
+        Ok(Some(rule)) => findings.push(Finding::fine(
+            CHECK,
+            format!(
+                "you are assigned to group {} by rule {} of the administrator's policy",
+                rule.group, rule.rule
+            ),
+        )),
+        Err(error) => findings.push(Finding::error(CHECK, error.to_string(), "")),
+    }
+    if let Ok(Some(rules)) = Rules::load(&Source::system()) {
+        let left = uncovered(&rules, &Database);
+        if !left.is_empty() {
+            findings.push(Finding::warning(
+                CHECK,
+                format!(
+                    "no rule holds for {}: their programs have no limit",
+                    some(&left)
+                ),
+                "add a rule with user = \"*\" at the end of the policy, and apply it",
+            ));
+        }
+    }
+    findings
+}
+
+fn environment() -> Vec<Finding> {
+    const CHECK: &str = "environment";
+    let mut findings = Vec::new();
+    match policy::assignment(&env) {
+        // Said already.
+        Err(PolicyError::Rules(_)) => {}
+        Err(error) => findings.push(Finding::error(
+            CHECK,
+            error.to_string(),
+            "correct or unset it: programs under the preload get no GPU memory with it",
+        )),
+        Ok(None) => findings.push(Finding::fine(CHECK, "asks for no limit")),
+        Ok(Some(assignment)) => {
+            let group = &assignment.group;
+            findings.push(match &assignment.create {
+                _ if assignment.is_by_rule_alone() => Finding::fine(CHECK, "asks for nothing else"),
+                Some(request) => Finding::fine(
+                    CHECK,
+                    format!("{} asks for a group for this job", request.variable),
+                ),
+                None => match assignment.root.group(group) {
+                    Ok(_) => Finding::fine(
+                        CHECK,
+                        format!("{} asks for the group {group}", policy::GROUP),
+                    ),
+                    Err(error) => Finding::error(CHECK, error.to_string(), ""),
+                },
+            });
+        }
+    }
+    let seen = [
+        "GPULIMIT_ROOT",
+        library::VARIABLE,
+        policy::GROUP,
+        "LD_PRELOAD",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+    ];
+    for name in seen.iter().chain(policy::JOB_VARIABLES) {
+        if let Some(value) = env(name) {
+            findings.push(Finding::fine(
+                CHECK,
+                format!("{name}={}", value.to_string_lossy()),
+            ));
+        }
+    }
+    findings
+}

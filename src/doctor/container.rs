@@ -1,0 +1,57 @@
+//! Which process a container is.
+
+use super::Finding;
+use gpulimit_policy::containers_of;
+use std::fs;
+use std::process::{Command, Stdio};
+
+const CHECK: &str = "container";
+
+/// As short as the engines show ids.
+const SHORTEST: usize = 12;
+
+/// The pid here of the first process of a container, given by id, the beginning of one, or a name that an engine knows.
+pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
+    let found = by_id(name).or_else(|| by_name(name));
+    let Some(pid) = found else {
+        return Err(Finding::error(
+            CHECK,
+            format!("no process here is in a container {name}"),
+            "give its id (12 digits or more), the name of one that docker, podman or nerdctl knows, or `--pid` with a process of it",
+        ));
+    };
+    let text = format!("{name}: its first process is {pid}");
+    Ok((pid, Finding::fine(CHECK, text)))
+}
+
+fn by_id(id: &str) -> Option<u32> {
+    if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
+        return None;
+    }
+    let id = id.to_ascii_lowercase();
+    let entries = fs::read_dir("/proc").ok()?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_in = |pid: &u32| {
+        containers_of(*pid)
+            .iter()
+            .any(|found| found.starts_with(&id))
+    };
+    // Pids are handed out in turn; the first process of a container is nearly always its lowest.
+    pids.filter(is_in).min()
+}
+
+fn by_name(name: &str) -> Option<u32> {
+    ["docker", "podman", "nerdctl"].iter().find_map(|engine| {
+        let output = Command::new(engine)
+            .args(["inspect", "--format", "{{.State.Pid}}", "--", name])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        let pid = String::from_utf8_lossy(&output.stdout)
+            .trim()
+            .parse()
+            .ok()?;
+        (output.status.success() && pid != 0).then_some(pid)
+    })
+}

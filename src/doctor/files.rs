@@ -1,0 +1,224 @@
+//! The files of another process, read as that process may read them. Nothing of it is ever executed.
+//!
+//! A process may have made every file that it sees, and may have put links, pipes, devices or endless files in the place of what
+//! root looks for. So paths are resolved inside of the process's root directory, a file is opened only if it is a regular one, no
+//! more than a bound is read of it, and root reads with the rights of the process's user.
+
+use gpulimit_group::{Lowered, Rights, effective_user};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+/// The root directory of a process, and the rights of its user.
+#[derive(Debug)]
+pub(super) struct Files {
+    root: OwnedFd,
+    /// The program that the process runs.
+    program: OwnedFd,
+    rights: Rights,
+}
+
+impl Files {
+    /// Opens the root directory of a process. Fails where this process may not look into that one.
+    pub(super) fn of(pid: u32) -> io::Result<Self> {
+        let open = |name: &str, flags| {
+            let path = format!("/proc/{pid}/{name}");
+            rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        };
+        Ok(Self {
+            root: open("root", OFlags::DIRECTORY)?,
+            program: open("exe", OFlags::empty())?,
+            rights: rights(pid)?,
+        })
+    }
+
+    /// Takes the rights of the process's user in this thread, until the answer is dropped; `None` where they are this process's own.
+    pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
+        if effective_user() != 0 || self.rights.user == 0 {
+            return Ok(None);
+        }
+        Lowered::to(&self.rights).map(Some)
+    }
+
+    /// A path that leads into the process's root directory. Absolute links on the way lead out of it, to this system: only for use with
+    /// lowered rights and by code that distrusts what it finds.
+    pub(super) fn path(&self, inside: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
+        root.join(inside.strip_prefix("/").unwrap_or(inside))
+    }
+
+    /// Describes the file to which a path leads in the process's root directory.
+    pub(super) fn about(&self, path: &Path) -> io::Result<fs::Metadata> {
+        let _lowered = self.lower()?;
+        File::from(in_root(self.root.as_fd(), path)?).metadata()
+    }
+
+    /// Reads a regular file of at most `most` bytes. Files of the kernel, which have no length, are empty here.
+    pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+        let _lowered = self.lower()?;
+        let found = in_root(self.root.as_fd(), path)?;
+        read(found.as_fd(), most)
+    }
+
+    /// Opens the program that the process runs, for reading.
+    pub(super) fn program(&self) -> io::Result<File> {
+        let _lowered = self.lower()?;
+        regular(self.program.as_fd()).map(|(file, _)| file)
+    }
+}
+
+/// Reads a file that was opened as a place only.
+fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
+    let (file, size) = regular(found)?;
+    if size == 0 {
+        return Ok(Vec::new());
+    }
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let why = format!("it has more than {most} bytes");
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    }
+    Ok(bytes)
+}
+
+/// Opens a place for reading if it is a regular file, and says how long that is. Devices and pipes are not opened, as that alone can
+/// have an effect or wait.
+fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
+    let about = rustix::fs::fstat(found)?;
+    if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
+        let why = "it is not a regular file";
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let again = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let file = rustix::fs::open(again, flags, Mode::empty())?;
+    Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
+}
+
+/// Finds a file below a root directory, as a process with that root would. Links are followed inside of the root, except those of
+/// `/proc` that lead anywhere.
+fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
+        // Before Linux 5.6, and where a container's filter does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => step_by_step(root, path),
+        found => Ok(found?),
+    }
+}
+
+/// As [`in_root`] for kernels without `openat2`: a component at a time, and no link is followed at all.
+fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mut way = vec![root.try_clone_to_owned()?];
+    for component in path.components() {
+        let name = match component {
+            Component::Normal(name) => name,
+            // Not above the root.
+            Component::ParentDir => {
+                if way.len() > 1 {
+                    way.pop();
+                }
+                continue;
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
+        };
+        let here = way.last().map_or(root, AsFd::as_fd);
+        let found = rustix::fs::openat(here, name, flags, Mode::empty())?;
+        let mode = rustix::fs::fstat(&found)?.st_mode;
+        if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
+            return Err(io::Error::new(
+                ErrorKind::Unsupported,
+                "there is a symbolic link on the way, which this kernel cannot follow safely (openat2 takes Linux 5.6)",
+            ));
+        }
+        way.push(found);
+    }
+    way.pop().ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+/// The rights of a process over files. Those of the real user where the program has more than its user.
+fn rights(pid: u32) -> io::Result<Rights> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let numbers = |key: &str| -> Vec<u32> {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let words = line.unwrap_or_default().split_whitespace();
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    let (users, unix_groups) = (numbers("Uid:"), numbers("Gid:"));
+    let (Some(&real), Some(&user), Some(&group)) =
+        (users.first(), users.get(3), unix_groups.first())
+    else {
+        return Err(ErrorKind::InvalidData.into());
+    };
+    Ok(Rights {
+        user: if real == 0 { user } else { real },
+        group,
+        groups: numbers("Groups:"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_scratch::Scratch;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn both_ways_stay_inside_and_open_regular_files_only() {
+        let scratch = Scratch::new();
+        let path = &scratch.0;
+        let inside = path.join("root");
+        fs::create_dir_all(inside.join("etc")).expect("made");
+        fs::write(path.join("secret"), "outside").expect("written");
+        fs::write(inside.join("etc/file"), "inside").expect("written");
+        fs::write(inside.join("etc/empty"), "").expect("written");
+        symlink(path.join("secret"), inside.join("absolute")).expect("linked");
+        symlink("../secret", inside.join("relative")).expect("linked");
+        symlink("/etc/file", inside.join("link")).expect("linked");
+        let fifo = std::process::Command::new("mkfifo")
+            .arg(inside.join("fifo"))
+            .status();
+        assert!(fifo.expect("mkfifo").success());
+        File::create(inside.join("huge"))
+            .and_then(|file| file.set_len(1 << 40))
+            .expect("made");
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(scratch.0.join("root"), flags, Mode::empty()).expect("opened");
+        type Way = fn(BorrowedFd<'_>, &Path) -> io::Result<OwnedFd>;
+        for (way, follows) in [(in_root as Way, true), (step_by_step as Way, false)] {
+            let read = |name: &str| {
+                way(root.as_fd(), Path::new(name)).and_then(|found| read(found.as_fd(), 100))
+            };
+            for name in [
+                "/etc/file",
+                "etc/file",
+                "/../etc/./file",
+                "/etc/../../etc/file",
+            ] {
+                assert_eq!(read(name).expect(name), b"inside", "{name}");
+            }
+            assert_eq!(read("/etc/empty").expect("read"), b"");
+            for name in [
+                "absolute",
+                "relative",
+                "/../secret",
+                "fifo",
+                "huge",
+                "etc",
+                "missing",
+            ] {
+                assert!(read(name).is_err(), "{name}");
+            }
+            assert_eq!(read("link").is_ok(), follows);
+        }
+        // The magic links of /proc lead out of every root.
+        let here = rustix::fs::open("/", flags, Mode::empty()).expect("opened");
+        assert!(in_root(here.as_fd(), Path::new("/proc/self/cwd/.")).is_err());
+    }
+}

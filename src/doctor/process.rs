@@ -1,0 +1,604 @@
+//! What can be seen of a running process from outside: whether it has the library, why not, and where it belongs.
+
+use super::Finding;
+use super::files::Files;
+use crate::elf::{self, Kind};
+use crate::look::{self, PATIENCE};
+use crate::{accounts, env as own_env, install, library};
+use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Root, effective_user};
+use gpulimit_ledger::{NoWitness, ProcessUsage};
+use gpulimit_policy::rules::{Assigned, Rules, Source};
+use gpulimit_policy::{self as policy, Assignment, Facts};
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use std::{fs, io};
+
+/// The most bytes of an environment and of a list of mappings that are looked at.
+const LONGEST: u64 = 16 << 20;
+/// The most bytes of an `ld.so.preload`.
+const LONGEST_PRELOAD: u64 = 64 << 10;
+
+/// A process by its pid here.
+pub(super) struct Process {
+    pid: u32,
+    uid: u32,
+    /// Its files; `None` where we may not see them.
+    files: Option<Files>,
+    /// Its environment as it started; `None` where we may not see it.
+    environment: Option<Vec<(OsString, OsString)>>,
+    /// The files mapped into it; `None` where we may not see them.
+    mapped: Option<Vec<String>>,
+}
+
+/// Everything about a process, as far as it can be seen in a bounded time.
+pub(super) fn checks(pid: u32) -> Vec<Finding> {
+    look_apart(pid).unwrap_or_else(|error| {
+        let (why, remedy) = match error.kind() {
+            ErrorKind::TimedOut => (
+                format!(
+                    "its memory or its files did not answer within {} seconds",
+                    PATIENCE.as_secs()
+                ),
+                "it may be stopped in the middle of such a look by a file system of its own; do not trust it",
+            ),
+            _ => (error.to_string(), ""),
+        };
+        let text = format!("cannot look at process {pid}: {why}");
+        vec![Finding::error("process", text, remedy)]
+    })
+}
+
+/// Looks at a process from a child process.
+fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
+    let mut text = String::new();
+    let pid = pid.to_string();
+    let arguments = ["process".as_ref(), pid.as_ref()];
+    look::apart(&arguments, String::new(), PATIENCE, |line| {
+        text.push_str(&line);
+        true
+    })?;
+    let answer: Value = serde_json::from_str(&text)?;
+    let findings = answer.as_array().into_iter().flatten();
+    let findings = findings.map(Finding::from_json).collect::<Option<_>>();
+    findings.ok_or_else(|| io::Error::other("the look ended without an answer"))
+}
+
+/// Looks at a process for as long as it takes.
+pub(super) fn look(pid: u32) -> Vec<Finding> {
+    const CHECK: &str = "process";
+    let process = match Process::read(pid) {
+        Ok(process) => process,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let text = format!("there is no process {pid} here");
+            let remedy = "name a pid as `ps` shows it in this pid namespace";
+            return vec![Finding::error(CHECK, text, remedy)];
+        }
+        Err(error) => {
+            let text = format!("cannot look at process {pid}: {error}");
+            return vec![Finding::error(CHECK, text, "")];
+        }
+    };
+    let mut findings = vec![process.itself()];
+    if process.mapped.is_none() {
+        findings.push(Finding::warning(
+            CHECK,
+            "cannot read its memory map and environment: permission denied",
+            remedy_of_unreadable(effective_user()),
+        ));
+    }
+    let (belongs, wanted) = process.belongs();
+    findings.extend(process.library(wanted));
+    findings.extend(process.preload());
+    findings.extend(process.driver());
+    findings.extend(belongs);
+    findings
+}
+
+impl Process {
+    fn read(pid: u32) -> io::Result<Self> {
+        let about = fs::metadata(format!("/proc/{pid}"))?;
+        let environment = start_of(&format!("/proc/{pid}/environ")).ok();
+        let maps = start_of(&format!("/proc/{pid}/maps")).ok();
+        Ok(Self {
+            pid,
+            uid: about.uid(),
+            files: Files::of(pid).ok(),
+            environment: environment.map(|bytes| variables(&bytes)),
+            mapped: maps.map(|maps| mapped(&String::from_utf8_lossy(&maps))),
+        })
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        format!("/proc/{}/{file}", self.pid).into()
+    }
+
+    /// The file of preloads that the process sees; `None` where it has none that can be read.
+    fn preloads(&self) -> Option<install::Preload> {
+        let bytes = self
+            .files
+            .as_ref()?
+            .read(Path::new(install::FILE), LONGEST_PRELOAD);
+        let text = String::from_utf8_lossy(&bytes.ok()?).into_owned();
+        Some(install::Preload::of(text))
+    }
+
+    /// The copies of the library that the process is to have preloaded, and by what.
+    fn named(&self) -> Vec<(PathBuf, &'static str)> {
+        let everywhere = self.preloads().map(|preload| preload.state().ours);
+        let everywhere = everywhere.unwrap_or_default().into_iter();
+        let variable = self.env("LD_PRELOAD").unwrap_or_default();
+        let by_variable = library::ours_in(&variable).into_iter();
+        everywhere
+            .map(|path| (path, install::FILE))
+            .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
+            .collect()
+    }
+
+    fn env(&self, name: &str) -> Option<OsString> {
+        let all = self.environment.as_ref()?;
+        let found = all.iter().find(|(there, _)| there == name);
+        found.map(|(_, value)| value.clone())
+    }
+
+    /// Whether it has a root file system of its own.
+    fn is_contained(&self) -> bool {
+        let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+        let there = of(&self.pid.to_string());
+        there.is_some() && there != of("self")
+    }
+
+    fn itself(&self) -> Finding {
+        let name = fs::read_to_string(self.path("comm")).unwrap_or_default();
+        let place = if self.is_contained() {
+            ", with a file system of its own (a container)"
+        } else {
+            ""
+        };
+        let user = accounts::user_name(self.uid);
+        Finding::fine(
+            "process",
+            format!("{} {} of {user}{place}", self.pid, name.trim_end()),
+        )
+    }
+
+    /// Whether the library is in it. `wanted`: a limit is meant for it.
+    fn library(&self, wanted: bool) -> Vec<Finding> {
+        const CHECK: &str = "library";
+        let Some(mapped) = &self.mapped else {
+            return Vec::new();
+        };
+        let deleted = |path: &str| path.strip_suffix(" (deleted)").map(str::to_owned);
+        let is_ours = |path: &&String| {
+            let path = deleted(path).unwrap_or_else(|| path.to_string());
+            library::is_ours(Path::new(&path))
+        };
+        let mut ours: Vec<&String> = mapped.iter().filter(is_ours).collect();
+        ours.dedup();
+        let Some(path) = ours.first() else {
+            let (why, remedy) = self.why_not();
+            let text = format!("libgpulimit.so is not in it: {why}");
+            return vec![if wanted {
+                Finding::error(CHECK, text, remedy)
+            } else {
+                Finding::warning(CHECK, text, remedy)
+            }];
+        };
+        if ours.len() > 1 {
+            return vec![Finding::error(
+                CHECK,
+                format!("it has two copies of the library: {path}, {}", ours[1]),
+                "name one of them only, in LD_PRELOAD or in /etc/ld.so.preload: both count",
+            )];
+        }
+        if let Some(path) = deleted(path) {
+            return vec![Finding::warning(
+                CHECK,
+                format!(
+                    "{path} is in it, an older one: it was replaced or removed since the process started"
+                ),
+                "nothing, while the limit of its group is kept; it gets the new one when it starts anew",
+            )];
+        }
+        vec![Finding::fine(CHECK, format!("{path} is in it"))]
+    }
+
+    /// Why the library is not in it, and what to do.
+    fn why_not(&self) -> (String, String) {
+        let put_in = "start it by `gpulimit run`, or put the library into every program: `gpulimit install`; in a container see docs/containers.md";
+        let program = self.files.as_ref().and_then(|files| files.program().ok());
+        match program.and_then(|file| elf::kind(&file).ok()) {
+            Some(Kind::Static) => {
+                return (
+                    "its program is linked statically, and loads no library at all".into(),
+                    "link it dynamically; CUDA programs are, as they load libcuda.so.1".into(),
+                );
+            }
+            Some(Kind::Other(what)) => {
+                return (
+                    format!("its program is of another kind ({what}) than the library"),
+                    "limits hold for 64-bit programs of this machine's own kind".into(),
+                );
+            }
+            Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
+                return (
+                    format!("its program is linked to musl ({linker}), the library to glibc"),
+                    "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
+                );
+            }
+            Some(Kind::Dynamic(_)) | None => {}
+        }
+        let privileged = self.is_privileged();
+        let about = |path: &Path| self.files.as_ref()?.about(path).ok();
+        let named = self.named();
+        if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
+            return (
+                format!("{by} names {}, which it does not see", path.display()),
+                "put the library there (in a container: mount it), or name where it is".into(),
+            );
+        }
+        let by_file = named.iter().find(|(_, by)| *by == install::FILE);
+        if let Some((path, _)) = by_file {
+            let changed = about(Path::new(install::FILE)).and_then(|about| about.modified().ok());
+            let since = changed.zip(started(self.pid));
+            if since.is_some_and(|(changed, started)| changed > started) {
+                return (
+                    format!(
+                        "it has been running since before {} named {}",
+                        install::FILE,
+                        path.display()
+                    ),
+                    "start it anew".into(),
+                );
+            }
+            return (
+                format!("{} names {}, and the loader passed it over", install::FILE, path.display()),
+                "`gpulimit doctor` says whether the library loads; in a container, whether its glibc is of 2.17 or later".into(),
+            );
+        }
+        if let Some((path, _)) = named.first() {
+            let why = if privileged {
+                "its LD_PRELOAD is ignored, as the program has more rights than who started it"
+            } else {
+                "its LD_PRELOAD names it, and the loader passed it over"
+            };
+            return (
+                format!("{why} ({})", path.display()),
+                "put the library into every program: `gpulimit install`".into(),
+            );
+        }
+        (
+            "nothing asks for it, neither LD_PRELOAD in its environment nor /etc/ld.so.preload"
+                .into(),
+            put_in.into(),
+        )
+    }
+
+    /// Whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
+    fn is_privileged(&self) -> bool {
+        const WORD: usize = size_of::<u64>();
+        let words = fs::read(self.path("auxv")).unwrap_or_default();
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        words.chunks_exact(2 * WORD).any(|pair| {
+            let (kind, value) = pair.split_at(WORD);
+            word(kind) == libc::AT_SECURE && word(value) != 0
+        })
+    }
+
+    fn driver(&self) -> Option<Finding> {
+        let mapped = self.mapped.as_ref()?;
+        let found = mapped.iter().find(|path| path.contains("/libcuda.so"));
+        Some(Finding::fine(
+            "driver",
+            match found {
+                Some(path) => format!("it has {path}"),
+                None => {
+                    "it has not loaded the CUDA driver; programs do that when they first use a GPU"
+                        .into()
+                }
+            },
+        ))
+    }
+
+    /// Where it is, and where it would come by the rules and its environment. Also whether any of them means a limit for it.
+    fn belongs(&self) -> (Vec<Finding>, bool) {
+        const CHECK: &str = "group";
+        let member = self.member_of();
+        let mut findings = Vec::new();
+        if let Some((group, bytes)) = &member {
+            let bytes = gib(*bytes);
+            findings.push(Finding::fine(
+                CHECK,
+                format!("it is a member of {group}, and uses {bytes}"),
+            ));
+        }
+        let rule = match self.rule() {
+            Ok(rule) => rule,
+            Err(finding) => {
+                findings.push(*finding);
+                return (findings, true);
+            }
+        };
+        if let Some(rule) = &rule {
+            let text = format!(
+                "rule {} of the administrator's policy assigns it to {}",
+                rule.rule, rule.group
+            );
+            findings.push(Finding::fine("rules", text));
+        }
+        if self.environment.is_none() && rule.is_none() {
+            return (findings, member.is_some());
+        }
+        let wanted = policy::assignment_by(rule, &|name| self.variable(name));
+        let wanted = match wanted {
+            Err(error) => {
+                let remedy = "correct it: with the library in it the program gets no GPU memory";
+                findings.push(Finding::error(CHECK, error.to_string(), remedy));
+                return (findings, true);
+            }
+            Ok(wanted) => wanted,
+        };
+        let is_wanted = wanted.is_some() || member.is_some();
+        findings.extend(place(
+            wanted.as_ref(),
+            member.map(|(group, _)| group).as_deref(),
+        ));
+        (findings, is_wanted)
+    }
+
+    /// A variable of its environment; where it says nothing of the root, that of its user.
+    fn variable(&self, name: &str) -> Option<OsString> {
+        let value = self.env(name);
+        let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
+        if name == "GPULIMIT_ROOT" && value.is_none() && own != Some(self.uid) {
+            let theirs = format!("/dev/shm/gpulimit-{}", self.uid);
+            return (self.uid != 0).then(|| theirs.into());
+        }
+        value
+    }
+
+    fn rule(&self) -> Result<Option<Assigned>, Box<Finding>> {
+        let found = || {
+            let Some(rules) = Rules::load(&Source::system())? else {
+                return Ok(None);
+            };
+            rules.assigned(&Facts::of_process(self.pid, &rules)?)
+        };
+        found().map_err(|error: policy::rules::RulesError| {
+            Box::new(Finding::error("rules", error.to_string(), ""))
+        })
+    }
+
+    /// The group that has it, and the bytes that it uses there on all GPUs.
+    fn member_of(&self) -> Option<(String, u64)> {
+        let seen = SeenProcess::by_pid(self.pid);
+        let roots = Root::locate_all(&own_env).unwrap_or_default();
+        if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
+            return Some(found);
+        }
+        // A root that the process names is its own to make: nothing there is read with more rights than it has.
+        let files = self.files.as_ref()?;
+        let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
+        let _lowered = files.lower().ok()?;
+        let theirs = Root::at(files.path(&theirs)).ok()?;
+        member_in(&theirs, &seen)
+    }
+
+    /// Whether a program that starts where this process is gets the library, as far as its files tell: nothing is started there.
+    fn preload(&self) -> Option<Finding> {
+        const CHECK: &str = "preload";
+        if !self.is_contained() {
+            return None;
+        }
+        let files = self.files.as_ref()?;
+        let named = self.named();
+        let Some((path, by)) = named.first() else {
+            let text = "neither its /etc/ld.so.preload nor its LD_PRELOAD names the library";
+            return Some(Finding::fine(CHECK, text));
+        };
+        Some(match library_in(files, path, self.mapped.as_deref()) {
+            Ok(()) => Finding::fine(
+                CHECK,
+                format!("programs that start there find {}, by {by}", path.display()),
+            ),
+            Err(why) => Finding::error(
+                CHECK,
+                format!(
+                    "programs that start there do not get {} ({by}): {why}",
+                    path.display()
+                ),
+                "mount the library where the file or the variable names it, and read-only; its glibc must be of 2.17 or later",
+            ),
+        })
+    }
+}
+
+/// Whether the dynamic linker in a root directory can load the library at this path. The error says why not.
+fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
+    /// Far more than the library, or a C library, has.
+    const LONGEST: u64 = 256 << 20;
+    /// Where systems have their C library, for a process of which it is not known.
+    const PLACES: [&str; 6] = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+        "/lib64/libc.so.6",
+        "/usr/lib64/libc.so.6",
+        "/usr/lib/libc.so.6",
+        "/lib/libc.so.6",
+    ];
+    let bytes = files
+        .read(path, LONGEST)
+        .map_err(|error| error.to_string())?;
+    let needs = elf::Library::parse(&bytes)?.needs();
+    let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
+    let own = mapped.into_iter().flatten().filter(is_libc);
+    let places = own.map(String::as_str).chain(PLACES);
+    let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
+    let Some(libc) = found.next() else {
+        return Err("there is no glibc".into());
+    };
+    let has = elf::Library::parse(&libc)?.has();
+    let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
+    match lacks[..] {
+        [] => Ok(()),
+        _ => Err(format!("the glibc there lacks {}", lacks.join(", "))),
+    }
+}
+
+/// The group in a root that has a process as a member, and the bytes that the process uses there on all GPUs.
+fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
+    let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
+    for group in root.groups().unwrap_or_default() {
+        // The ledger of a group has those of all below it.
+        let Ok(ledger) = group.ledger() else {
+            continue;
+        };
+        let Some(process) = ledger.processes(&NoWitness).into_iter().find(is_it) else {
+            continue;
+        };
+        let bytes = process.devices.iter().fold(0u64, |sum, usage| {
+            sum.saturating_add(usage.charged.saturating_sub(usage.idle))
+        });
+        let name = match process.below.as_str() {
+            "" => group.name().to_owned(),
+            below => format!("{}/{below}", group.name()),
+        };
+        return Some((name, bytes));
+    }
+    None
+}
+
+/// What the rules and the environment say of a process that is a member of this group.
+fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
+    const CHECK: &str = "group";
+    let Some(assignment) = wanted else {
+        let text = "neither a rule nor its environment asks for a limit";
+        return member.is_none().then(|| Finding::fine(CHECK, text));
+    };
+    let group = &assignment.group;
+    match (&assignment.create, member) {
+        (Some(_), Some(_)) => None,
+        (Some(request), None) => Some(Finding::fine(
+            CHECK,
+            format!(
+                "{} asks for a group of its own for the job",
+                request.variable
+            ),
+        )),
+        (None, Some(member)) if member == group => None,
+        (None, Some(_)) => Some(Finding::warning(
+            CHECK,
+            format!("one that starts now with its environment is to be in {group}"),
+            "the rules have changed since it started: start it anew",
+        )),
+        (None, None) => Some(match assignment.root.group(group) {
+            Ok(_) => Finding::fine(
+                CHECK,
+                format!("it is to be in {group}, from its first use of a GPU on"),
+            ),
+            Err(error) => {
+                Finding::error(CHECK, error.to_string(), "until then it gets no GPU memory")
+            }
+        }),
+    }
+}
+
+/// `NAME=VALUE`, each ended by a zero.
+fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
+    let pair = |text: &[u8]| {
+        let at = text.iter().position(|c| *c == b'=')?;
+        let (name, value) = text.split_at(at);
+        Some((
+            OsStr::from_bytes(name).into(),
+            OsStr::from_bytes(&value[1..]).into(),
+        ))
+    };
+    bytes.split(|c| *c == 0).filter_map(pair).collect()
+}
+
+/// The paths of `/proc/PID/maps`, each once.
+fn mapped(maps: &str) -> Vec<String> {
+    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
+    let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
+    paths.dedup();
+    paths
+}
+
+/// The beginning of a file of `/proc`, which its process can make as long as it likes.
+fn start_of(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(LONGEST)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// When a process started. The times of its files in `/proc` are those of the first look at them.
+fn started(pid: u32) -> Option<SystemTime> {
+    /// Of `/proc`, on every machine.
+    const TICKS_PER_SECOND: u64 = 100;
+    let since_boot =
+        Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime = uptime.split_whitespace().next()?.parse().ok()?;
+    let age = Duration::try_from_secs_f64(uptime)
+        .ok()?
+        .saturating_sub(since_boot);
+    SystemTime::now().checked_sub(age)
+}
+
+/// What helps a user who may not look into a process.
+const fn remedy_of_unreadable(user: u32) -> &'static str {
+    match user {
+        0 => "run this outside of the container, or where no security module keeps root from it",
+        _ => "run this as root, or as the user of that process",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_is_read_as_the_kernel_shows_it() {
+        let all = variables(b"A=1\0EMPTY=\0B=x=y\0broken\0");
+        let expected = [("A", "1"), ("EMPTY", ""), ("B", "x=y")];
+        let expected = expected.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn this_process_started_a_moment_ago() {
+        let age = started(std::process::id()).expect("/proc").elapsed();
+        // By the clock it may be in the future, by the length of a tick.
+        assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
+        let mut child = std::process::Command::new("cat");
+        let mut child = child
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("started");
+        let later = started(child.id()).expect("/proc");
+        assert!(later >= started(std::process::id()).expect("/proc") - Duration::from_secs(1));
+        child.kill().expect("ended");
+        child.wait().expect("ended");
+    }
+
+    #[test]
+    fn mapped_files_are_listed_once() {
+        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 /a/libgpulimit.so\n\
+                    7f3-7f4 rw-p 0 00:00 0\n7f5-7f6 r--p 0 08:01 2 /b/x y (deleted)\n";
+        assert_eq!(mapped(maps), ["/a/libgpulimit.so", "/b/x y (deleted)"]);
+    }
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        assert!(!remedy_of_unreadable(0).contains("as root"));
+        assert!(remedy_of_unreadable(1000).contains("as root"));
+    }
+}

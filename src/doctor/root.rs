@@ -1,0 +1,169 @@
+//! The root of the groups: whether groups can be made there, and what else lies in it.
+
+use super::Finding;
+use crate::accounts;
+use crate::env;
+use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
+use gpulimit_group::{GroupError, Kind, Root, SYSTEM};
+use gpulimit_ledger::LedgerError;
+use std::error::Error;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+const CHECK: &str = "root";
+
+/// Looks at the root that the caller's groups are made in, and at what lies in it.
+pub(super) fn checks() -> Vec<Finding> {
+    let root = match Root::locate(&env) {
+        Ok(root) => root,
+        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+    };
+    let path = root.path().display();
+    let on = match file_system(root.path()) {
+        Ok(name) => name,
+        Err(unsuitable) => return vec![Finding::error(CHECK, unsuitable.to_string(), "")],
+    };
+    let tried = root.try_out();
+    let Ok(about) = fs::metadata(root.path()) else {
+        return vec![match tried {
+            Ok(_) => Finding::fine(CHECK, format!("{path}{on}, made with the first group")),
+            Err(error) => unusable(&root, &error),
+        }];
+    };
+    let groups = match root.groups() {
+        Ok(groups) => groups,
+        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+    };
+    let about_it = format!(
+        "{path}{on}, owner {}, mode {:04o}, groups: {}",
+        accounts::user_name(about.uid()),
+        about.permissions().mode() & 0o7777,
+        groups.len()
+    );
+    let mut findings = vec![Finding::fine(CHECK, about_it)];
+    match tried {
+        Ok(true) => {}
+        Ok(false) if groups.is_empty() => findings.push(Finding::error(
+            CHECK,
+            format!("you may not make groups in {path}, and there is none that you could run in"),
+            "ask its owner for a group, or name a directory of your own in GPULIMIT_ROOT",
+        )),
+        Ok(false) => findings.push(Finding::fine(
+            CHECK,
+            format!(
+                "you may not make groups in {path}: whether there is room for more cannot be told"
+            ),
+        )),
+        Err(error) => findings.push(unusable(&root, &error)),
+    }
+    if root.path() == Path::new(SYSTEM)
+        && about.uid() == 0
+        && !file_system::is_mount_point(root.path())
+    {
+        findings.push(Finding::warning(
+            CHECK,
+            format!("{path} is not a file system of its own: members of its groups can fill the one of /run"),
+            "mount a tmpfs there, before there are groups: docs/systemd.md has a unit for it",
+        ));
+    }
+    let mut idle = Vec::new();
+    for group in groups {
+        match group.limits().and_then(|limits| {
+            limits.rules()?;
+            group.ledger()
+        }) {
+            Err(error) => findings.push(Finding::warning("group", error.to_string(), "")),
+            Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
+                idle.push(group.name().to_owned());
+            }
+            Ok(_) => {}
+        }
+    }
+    if !idle.is_empty() {
+        findings.push(Finding::fine(
+            "stale",
+            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
+        ));
+    }
+    for left in root.leftovers().unwrap_or_default() {
+        findings.push(Finding::warning(
+            "stale",
+            format!("{} is no complete group", left.display()),
+            "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
+        ));
+    }
+    let survey = root.survey().unwrap_or_default();
+    if let Some(first) = survey.foreign.first() {
+        let more = match survey.foreign.len() {
+            1 => String::new(),
+            2 => ", nor was 1 more entry".into(),
+            count => format!(", nor were {} more entries", count - 1),
+        };
+        let name = first.to_string_lossy();
+        findings.push(Finding::warning(
+            "root",
+            format!("{} was not made by gpulimit{more}", name.escape_debug()),
+            "move it elsewhere, or correct GPULIMIT_ROOT; it is never changed or removed",
+        ));
+    }
+    findings
+}
+
+/// The file system that the root lies on, or will when it is made, as a part of a sentence.
+fn file_system(root: &Path) -> Result<String, Unsuitable> {
+    let place = root.ancestors().find(|place| place.exists());
+    let Some(place) = place else {
+        return Ok(String::new());
+    };
+    file_system::check(place)?;
+    let name = FileSystem::of(place).map(|found| found.name);
+    Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
+}
+
+/// A root in which no group can be made.
+fn unusable(root: &Root, error: &GroupError) -> Finding {
+    let path = root.path();
+    let said = format!("no group can be made in {}: {error}", path.display());
+    let cause = error
+        .source()
+        .and_then(<dyn Error>::downcast_ref::<io::Error>);
+    let kind = match error {
+        GroupError::Ledger(LedgerError::NoSpace { .. }) => Some(ErrorKind::StorageFull),
+        _ => cause.map(io::Error::kind),
+    };
+    Finding::error(
+        CHECK,
+        said,
+        kind.map_or_else(String::new, |kind| remedy(path, kind)),
+    )
+}
+
+/// What to do where the system did not let a group be made, beyond what the error says itself.
+fn remedy(root: &Path, kind: ErrorKind) -> String {
+    let place = root.ancestors().find(|place| place.exists());
+    let place = place.unwrap_or(root);
+    let mut above = place.ancestors();
+    let mounted = above.find(|place| file_system::is_mount_point(place));
+    let mounted = mounted.unwrap_or(Path::new("/")).display();
+    match kind {
+        ErrorKind::StorageFull => {
+            let left = rustix::fs::statvfs(place);
+            let (what, option) = match left.is_ok_and(|left| left.f_files > 0 && left.f_favail == 0)
+            {
+                true => ("no inodes are", "nr_inodes=64k"),
+                false => ("no space is", "size=512M"),
+            };
+            format!(
+                "{what} left there: remove files, or give it more (a tmpfs: \
+                 `mount -o remount,{option} {mounted}`)"
+            )
+        }
+        ErrorKind::QuotaExceeded => "your quota there is used up: remove files of yours".into(),
+        ErrorKind::ReadOnlyFilesystem => {
+            format!("have root mount it for writing (`mount -o remount,rw {mounted}`)")
+        }
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,258 @@
+//! `gpulimit events`: what happened in groups.
+
+use super::accounts;
+use super::clock::Moment;
+use super::failure::Failure;
+use super::groups::{self, Selection, Unreadable};
+use super::nvml::Driver;
+use super::output::{self, Escaped, Reader};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_group::Group;
+use gpulimit_ledger::{Event, EventKind, Ledger};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// Options of `events`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show the events of this group and of those below it only
+    group: Option<String>,
+
+    /// Go on with what happens from now on, until interrupted
+    #[arg(long, short)]
+    follow: bool,
+
+    /// Print JSON, an object a line: sizes are bytes, unknown figures null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+By time, in UTC. An event is written down in the group whose limit it is about;
+a group keeps the last 95 of its own.
+
+  refusal  a request was refused
+  wait     a request began to wait
+  granted  a request that waited fits
+  high     usage went above high
+  reap     what a dead process held was given back
+  kill     a process was killed, or told to end
+  limits   the limits were changed
+
+Examples:
+  gpulimit events
+  gpulimit events lab --follow
+  gpulimit events --json | jq 'select(.event == \"refusal\").bytes'";
+
+/// How often `--follow` looks.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Prints the events.
+pub fn events(args: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let mut watch = Watch::default();
+    let mut selection = Selection::of(args.group.as_deref())?;
+    loop {
+        // What was written down in a group that is removed now is still to be read.
+        let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
+        watch.add(&selection)?;
+        let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
+        lines.sort_by_key(|line| line.event.time_us);
+        let print = |line: Line| {
+            if args.json {
+                format!("{}\n", line.json(driver))
+            } else {
+                output::fit(&Escaped(&line.text(driver)).to_string(), 2) + "\n"
+            }
+        };
+        let text: String = lines.into_iter().map(print).collect();
+        if output::write(&text)? == Reader::Gone || !args.follow {
+            return Ok(ExitCode::from(u8::from(watch.broken)));
+        }
+        let mut gone = gone.into_iter();
+        watch.sources.retain(|_| gone.next() != Some(true));
+        thread::sleep(INTERVAL);
+        match Selection::of(args.group.as_deref()) {
+            Ok(now) => selection = now,
+            Err(failure) if watch.sources.is_empty() => return Err(failure),
+            // The group goes: its last events are read in the next round.
+            Err(_) => selection.groups.clear(),
+        }
+    }
+}
+
+/// The groups that are looked at.
+#[derive(Default)]
+struct Watch {
+    sources: Vec<Source>,
+    /// Those that could not be opened, and were said to be so.
+    failed: BTreeSet<PathBuf>,
+    broken: bool,
+}
+
+impl Watch {
+    /// Opens the groups that are new.
+    fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
+        let mut unreadable = Unreadable::default();
+        for group in &selection.groups {
+            let known = |source: &Source| source.group == *group && !source.is_gone();
+            if self.failed.contains(group.path()) || self.sources.iter().any(known) {
+                continue;
+            }
+            match groups::readable(group) {
+                Ok(Some(ledger)) => self.sources.push(Source {
+                    group: group.clone(),
+                    title: selection.title(group),
+                    ledger,
+                    next: 0,
+                    gap: Some(0),
+                }),
+                Ok(None) if selection.named && selection.groups.first() == Some(group) => {
+                    return Err(groups::unreadable(group.ledger_path()));
+                }
+                Ok(None) => _ = self.failed.insert(group.path().into()),
+                // Removed since it was listed.
+                Err(_) if !group.limits_path().exists() => {}
+                Err(error) => {
+                    unreadable.note(&error.to_string());
+                    self.failed.insert(group.path().into());
+                }
+            }
+        }
+        self.broken |= unreadable.end();
+        Ok(())
+    }
+}
+
+/// The events of a group.
+struct Source {
+    group: Group,
+    title: String,
+    ledger: Ledger,
+    /// The number of the first one that was not shown.
+    next: u64,
+    /// A number that was not to be read the last time: its event was being written, or never will be.
+    gap: Option<u64>,
+}
+
+impl Source {
+    fn is_gone(&self) -> bool {
+        self.ledger.is_unlinked()
+    }
+
+    /// What happened since the last time. An event that is being written gets one more round.
+    fn lines(&mut self) -> Vec<Line> {
+        let mut events = self.ledger.events(self.next);
+        let numbered = events.iter().zip(self.next..);
+        let whole = numbered
+            .take_while(|(event, number)| event.number == *number)
+            .count();
+        let gap = self.next + whole as u64;
+        if whole < events.len() && self.gap != Some(gap) {
+            events.truncate(whole);
+            self.gap = Some(gap);
+        }
+        if let Some(last) = events.last() {
+            self.next = last.number + 1;
+        }
+        let device = |event: &Event| {
+            let entry = self.ledger.device_entry(event.what.device?)?;
+            Some(entry.id)
+        };
+        let line = |event: Event| Line {
+            group: self.group.name().into(),
+            root: self.group.root().into(),
+            title: self.title.clone(),
+            device: device(&event),
+            event,
+        };
+        events.into_iter().map(line).collect()
+    }
+}
+
+/// An event as it is shown.
+struct Line {
+    group: String,
+    root: PathBuf,
+    title: String,
+    device: Option<DeviceId>,
+    event: Event,
+}
+
+impl Line {
+    fn time(&self) -> Moment {
+        Moment {
+            unix_ms: self.event.time_us / 1_000,
+        }
+    }
+
+    fn json(&self, driver: Option<&Driver>) -> Value {
+        let what = &self.event.what;
+        json!({
+            "time": self.time().to_string(),
+            "group": self.group,
+            "root": self.root.to_string_lossy(),
+            "number": self.event.number,
+            "event": what.kind.name(),
+            "gpu": self.device.map(|id| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(id, driver),
+            })),
+            "pid": what.process.pid,
+            "uid": what.process.uid,
+            "user": accounts::user_name(what.process.uid),
+            "command": what.process.command().to_string(),
+            "bytes": known(what.bytes),
+            "charged": what.charged,
+            "max": known(what.max),
+        })
+    }
+
+    fn text(&self, driver: Option<&Driver>) -> String {
+        let what = &self.event.what;
+        let who = format!("pid {} ({})", what.process.pid, what.process.command());
+        let bytes = gib(what.bytes);
+        let state = match known(what.max) {
+            Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
+            None => gib(what.charged).to_string(),
+        };
+        let said = match what.kind {
+            EventKind::Refusal => format!("{bytes} refused to {who}, {state} charged"),
+            EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
+            EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
+            EventKind::High => {
+                format!("{who} goes above high with {bytes} more, {state} charged")
+            }
+            EventKind::Reap => format!("{bytes} of {who} given back, which has ended"),
+            EventKind::Kill => format!("{who} killed or told to end, it had {bytes}"),
+            EventKind::Limits => format!("changed by {who}"),
+            EventKind::Oom => {
+                format!(
+                    "{who} asked for {bytes}, and others or all are killed for it, {state} charged"
+                )
+            }
+        };
+        let device = match self.device {
+            Some(id) => format!("GPU {}: ", groups::label(id, driver)),
+            None => String::new(),
+        };
+        format!(
+            "{}  {:<7}  {}  {device}{said}",
+            self.time(),
+            what.kind.name(),
+            self.title
+        )
+    }
+}
+
+/// The largest number stands for no limit, or one that is not known.
+fn known(bytes: u64) -> Option<u64> {
+    (bytes != u64::MAX).then_some(bytes)
+}

@@ -1,0 +1,104 @@
+//! `gpulimit gc`: removes what nobody needs any longer.
+
+use super::failure::Failure;
+use super::nvml::Driver;
+use super::output::Escaped;
+use super::{env, groups, oci_hook, output};
+use gpulimit_group::{Garbage, MOST_OF_A_USER, Root, Survey};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Options of `gc`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {}
+
+const HELP: &str = "\
+Gives back what dead processes held, and removes the groups of jobs that have
+ended, what is left of groups that were never completed, and what containers
+that are gone have left. Prints what it did. Groups of other users are left to
+them, and files that gpulimit did not make stay: standard error names them.
+`gpulimit run` removes the groups of ended jobs, too.
+
+Examples:
+  gpulimit gc";
+
+/// Cleans up, and says what was done.
+pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let mut lines = Vec::new();
+    for root in Root::locate_all(&env)? {
+        let survey = root.survey()?;
+        lines.extend(clean(&survey, driver.as_ref()));
+        for name in root.collect_garbage(Garbage::Everywhere)? {
+            lines.push(format!("{name}: removed, its job has ended"));
+        }
+        for name in oci_hook::sweep(&root)? {
+            lines.push(format!("{name}: removed, its container has ended"));
+        }
+        for path in root.remove_leftovers()? {
+            lines.push(format!("{}: removed, was no group", path.display()));
+        }
+        for path in root.remove_drafts(&survey) {
+            lines.push(format!("{}: removed, its maker was killed", path.display()));
+        }
+        report(&root, &survey);
+    }
+    let line = |line: String| format!("{}\n", Escaped(&line));
+    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Dead slots, a group a line.
+fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for group in &survey.groups {
+        // One that is not ours is its members' to clean.
+        let Ok(done) = group.clean(groups::witness(driver)) else {
+            continue;
+        };
+        for (count, what) in [
+            (done.cleaned, "given back"),
+            (done.draining, "still held by the driver"),
+        ] {
+            if count > 0 {
+                lines.push(format!(
+                    "{}: memory of dead processes {what} ({count})",
+                    group.name()
+                ));
+            }
+        }
+    }
+    lines
+}
+
+/// Names on standard error what was left alone, and why.
+fn report(root: &Root, survey: &Survey) {
+    const SHOWN: usize = 5;
+    let (shown, more) = match survey.foreign.len() {
+        0 => (0, String::new()),
+        count if count <= SHOWN => (count, String::new()),
+        Survey::MOST_FOREIGN => (SHOWN, " and many more".into()),
+        count => (SHOWN, format!(" and {} more", count - SHOWN)),
+    };
+    if shown > 0 {
+        let names = survey.foreign.iter().take(shown);
+        let names: Vec<_> = names.map(|path| format!("'{}'", escaped(path))).collect();
+        output::note(&format!(
+            "{} holds files that gpulimit did not make: {}{more}; they stay: move them elsewhere if this is the right directory",
+            root.path().display(),
+            names.join(", ")
+        ));
+    }
+    for path in &survey.cut_short {
+        output::note(&format!(
+            "{} belongs to a user and holds more than {MOST_OF_A_USER} entries; the others were not looked at: let that user run `gpulimit gc`",
+            escaped(path)
+        ));
+    }
+}
+
+/// A name that somebody else chose.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().escape_debug().to_string()
+}

@@ -1,0 +1,192 @@
+//! `gpulimit get`: what is said of a group, for scripts.
+
+use super::failure::Failure;
+use super::figures::{Figures, Gpu, SCHEMA};
+use super::groups::{self, Purpose, View};
+use super::nvml::Driver;
+use super::{gpu, output};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
+use serde_json::json;
+use std::process::ExitCode;
+
+/// Options of `get`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The group
+    group: String,
+
+    /// Print the value of this key alone: max, high, low, min, on_limit, wait_timeout, oom, count_context
+    #[arg(value_parser = key)]
+    key: Option<Name>,
+
+    /// What counts for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+
+    /// What holds with the groups above: max is the smallest limit on the way up
+    #[arg(long)]
+    effective: bool,
+
+    /// Print JSON: the group as in `show --json`
+    #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
+    json: bool,
+}
+
+const HELP: &str = "\
+Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for
+included. With KEY, the value alone.
+
+Examples:
+  gpulimit get lab
+  gpulimit get lab max
+  gpulimit get lab/alice max --device 0 --effective
+  gpulimit get lab --json | jq '.group.gpus[0].effective_max'";
+
+/// A key of either kind.
+#[derive(Copy, Clone)]
+enum Name {
+    Size(Key),
+    Option(OptionKey),
+}
+
+fn key(text: &str) -> Result<Name, String> {
+    all().find(|key| key.text() == text).ok_or_else(|| {
+        // Says which keys there are, and which one was probably meant.
+        match format!("{text}=").parse::<Setting>() {
+            Err(error @ KeyError::Unknown { .. }) => error.to_string(),
+            _ => "expected a key without a value".into(),
+        }
+    })
+}
+
+/// Every key.
+fn all() -> impl Iterator<Item = Name> {
+    let sizes = Key::ALL.into_iter().map(Name::Size);
+    sizes.chain(OptionKey::ALL.into_iter().map(Name::Option))
+}
+
+impl Name {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Size(key) => key.name(),
+            Self::Option(key) => key.name(),
+        }
+    }
+}
+
+/// Prints what is said.
+pub fn get(args: &Args) -> Result<ExitCode, Failure> {
+    let group = groups::find(&args.group, Purpose::Use)?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let targets = gpu::selectors(&args.devices, driver)?;
+    let name = group.name().to_owned();
+    let view = View::open(group, name, driver)?;
+    if args.json {
+        let figures = Figures::of(&view, driver);
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": view.group.root().to_string_lossy(),
+            "group": figures.json(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let asked = |key: &Name| args.key.is_none_or(|asked| asked.text() == key.text());
+    let mut out = String::new();
+    for key in all().filter(asked) {
+        for (selector, value) in values(&view, key, &targets, args, driver)? {
+            match args.key {
+                Some(_) => out += &value,
+                None => out += &format!("{}={value}", key.text()),
+            }
+            // Where one GPU was asked for it is known.
+            if let Selector::Device(id) = selector
+                && args.devices.len() != 1
+            {
+                out += &format!(" --device {id}");
+            }
+            out.push('\n');
+        }
+    }
+    output::print(&out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is said under a key, and of which GPU.
+fn values(
+    view: &View,
+    key: Name,
+    targets: &[Selector],
+    args: &Args,
+    driver: Option<&Driver>,
+) -> Result<Vec<(Selector, String)>, Failure> {
+    let key = match key {
+        Name::Size(key) => key,
+        Name::Option(key) => return Ok(vec![(Selector::All, view.rules.options.get(key))]),
+    };
+    if args.effective {
+        let named = targets.iter().filter_map(|target| match target {
+            Selector::Device(id) => Some(*id),
+            Selector::All => None,
+        });
+        let mut ids: Vec<DeviceId> = named.collect();
+        if ids.is_empty() {
+            let seen = view.devices.iter().map(|device| device.id);
+            let there = driver.into_iter().flat_map(Driver::gpus).map(|gpu| gpu.id);
+            for id in seen.chain(there) {
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }
+        }
+        if ids.is_empty() {
+            return Err(Failure::new(
+                "no GPU is known here: name one by its full UUID with --device",
+            ));
+        }
+        let value = |id| Ok((Selector::Device(id), effective(view, key, id, driver)?));
+        return ids.into_iter().map(value).collect();
+    }
+    let of = |target: &Selector| {
+        let said = match target {
+            Selector::Device(id) => view.rules.for_device(*id, key),
+            Selector::All => view.rules.get(Selector::All, key),
+        };
+        (*target, said.unwrap_or(key.default()).to_string())
+    };
+    let mut values: Vec<(Selector, String)> = targets.iter().map(of).collect();
+    if args.devices.is_empty() {
+        let own = view.rules.rules.iter().filter_map(|(selector, values)| {
+            let size = values.get(key).filter(|_| *selector != Selector::All)?;
+            Some((*selector, size.to_string()))
+        });
+        values.extend(own);
+    }
+    Ok(values)
+}
+
+/// What holds for a GPU.
+fn effective(
+    view: &View,
+    key: Key,
+    id: DeviceId,
+    driver: Option<&Driver>,
+) -> Result<String, Failure> {
+    let gpu = Gpu::of(view, id, driver);
+    if key != Key::Max {
+        return Ok(gpu.rule.get(key).unwrap_or(key.default()).to_string());
+    }
+    let above = view.above.iter().map(|above| &above.rules);
+    let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
+    if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
+        return Err(Failure::new(format_args!(
+            "how much memory GPU {} has is not known here, and a limit is a part of it",
+            gpu.label
+        )));
+    }
+    let max = gpu.effective.map_or(Size::Max, |(max, _)| Size::Bytes(max));
+    Ok(max.to_string())
+}

@@ -1,0 +1,208 @@
+//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances have UUIDs alone.
+
+use super::failure::Failure;
+use super::nvml::{Driver, Gpu};
+use gpulimit_base::device::DeviceId;
+use gpulimit_limits::Selector;
+
+/// The GPU or MIG instance that `text` names. A full UUID needs no driver.
+///
+/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU around them would limit nothing.
+pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
+    match (driver, text.parse()) {
+        (Some(driver), _) => find(text, driver.gpus()),
+        (None, Ok(id)) => Ok(id),
+        (None, Err(_)) => Err(Failure::usage(format_args!(
+            "cannot tell which GPU '{}' is, as NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or see `gpulimit doctor`",
+            text.escape_debug()
+        ))),
+    }
+}
+
+/// The rules that `--device` options mean; all GPUs where there are none.
+pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
+    if devices.is_empty() {
+        return Ok(vec![Selector::All]);
+    }
+    let selector = |device: &String| match device.as_str() {
+        "all" => Ok(Selector::All),
+        device => resolve(device, driver).map(Selector::Device),
+    };
+    devices.iter().map(selector).collect()
+}
+
+fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
+    let is_index = text.bytes().all(|c| c.is_ascii_digit());
+    let named = |gpu: &Gpu| {
+        if is_index {
+            text.parse() == Ok(gpu.index)
+        } else {
+            same_bus(text, &gpu.bus) || gpu.id.matches(text)
+        }
+    };
+    let is_named = |id: &&DeviceId| !is_index && id.matches(text);
+    let mut found: Vec<(&Gpu, DeviceId)> = Vec::new();
+    for gpu in gpus {
+        found.extend(named(gpu).then_some((gpu, gpu.id)));
+        let instances = gpu.instances.iter().flatten();
+        found.extend(instances.filter(is_named).map(|id| (gpu, *id)));
+    }
+    match found[..] {
+        [(gpu, id)] if id == gpu.id && gpu.instances.is_some() => Err(cut(gpu)),
+        [(_, id)] => Ok(id),
+        [] => Err(unknown(text, gpus)),
+        _ => Err(Failure::usage(format_args!(
+            "'{}' is the beginning of more than one GPU: {}",
+            text.escape_debug(),
+            list(found)
+        ))),
+    }
+}
+
+fn cut(gpu: &Gpu) -> Failure {
+    let instances = gpu.instances.iter().flatten().map(|id| (gpu, *id));
+    let instances = list(instances.collect());
+    Failure::usage(format_args!(
+        "GPU {} ({}) is cut into MIG instances, which alone can have limits: {}without --device the limit holds for each instance",
+        gpu.index,
+        gpu.id,
+        if instances.is_empty() {
+            "there is none yet; ".to_owned()
+        } else {
+            format!("name them ({instances}); ")
+        }
+    ))
+}
+
+fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
+    let mut all = Vec::new();
+    for gpu in gpus {
+        all.push((gpu, gpu.id));
+        all.extend(gpu.instances.iter().flatten().map(|id| (gpu, *id)));
+    }
+    Failure::usage(format_args!(
+        "no GPU '{}': there is {}; give an index, a UUID or its beginning, or a PCI bus id",
+        text.escape_debug(),
+        if all.is_empty() {
+            "none".into()
+        } else {
+            list(all)
+        }
+    ))
+}
+
+/// GPUs with their index, instances by UUID alone.
+fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
+    let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
+        true => format!("{} ({id})", gpu.index),
+        false => id.to_string(),
+    });
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// Whether both are the same place on the bus, with or without the domain, which people leave out.
+fn same_bus(text: &str, bus: &str) -> bool {
+    let place = |text: &str| {
+        let (rest, function) = text.rsplit_once('.')?;
+        let (rest, device) = rest.rsplit_once(':')?;
+        let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0", rest));
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        Some([
+            number(domain)?,
+            number(bus)?,
+            number(device)?,
+            number(function)?,
+        ])
+    };
+    place(text).is_some_and(|wanted| place(bus) == Some(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_base::device::DeviceKind;
+
+    fn gpus() -> Vec<Gpu> {
+        let gpu = |index: u8, bus: &str| Gpu {
+            index: index.into(),
+            id: DeviceId::gpu([index + 1, 0x2b, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]),
+            bus: bus.into(),
+            name: "Test".into(),
+            capacity: Some(80 << 30),
+            instances: None,
+        };
+        vec![gpu(0, "00000000:3B:00.0"), gpu(1, "00000001:3B:00.0")]
+    }
+
+    #[test]
+    fn every_way_to_name_one() {
+        let gpus = gpus();
+        for text in [
+            "0",
+            "GPU-012b",
+            "gpu-01",
+            "012b0707",
+            "0000:3b:00.0",
+            "3b:00.0",
+            "00000000:3B:00.0",
+        ] {
+            assert_eq!(find(text, &gpus).expect(text), gpus[0].id, "{text}");
+        }
+        assert_eq!(find("1:3b:00.0", &gpus).expect("found"), gpus[1].id);
+    }
+
+    #[test]
+    fn unknown_and_unclear_ones_are_listed() {
+        for text in ["2", "GPU-ff", "", "MIG-01", "3c:00.0", "4294967296"] {
+            let error = find(text, &gpus()).expect_err(text).to_string();
+            assert!(
+                error.contains("GPU-012b0707") && error.contains(text),
+                "{error}"
+            );
+        }
+        let error = find("GPU-0", &gpus()).expect_err("unclear").to_string();
+        assert!(error.contains("more than one"), "{error}");
+    }
+
+    #[test]
+    fn a_cut_gpu_is_named_by_its_instances() {
+        let mut gpus = gpus();
+        let instances = [3, 4].map(|first| DeviceId {
+            kind: DeviceKind::Mig,
+            ..DeviceId::gpu([first; 16])
+        });
+        gpus[0].instances = Some(instances.to_vec());
+        for text in ["0", "GPU-012b", "3b:00.0", &gpus[0].id.to_string()] {
+            let error = find(text, &gpus).expect_err(text).to_string();
+            assert!(error.contains("GPU 0 (GPU-012b0707"), "{error}");
+            assert!(
+                instances.iter().all(|id| error.contains(&id.to_string())),
+                "{error}"
+            );
+            assert!(error.contains("without --device"), "{error}");
+        }
+        assert_eq!(find("1", &gpus).expect("whole"), gpus[1].id);
+        for text in [&*instances[1].to_string(), "MIG-04", "mig-0404"] {
+            assert_eq!(find(text, &gpus).expect(text), instances[1], "{text}");
+        }
+        let error = find("MIG-0", &gpus).expect_err("unclear").to_string();
+        assert!(error.contains("more than one"), "{error}");
+        let error = find("MIG-05", &gpus).expect_err("unknown").to_string();
+        assert!(error.contains(&instances[0].to_string()), "{error}");
+        gpus[0].instances = Some(Vec::new());
+        let error = find("0", &gpus).expect_err("empty").to_string();
+        assert!(error.contains("there is none yet"), "{error}");
+    }
+
+    #[test]
+    fn without_nvml_only_a_full_uuid() {
+        let id = gpus()[0].id;
+        assert_eq!(resolve(&id.to_string(), None).expect("full"), id);
+        assert!(
+            resolve("0", None)
+                .expect_err("unknown")
+                .to_string()
+                .contains("doctor")
+        );
+    }
+}

@@ -1,0 +1,355 @@
+//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by /etc/ld.so.preload.
+
+mod file;
+mod preload;
+mod trial;
+
+use super::failure::Failure;
+use super::trust::Trusted;
+use super::{library, output};
+use file::Written;
+use gpulimit_group::{Root, SYSTEM};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+pub use file::{make_directories, replace, write_named};
+pub use preload::{FILE, Preload};
+pub use trial::uses;
+
+/// Whether every program of this machine gets the library.
+pub fn is_installed() -> bool {
+    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().ours.is_empty())
+}
+
+/// Options of `install`.
+#[derive(clap::Args)]
+#[command(after_help = INSTALL_HELP)]
+pub struct Install {
+    /// The library to install, in place of the one that belongs to this program
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Options of `uninstall`.
+#[derive(clap::Args)]
+#[command(after_help = UNINSTALL_HELP)]
+pub struct Uninstall {
+    /// Take out this library and no other copy of it, and leave the file, which belongs to a package
+    #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(clap::Args)]
+struct Place {
+    /// Where the library goes: PREFIX/lib/gpulimit
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// The root of the file system to work on, as of an image that is being built
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const INSTALL_HELP: &str = "\
+Puts the library where all programs find it and its path first into
+/etc/ld.so.preload, which the dynamic linker reads at every start, whatever the
+environment says. What others have put there stays. The library is tried first,
+and all is put back where programs do not start with it. Running programs are
+not affected. A library that is in a system directory stays where it is.
+
+Examples:
+  gpulimit install
+  gpulimit install --library ./libgpulimit.so --dry-run
+  gpulimit install --root /mnt/image
+
+Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options.";
+
+const UNINSTALL_HELP: &str = "\
+Takes the library out of /etc/ld.so.preload. What others have put there stays.
+The file of the library goes when no program uses it any longer; until then it
+stays, and that is said. The one that belongs to this program stays, too:
+whoever put it there removes it.
+
+Examples:
+  gpulimit uninstall
+  gpulimit uninstall --library /usr/lib/gpulimit/libgpulimit.so
+  gpulimit uninstall --root /mnt/image";
+
+const NAME: &str = "libgpulimit.so";
+/// Where packages put libraries. One that lies there is used there.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
+
+impl Place {
+    /// The place that the options name. Fails where somebody else than root could lead the way to it elsewhere.
+    fn checked(&self) -> Result<Self, Failure> {
+        for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
+            if !path.is_absolute() {
+                return Err(Failure::usage(format_args!(
+                    "{option} is '{}', expected an absolute path",
+                    path.display()
+                )));
+            }
+        }
+        let root = fs::canonicalize(&self.root)
+            .map_err(|error| file::failed("open", &self.root, &error))?;
+        let place = Self {
+            root,
+            prefix: self.prefix.clone(),
+            dry_run: self.dry_run,
+        };
+        if !place.is_here() {
+            trusted(Trusted::root().check(&place.root))?;
+            place.check(Path::new(FILE))?;
+        }
+        Ok(place)
+    }
+
+    /// Refuses a file of that system that others could change or lead elsewhere. In an image links on the way are refused, too: followed from
+    /// here, they can lead out of it.
+    fn check(&self, inside: &Path) -> Result<(), Failure> {
+        let outside = self.outside(inside);
+        trusted(if self.is_here() {
+            Trusted::root().check_new(&outside)
+        } else {
+            Trusted::root().check_in_image(&self.root, &outside)
+        })
+    }
+
+    /// Whether it is the system that we run in.
+    fn is_here(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// A path of that system, as we reach it.
+    fn outside(&self, inside: &Path) -> PathBuf {
+        self.root.join(inside.strip_prefix("/").unwrap_or(inside))
+    }
+
+    /// A path of ours as it is called in that system.
+    fn inside(&self, outside: &Path) -> Option<PathBuf> {
+        let below = outside.strip_prefix(&self.root).ok()?;
+        Some(Path::new("/").join(below))
+    }
+
+    /// Where the library goes, in that system.
+    fn library(&self) -> PathBuf {
+        self.prefix.join("lib/gpulimit").join(NAME)
+    }
+
+    fn preload(&self) -> PathBuf {
+        self.outside(Path::new(FILE))
+    }
+
+    fn say(&self, done: &str, to_do: &str, what: impl std::fmt::Display) -> Result<(), Failure> {
+        let word = if self.dry_run { to_do } else { done };
+        output::print(&format!("{word} {what}\n"))
+    }
+}
+
+/// What others could do with the file, as an error.
+fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
+    checked.map_err(|why| {
+        Failure::new(format_args!(
+            "{why}: every program of the machine would run what is put there; have root own it alone (`chown root`, `chmod go-w`), put a directory in the place of a link, or name another place"
+        ))
+    })
+}
+
+/// Installs.
+pub fn install(args: &Install) -> Result<ExitCode, Failure> {
+    let place = &args.place.checked()?;
+    place.check(Path::new(FILE))?;
+    place.check(Path::new(SYSTEM))?;
+    place.check(&place.library())?;
+    let source = match &args.library {
+        Some(path) => fs::canonicalize(path).map_err(|error| {
+            Failure::new(format_args!(
+                "cannot open {}: {error}: name the library in --library",
+                path.display()
+            ))
+        })?,
+        None => fs::canonicalize(library::own()?)
+            .map_err(|error| Failure::new(format_args!("cannot open {NAME}: {error}")))?,
+    };
+    trusted(Trusted::root().check(&source))?;
+    library::check(&source)?;
+    trial::with(&source)?;
+    let packaged = place.inside(&source).filter(|path| {
+        SYSTEM_DIRECTORIES
+            .iter()
+            .any(|system| path.starts_with(system))
+    });
+    let target = match packaged {
+        Some(path) => path,
+        None => {
+            let target = place.library();
+            let outside = place.outside(&target);
+            let bytes = fs::read(&source).map_err(|error| file::failed("read", &source, &error))?;
+            if fs::read(&outside).is_ok_and(|there| there == bytes) {
+                output::print(&format!("{} is up to date\n", target.display()))?;
+            } else {
+                if !place.dry_run {
+                    file::make_directories(&outside)?;
+                    place.check(&target)?;
+                    file::replace(&outside, &bytes, 0o755)?;
+                }
+                place.say("installed", "would install", target.display())?;
+            }
+            target
+        }
+    };
+    let outside = place.outside(&target);
+    if outside.exists() {
+        place.check(&target)?;
+        trial::with(&outside)?;
+    }
+    make_group_root(place)?;
+    enter(place, &target)
+}
+
+/// Puts the path into the file of preloads.
+fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    let text = preload.with(target)?;
+    if preload.text() == Some(text.as_str()) {
+        output::print(&format!("{FILE} has it already\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !place.dry_run {
+        let written = Written::new(&path, preload.text(), &text)?;
+        if place.is_here() {
+            written.keep_if(trial::plain)?;
+        } else {
+            written.keep();
+        }
+    }
+    place.say(
+        "entered it in",
+        "would enter it in",
+        format_args!(
+            "{FILE}{}",
+            if place.is_here() {
+                ": programs that start from now on have it"
+            } else {
+                "; whether programs start there was not tried"
+            }
+        ),
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The directory of the groups of the whole machine.
+fn make_group_root(place: &Place) -> Result<(), Failure> {
+    let path = place.outside(Path::new(SYSTEM));
+    if !path.exists() {
+        if !place.dry_run {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(&path)
+                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+                .map_err(|error| file::failed("create", &path, &error))?;
+        }
+        place.say(
+            "made",
+            "would make",
+            format_args!("{SYSTEM}; at boot that is for systemd-tmpfiles to do"),
+        )?;
+    } else {
+        Root::at(&path)?;
+    }
+    Ok(())
+}
+
+/// Takes it out again.
+pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
+    let place = &args.place.checked()?;
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    let without = match &args.library {
+        Some(library) => preload.without(&|path| path == library),
+        None => preload.without(&library::is_ours),
+    };
+    match without {
+        None => output::print(&format!("{FILE} does not have it\n"))?,
+        Some(text) => {
+            if !place.dry_run {
+                if text.trim().is_empty() {
+                    fs::remove_file(&path)
+                        .map_err(|error| file::failed("remove", &path, &error))?;
+                } else {
+                    Written::new(&path, preload.text(), &text)?.keep();
+                }
+            }
+            place.say("took it out of", "would take it out of", FILE)?;
+        }
+    }
+    match args.library {
+        Some(_) => Ok(ExitCode::SUCCESS),
+        None => remove_library(place),
+    }
+}
+
+fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
+    let inside = place.library();
+    let library = place.outside(&inside);
+    let is_own = |own: PathBuf| fs::canonicalize(own).ok() == fs::canonicalize(&library).ok();
+    if !library.exists() || library::own().is_ok_and(is_own) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (users, silent) = if place.is_here() {
+        trial::users(&library)?
+    } else {
+        Default::default()
+    };
+    let some = |pids: &[u32]| {
+        let some: Vec<String> = pids.iter().take(8).map(u32::to_string).collect();
+        some.join(", ")
+    };
+    if !silent.is_empty() {
+        return Err(Failure::new(format_args!(
+            "{} stays: whether processes use it cannot be seen, their memory maps do not answer ({} in all, such as {}); end them and call `gpulimit uninstall` again",
+            inside.display(),
+            silent.len(),
+            some(&silent)
+        )));
+    }
+    if !users.is_empty() {
+        output::print(&format!(
+            "{} stays: programs use it ({} in all, such as {}); call `gpulimit uninstall` again when they have ended\n",
+            inside.display(),
+            users.len(),
+            some(&users)
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    place.check(&inside)?;
+    if !place.dry_run {
+        fs::remove_file(&library).map_err(|error| file::failed("remove", &library, &error))?;
+        if let Some(directory) = library.parent() {
+            match fs::remove_dir(directory) {
+                Err(error)
+                    if !matches!(
+                        error.kind(),
+                        ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
+                    ) =>
+                {
+                    return Err(file::failed("remove", directory, &error));
+                }
+                _ => {}
+            }
+        }
+    }
+    place.say("removed", "would remove", inside.display())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,93 @@
+//! Whether programs start with the library, and which have it.
+
+use super::super::failure::Failure;
+use super::super::look::{self, PATIENCE, Question};
+use gpulimit_base::identity::SeenProcess;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Starts a program that has nothing to do with GPUs, with the library and with all its symbols bound at once.
+pub fn with(library: &Path) -> Result<(), Failure> {
+    let mut command = harmless()?;
+    command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
+    quiet(command).map_err(|how| {
+        Failure::new(format_args!(
+            "{} cannot be used here: with it, {how}: build or install it for this machine",
+            library.display()
+        ))
+    })
+}
+
+/// Starts a program as everybody does.
+pub fn plain() -> Result<(), Failure> {
+    quiet(harmless()?).map_err(|how| Failure::new(format_args!("with the library in place, {how}")))
+}
+
+fn harmless() -> Result<Command, Failure> {
+    let program = ["/bin/true", "/usr/bin/true"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+        .ok_or_else(|| Failure::new("there is no /bin/true to try the library with"))?;
+    let mut command = Command::new(program);
+    command.env_clear().stdin(Stdio::null());
+    Ok(command)
+}
+
+fn quiet(mut command: Command) -> Result<(), String> {
+    let program = command.get_program().display().to_string();
+    let output = command
+        .output()
+        .map_err(|error| format!("{program} does not start: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match said.trim() {
+        "" if output.status.success() => Ok(()),
+        "" => Err(format!("{program} ends with {}", output.status)),
+        said => Err(format!("{program} says '{said}'")),
+    }
+}
+
+/// The processes that have this file mapped, as far as we may look; and those that keep others from looking.
+pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+    let own = std::process::id();
+    let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
+    let answers = look::ask(Question::Uses(library.as_os_str()), &pids, PATIENCE);
+    let answers = answers.map_err(|error| {
+        Failure::new(format_args!(
+            "cannot see which processes use {}: {error}",
+            library.display()
+        ))
+    })?;
+    let is_silent = |pid: &u32| {
+        let gone = || !Path::new(&format!("/proc/{pid}")).exists();
+        !answers.contains_key(pid) && !gone()
+    };
+    let mut users: Vec<u32> = answers
+        .iter()
+        .filter_map(|(pid, answer)| (answer == "yes").then_some(*pid))
+        .collect();
+    users.sort_unstable();
+    Ok((users, pids.into_iter().filter(is_silent).collect()))
+}
+
+/// Whether a process has this file mapped. Waits for the lock of the process's memory, which its user can have held for ever.
+pub fn uses(pid: u32, library: &Path) -> bool {
+    let Ok(about) = fs::metadata(library) else {
+        return false;
+    };
+    let inode = about.ino().to_string();
+    let name = library.display().to_string();
+    let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
+        return false;
+    };
+    // A line at a time: its user decides how many there are.
+    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
+    lines.into_iter().any(|line| {
+        let line = String::from_utf8_lossy(&line);
+        let mut fields = line.split_ascii_whitespace().skip(4);
+        // One that was replaced has another inode, and a name that says so.
+        fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
+    })
+}

@@ -1,0 +1,237 @@
+//! `gpulimit kill`: a signal for the processes of a group.
+
+use super::failure::Failure;
+use super::groups::{self, Purpose};
+use super::nvml::Driver;
+use super::pids::Pids;
+use super::{look, output, signal};
+use gpulimit_group::{Group, Look, Target, Targets};
+use gpulimit_ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
+use std::fmt::Write as _;
+use std::io::{Error, ErrorKind};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Options of `kill`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The group
+    group: String,
+
+    /// These processes of the group only
+    #[arg(value_name = "PID", value_parser = process)]
+    pids: Vec<u32>,
+
+    /// The signal, by name or number
+    #[arg(long, short, default_value = "TERM", value_parser = signal::parse)]
+    signal: i32,
+}
+
+const HELP: &str = "\
+The processes of a group are those of the groups below it as well, and only
+those that have used a GPU. PID is the number that `gpulimit ps` shows. A signal
+goes only to a process that is proven to be a member; one that gets no signal is
+named, and the exit status is 1.
+
+Examples:
+  gpulimit kill lab
+  gpulimit kill --signal KILL lab/alice
+  gpulimit kill lab 4711";
+
+fn process(text: &str) -> Result<u32, &'static str> {
+    text.parse()
+        .map_err(|_| "expected the number of a process, as `gpulimit ps` shows it")
+}
+
+/// Sends the signal.
+pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
+    let group = groups::find(&args.group, Purpose::Use)?;
+    let ledger = groups::readable(&group)?;
+    let Some(ledger) = ledger else {
+        return Err(groups::unreadable(group.ledger_path()));
+    };
+    let driver = Driver::load().ok();
+    let pids = Pids::default();
+    let mut processes = ledger.processes(groups::witness(driver.as_ref()));
+    processes.retain(|process| process.alive);
+    let pid = |process: &ProcessUsage| pids.here(&process.identity);
+    for wanted in &args.pids {
+        if !processes
+            .iter()
+            .any(|process| pid(process) == Some(*wanted))
+        {
+            return Err(Failure::new(format_args!(
+                "no process {wanted} in group '{0}': `gpulimit ps {0}` lists them",
+                group.name()
+            )));
+        }
+    }
+    if !args.pids.is_empty() {
+        processes.retain(|process| pid(process).is_some_and(|pid| args.pids.contains(&pid)));
+    }
+    if processes.is_empty() {
+        output::note(&format!(
+            "no process uses a GPU in group '{}'",
+            group.name()
+        ));
+    }
+    let mut out = String::new();
+    let name = signal::name(args.signal);
+    let mut note = |group: &str, who: &str| {
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "{group}: {name} sent to {who}");
+    };
+    let look = look::members();
+    let targets = proven(&group, &ledger, &look)?;
+    let (named, unnamed, silent) = targets.all(&processes);
+    let mut missed = Vec::new();
+    // One bound for all slots: a member may hold all of them, and name others in each.
+    let until = Instant::now() + PATIENCE;
+    for (process, target) in processes.iter().zip(named) {
+        let who = match pid(process) {
+            Some(pid) => format!("{pid} ({})", process.identity.command()),
+            None => format!("({})", process.identity.command()),
+        };
+        match send_to(&ledger, process, target, args.signal) {
+            Ok(()) => note(&of(&group, process), &who),
+            // Gone meanwhile.
+            Err(_) if ends(&targets, process, until) => {}
+            Err(error) => missed.push((who, error)),
+        }
+    }
+    // Which of them holds which slot cannot be told: with a number of processes none of them is meant.
+    let mut found = 0;
+    if args.pids.is_empty() {
+        for target in &unnamed {
+            if target.send(args.signal).is_ok() {
+                note(group.name(), &format!("{} (named by no slot)", target.pid));
+                found += 1;
+            }
+        }
+    }
+    let mut status = ExitCode::SUCCESS;
+    for (who, error) in missed.iter().skip(found) {
+        output::note(&format!("cannot signal {who}: {}", why(error)));
+        status = ExitCode::FAILURE;
+    }
+    if missed.len() > found
+        && let Some(note) = unseen(&silent)
+    {
+        output::note(&note);
+    }
+    output::report(&out);
+    Ok(status)
+}
+
+/// The processes of a group, as far as they can be proven.
+pub fn proven<'a>(
+    group: &Group,
+    ledger: &'a Ledger,
+    look: &'a Look<'a>,
+) -> Result<Targets<'a>, Failure> {
+    Targets::of(ledger, look).map_err(|error| {
+        let path = group.ledger_path();
+        Failure::new(format_args!("cannot look at {}: {error}", path.display()))
+    })
+}
+
+/// How long `kill` waits in all for slots whose holders got no signal.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whether a slot is let go of before `until`: a process that was killed keeps it until the kernel has freed its memory.
+fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
+    while targets.is_held(process) {
+        if Instant::now() > until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Why a process got no signal.
+fn why(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => {
+            "no process of that number here has the group's ledger mapped as a member has".into()
+        }
+        ErrorKind::PermissionDenied => {
+            "it belongs to another user, or the owner of the group could not signal it".into()
+        }
+        ErrorKind::TimedOut => {
+            "its memory map did not answer, so that it is not proven to be a member".into()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// A line on processes that may hold slots which name others.
+fn unseen(silent: &[u32]) -> Option<String> {
+    let some: Vec<String> = silent.iter().take(8).map(u32::to_string).collect();
+    (!some.is_empty()).then(|| {
+        format!(
+            "processes whose memory maps do not answer may be members ({} in all): {}",
+            silent.len(),
+            some.join(", ")
+        )
+    })
+}
+
+/// The group that a process is in.
+fn of(group: &Group, process: &ProcessUsage) -> String {
+    match &*process.below {
+        "" => group.name().into(),
+        below => format!("{}/{below}", group.name()),
+    }
+}
+
+/// Sends a signal; one that is to end the process is an event.
+fn send_to(
+    ledger: &Ledger,
+    process: &ProcessUsage,
+    target: std::io::Result<Target>,
+    signal: i32,
+) -> std::io::Result<()> {
+    target?.send(signal)?;
+    if matches!(signal, libc::SIGTERM | libc::SIGKILL) {
+        let most = process.devices.iter().max_by_key(|usage| usage.charged);
+        ledger.record(&Happening {
+            kind: EventKind::Kill,
+            device: most.map(|usage| usage.device),
+            process: process.identity,
+            bytes: most.map_or(0, |usage| usage.charged),
+            charged: most.map_or(0, |usage| ledger.charged(usage.device)),
+            max: u64::MAX,
+        });
+    }
+    Ok(())
+}
+
+/// Kills all processes of a group; what stands in the way.
+pub fn end_all(group: &Group, ledger: &Ledger, targets: &Targets<'_>) -> Option<Failure> {
+    let mut processes = ledger.processes(&NoWitness);
+    processes.retain(|process| process.alive);
+    let (named, unnamed, silent) = targets.all(&processes);
+    let killed = unnamed.iter().map(|target| target.send(libc::SIGKILL));
+    let found = killed.filter(Result::is_ok).count();
+    let mut missed = Vec::new();
+    for (process, target) in processes.iter().zip(named) {
+        if let Err(error) = send_to(ledger, process, target, libc::SIGKILL)
+            && targets.is_held(process)
+        {
+            missed.push((process, error));
+        }
+    }
+    missed.into_iter().nth(found).map(|(process, error)| {
+        let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
+        Failure::new(format_args!(
+            "cannot kill {} ({}) in group '{}': {}{unseen}",
+            process.identity.pid,
+            process.identity.command(),
+            of(group, process),
+            why(&error)
+        ))
+    })
+}

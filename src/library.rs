@@ -1,0 +1,247 @@
+//! Where `libgpulimit.so` is, and what `LD_PRELOAD` needs to be.
+
+mod load;
+
+use super::elf;
+use super::failure::Failure;
+use super::install::{FILE, Preload};
+use super::trust::Trusted;
+use gpulimit_base::version;
+use gpulimit_group::effective_user;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libgpulimit.so";
+
+/// The variable that names the library.
+pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
+
+/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have anyway, where there is one. Of two
+/// in one program both would count.
+pub fn find() -> Result<PathBuf, Failure> {
+    let preload = Preload::read(Path::new(FILE)).ok();
+    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
+    places.extend(self::places());
+    first_of(places)
+}
+
+/// The one that belongs to this program, whatever is installed.
+pub fn own() -> Result<PathBuf, Failure> {
+    first_of(places())
+}
+
+fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
+    let given = env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    let (places, remedy) = match &given {
+        Some(path) => (
+            vec![PathBuf::from(path)],
+            "point GPULIMIT_LIBRARY to it, or unset it",
+        ),
+        None => (
+            places,
+            "build or install it, or name its path in GPULIMIT_LIBRARY",
+        ),
+    };
+    let Some(path) = places.iter().find(|path| path.is_file()) else {
+        let tried: Vec<String> = places
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(Failure::new(format_args!(
+            "cannot find {NAME} (tried {}): {remedy}",
+            tried.join(", ")
+        )));
+    };
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    check(&path)?;
+    Ok(path)
+}
+
+/// Beside this program, where packages put it from there, and where cargo does.
+fn places() -> Vec<PathBuf> {
+    let Ok(program) = env::current_exe() else {
+        return Vec::new();
+    };
+    let Some(directory) = program.parent() else {
+        return Vec::new();
+    };
+    let mut places = vec![directory.join(NAME)];
+    if let Some(prefix) = directory.parent() {
+        places.push(prefix.join("lib/gpulimit").join(NAME));
+        places.push(prefix.join("lib").join(NAME));
+        // A program of one cargo profile, the library of another.
+        places.push(prefix.join("release").join(NAME));
+        places.push(prefix.join("debug").join(NAME));
+    }
+    places
+}
+
+/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that could not read our files, and for root
+/// one that somebody else could change, which is not even opened.
+pub fn check(path: &Path) -> Result<String, Failure> {
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
+    {
+        return Err(Failure::new(format_args!(
+            "the path of the library, '{}', has a space or a colon in it, which separate paths in LD_PRELOAD: move it, or name a symbolic link without them in {VARIABLE}",
+            path.display()
+        )));
+    }
+    if effective_user() == 0 {
+        Trusted::of_this_program().check_new(path).map_err(|why| {
+            Failure::new(format_args!(
+                "{why}: as root, gpulimit opens only a library that nobody else can change; run `chown root` and `chmod go-w` on it, or name another one in {VARIABLE}"
+            ))
+        })?;
+    }
+    let unfit = |why: &dyn std::fmt::Display| unfit(path, why);
+    let bytes = read(path).map_err(|error| unfit(&error))?;
+    let library = elf::Library::parse(&bytes).map_err(|why| unfit(&why))?;
+    let text = library.version();
+    let text = text.ok_or_else(|| unfit(&"it is not libgpulimit.so"))?;
+    match version::parts(&text) {
+        Some((version, formats)) if formats == version::formats() => Ok(version.into()),
+        _ => Err(Failure::new(format_args!(
+            "{} is of version {text}, which does not work together with this gpulimit {}: install both of one version",
+            path.display(),
+            version::text()
+        ))),
+    }
+}
+
+/// Refuses what the loader would pass over with no more than a line on stderr, as a command would then have no limit: the library is loaded
+/// here. For what [`find`] has found.
+pub fn try_to_load(path: &Path) -> Result<(), Failure> {
+    load::load(path).map_err(|why| unfit(path, &why))
+}
+
+fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
+    Failure::new(format_args!(
+        "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
+        path.display()
+    ))
+}
+
+/// Reads a regular file of a length that a library can have.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    /// A build with all its debug information has less.
+    const LONGEST: u64 = 1 << 30;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > LONGEST {
+        let why = "it is not a regular file, or far too large";
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
+pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut all = library.as_os_str().as_bytes().to_vec();
+    for part in parts(existing).filter(|part| !is_ours(part) && *part != library) {
+        all.push(b':');
+        all.extend_from_slice(part.as_os_str().as_bytes());
+    }
+    OsString::from_vec(all)
+}
+
+/// `LD_PRELOAD` without our library; `None` when it is not in there.
+pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
+    let (ours, others): (Vec<&Path>, Vec<&Path>) = parts(existing).partition(|part| is_ours(part));
+    let others: Vec<&[u8]> = others
+        .iter()
+        .map(|part| part.as_os_str().as_bytes())
+        .collect();
+    (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+}
+
+/// The copies of our library that an `LD_PRELOAD` names.
+pub fn ours_in(existing: &OsStr) -> Vec<PathBuf> {
+    let ours = parts(Some(existing)).filter(|part| is_ours(part));
+    ours.map(Path::to_owned).collect()
+}
+
+fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
+    let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
+    existing
+        .split(|c| matches!(c, b':' | b' '))
+        .filter(|part| !part.is_empty())
+        .map(|part| Path::new(OsStr::from_bytes(part)))
+}
+
+/// Whether it is a copy of our library. Two of them would count everything twice.
+pub fn is_ours(part: &Path) -> bool {
+    part.file_name() == Some(OsStr::new(NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_in_the_preload_stay_and_ours_is_there_once() {
+        let ours = Path::new("/lib/libgpulimit.so");
+        let cases = [
+            (None, "/lib/libgpulimit.so"),
+            (Some(""), "/lib/libgpulimit.so"),
+            (Some("/lib/libgpulimit.so"), "/lib/libgpulimit.so"),
+            (Some("/a.so"), "/lib/libgpulimit.so:/a.so"),
+            (
+                Some("/old/libgpulimit.so:/a.so"),
+                "/lib/libgpulimit.so:/a.so",
+            ),
+            (
+                Some("/a.so /lib/libgpulimit.so:/b.so::"),
+                "/lib/libgpulimit.so:/a.so:/b.so",
+            ),
+        ];
+        for (existing, expected) in cases {
+            assert_eq!(preload(ours, existing.map(OsStr::new)), expected);
+        }
+    }
+
+    #[test]
+    fn ours_is_taken_out() {
+        let without = |text: &str| without(Some(OsStr::new(text)));
+        assert_eq!(without("/a.so"), None);
+        assert_eq!(super::without(None), None);
+        assert_eq!(without("/x/libgpulimit.so"), Some("".into()));
+        assert_eq!(
+            without("/a.so:/x/libgpulimit.so /b.so"),
+            Some("/a.so:/b.so".into())
+        );
+    }
+
+    #[test]
+    fn paths_that_the_loader_would_cut_are_refused() {
+        for path in ["/a b/libgpulimit.so", "/a:b/libgpulimit.so"] {
+            let error = check(Path::new(path)).expect_err(path).to_string();
+            assert!(error.contains(path) && error.contains(VARIABLE), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_our_library() {
+        for (path, why) in [
+            ("/nowhere", "No such file"),
+            ("/proc/self/status", "invalid ELF header"),
+            ("/proc/self/exe", "not libgpulimit.so"),
+        ] {
+            let error = check(Path::new(path)).expect_err(path).to_string();
+            assert!(error.contains(path) && error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Looks at other processes that come to an end, whatever these processes do.
+//!
+//! A look at a process's memory or files can wait for ever: for a file system of its user's own. A thread that waits so may be
+//! uninterruptible: neither its process nor any other thread of it can end then, whoever kills it. So a child process looks
+//! (`gpulimit __probe`), and the verbs do not wait for its end.
+
+use super::probe::VERB;
+use gpulimit_ledger::MappedFile;
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the looks of a verb may take.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Has a child process look, and calls `take` with each line of its answer, until it returns false. `TimedOut`: it has not ended in time.
+pub fn apart(
+    arguments: &[&OsStr],
+    input: String,
+    patience: Duration,
+    mut take: impl FnMut(String) -> bool,
+) -> io::Result<()> {
+    let until = Instant::now() + patience;
+    let mut child = Command::new("/proc/self/exe")
+        .arg(VERB)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // A child that stays behind must not keep a pipe of this process's caller open.
+        .stderr(Stdio::null())
+        .spawn()?;
+    let (told, lines) = mpsc::channel();
+    let (to, from) = (child.stdin.take(), child.stdout.take());
+    thread::spawn(move || {
+        // The child reads all of it before it looks.
+        to.map(|mut to| to.write_all(input.as_bytes()));
+        for line in from
+            .into_iter()
+            .flat_map(|from| BufReader::new(from).lines())
+        {
+            if told.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let ended = loop {
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Ok(line)) => {
+                if !take(line) {
+                    break Ok(());
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),
+            Ok(Err(error)) => break Err(error),
+            Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
+        }
+    };
+    // The child is not waited for: even closing a file can hang, and init takes it when this process ends.
+    let _ = child.kill();
+    let _ = child.try_wait();
+    ended
+}
+
+/// What is asked of many processes.
+#[derive(Copy, Clone)]
+pub enum Question<'a> {
+    /// Whether it is a member of this ledger: `yes` or `no`.
+    Member(&'a MappedFile),
+    /// Whether it has a file of this path mapped: `yes` or `no`.
+    Uses(&'a OsStr),
+    /// The begin of its command line, in hexadecimal digits.
+    Command,
+}
+
+/// The answers of these processes, by number. Those that keep others from looking for so long have none.
+pub fn ask(
+    question: Question<'_>,
+    pids: &[u32],
+    patience: Duration,
+) -> io::Result<BTreeMap<u32, String>> {
+    let mut answers = BTreeMap::new();
+    if pids.is_empty() {
+        return Ok(answers);
+    }
+    let member;
+    let arguments: &[&OsStr] = match question {
+        Question::Member(file) => {
+            member = file.to_string();
+            &["member".as_ref(), member.as_ref()]
+        }
+        Question::Uses(path) => &["uses".as_ref(), path],
+        Question::Command => &["command".as_ref()],
+    };
+    let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
+    let looked = apart(arguments, input, patience, |line| {
+        if let Some((pid, answer)) = line.split_once(' ')
+            && let Ok(pid) = pid.parse()
+        {
+            answers.insert(pid, answer.to_owned());
+        }
+        answers.len() < pids.len()
+    });
+    match looked {
+        Err(error) if error.kind() != ErrorKind::TimedOut => Err(error),
+        Ok(()) if answers.len() < pids.len() => {
+            Err(io::Error::other("the look ended without an answer"))
+        }
+        _ => Ok(answers),
+    }
+}
+
+/// Says which processes are members of a ledger, as [`gpulimit_group::Targets`] asks.
+///
+/// All looks together wait for [`PATIENCE`], and from then on for a second each: a user may have ever more processes that keep others
+/// from looking.
+pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
+    const LEAST: Duration = Duration::from_secs(1);
+    let left = Cell::new(PATIENCE);
+    move |file, pids| {
+        let start = Instant::now();
+        // Half of it at most: another look may follow.
+        let answers = ask(Question::Member(file), pids, (left.get() / 2).max(LEAST));
+        if answers
+            .as_ref()
+            .is_ok_and(|answers| answers.len() < pids.len())
+        {
+            left.set(left.get().saturating_sub(start.elapsed()));
+        }
+        let of = |pid: &u32| match &answers {
+            Ok(answers) => answers
+                .get(pid)
+                .map(|answer| answer == "yes")
+                .ok_or_else(|| ErrorKind::TimedOut.into()),
+            Err(error) => Err(io::Error::other(error.to_string())),
+        };
+        pids.iter().map(of).collect()
+    }
+}
+
+/// The child's part: looks at each of these processes and hands on what it finds. A process that never answers holds up one thread,
+/// and the others go on.
+pub fn answer(
+    pids: VecDeque<u32>,
+    look: impl Fn(u32) -> String + Sync,
+    mut told: impl FnMut(&str),
+) {
+    /// Without an answer for so long there are to be twice as many threads.
+    const TICK: Duration = Duration::from_millis(20);
+    const STACK: usize = 256 << 10;
+    let mut left = pids.len();
+    let pids = Mutex::new(pids);
+    let queue = || pids.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = || queue().pop_front();
+    let (tell, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        let mut threads = 0;
+        let mut wanted = 4;
+        while left > 0 {
+            while threads < wanted {
+                let tell = tell.clone();
+                let work = || {
+                    let tell = tell;
+                    while let Some(pid) = next() {
+                        let _ = tell.send(format!("{pid} {}\n", look(pid)));
+                    }
+                };
+                let thread = thread::Builder::new().stack_size(STACK);
+                if thread.spawn_scoped(scope, work).is_err() {
+                    break;
+                }
+                threads += 1;
+            }
+            match answers.recv_timeout(TICK) {
+                Ok(answer) => {
+                    told(&answer);
+                    left -= 1;
+                }
+                Err(_) if !queue().is_empty() => wanted *= 2,
+                Err(_) => {}
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, PoisonError};
+
+    #[test]
+    fn processes_that_never_answer_keep_nobody_from_the_others() {
+        let (lock, bell) = (Mutex::new(false), Condvar::new());
+        let look = |pid: u32| {
+            // Every number but the last stands for a process that waits for the last.
+            let mut over = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            *over |= pid == 99;
+            bell.notify_all();
+            while !*over {
+                over = bell.wait(over).unwrap_or_else(PoisonError::into_inner);
+            }
+            "yes".into()
+        };
+        let mut all = Vec::new();
+        answer((0..100).collect(), look, |line| all.push(line.to_owned()));
+        all.sort();
+        let mut expected: Vec<_> = (0..100).map(|pid| format!("{pid} yes\n")).collect();
+        expected.sort();
+        assert_eq!(all, expected);
+    }
+}

@@ -1,0 +1,61 @@
+//! `gpulimit ls`: the names of groups.
+
+use super::failure::Failure;
+use super::figures::{SCHEMA, kind};
+use super::groups::Selection;
+use super::output;
+use gpulimit_group::Group;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Options of `ls`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// List the groups below this one only
+    group: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+Full names, one per line, each before those below it.
+
+Examples:
+  gpulimit ls
+  gpulimit ls lab
+  gpulimit ls --json | jq -r '.groups[] | select(.kind == \"job\").name'";
+
+/// Lists the groups.
+pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    // Whoever names a group knows it.
+    let groups: Vec<&Group> = selection
+        .groups
+        .iter()
+        .skip(usize::from(selection.named))
+        .collect();
+    if args.json {
+        let groups: Vec<Value> = groups
+            .iter()
+            .map(|group| {
+                json!({
+                    "name": group.name(),
+                    "root": group.root().to_string_lossy(),
+                    "kind": kind(group.name()),
+                })
+            })
+            .collect();
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": selection.root().to_string_lossy(),
+            "groups": groups,
+        }))?;
+    } else {
+        let line = |group: &&Group| selection.title(group) + "\n";
+        output::print(&groups.iter().map(line).collect::<String>())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

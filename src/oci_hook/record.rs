@@ -1,0 +1,361 @@
+//! What is known of a container that has a group: a directory in the root for each.
+//!
+//! ```text
+//! .containers/container-4f2a0c6d8e1b/record   this
+//! .containers/container-4f2a0c6d8e1b/view     the root that the container sees
+//! ```
+
+use super::process::Process;
+use crate::failure::Failure;
+use gpulimit_base::text_file;
+use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
+use gpulimit_policy::rules;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// In a root; no group can have this name.
+const FOLDER: &str = ".containers";
+const RECORD: &str = "record";
+const DRAFT: &str = "record.new";
+const HEAD: &str = "gpulimit-container 1";
+/// Bytes; a longer record is damaged.
+const LONGEST: u64 = 1 << 16;
+
+/// A container on record.
+#[derive(Debug, Eq, PartialEq)]
+pub struct Record {
+    /// As its runtime calls it.
+    pub id: String,
+    /// Its first process.
+    pub init: Process,
+    /// The root of its file system, as the host calls it.
+    pub rootfs: PathBuf,
+    /// What was asked for.
+    pub wanted: String,
+    /// Its group.
+    pub group: String,
+    /// Whether the group is the container's own, and goes with it.
+    pub own: bool,
+}
+
+/// The name of a container's directory and of its own group, in the short form of the id that people see.
+pub fn name_of(id: &str) -> String {
+    let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
+    let name = format!("container-{}", if digest { &id[..12] } else { id });
+    if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
+        return name;
+    }
+    // FNV-1a. Who gets the name of another is refused by its record.
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    format!("container-{hash:016x}")
+}
+
+/// The directory of a container.
+///
+/// It belongs to root and only root can write it, as does everything above it: what a record says is what root removes. A container's
+/// own root, where that is another user of the host, may go through it to the view and read the record.
+#[derive(Debug)]
+pub struct Place {
+    root: PathBuf,
+    name: String,
+}
+
+/// The files of a view, beside those whose names begin with [`VIEW_PREFIX`].
+const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
+const VIEW_PREFIX: &str = ".context-";
+/// Directories in each other: a group and its `sub` at each level, and the view itself.
+const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
+
+impl Place {
+    /// Of this name.
+    pub fn of(root: &Root, name: &str) -> Self {
+        Self {
+            root: root.path().into(),
+            name: name.into(),
+        }
+    }
+
+    /// All that there are, with their names. Fails where others than root can write them.
+    pub fn all(root: &Root) -> Result<Vec<(String, Self)>, Failure> {
+        let path = root.path().join(FOLDER);
+        let Some(folder) = open_folder(root.path())? else {
+            return Ok(Vec::new());
+        };
+        let failed = |error| cannot("list", &path, &error);
+        let mut all = Vec::new();
+        for name in folder.names().map_err(failed)? {
+            let name = name.map_err(failed)?.to_string_lossy().into_owned();
+            let place = Self::of(root, &name);
+            all.push((name, place));
+        }
+        Ok(all)
+    }
+
+    /// Makes it, for nobody but root to come in.
+    pub fn make(&self) -> Result<(), Failure> {
+        let failed = |error| cannot("create", &self.path(), &error);
+        let folder = match open_folder(&self.root)? {
+            Some(folder) => folder,
+            None => {
+                let root = Directory::open(&self.root).map_err(failed)?;
+                // To go through, not to look.
+                root.create_directory(FOLDER, 0o711).map_err(failed)?
+            }
+        };
+        let made = folder.create_directory(&self.name, 0o700);
+        made.map(drop).map_err(failed)
+    }
+
+    /// Lets a container's root in a user namespace of its own go through, as a member of this unix group. It can change nothing.
+    pub fn admit(&self, group: u32) -> Result<(), Failure> {
+        let failed = |error| cannot("open to the container", &self.path(), &error);
+        let Some((_, place)) = self.open()? else {
+            return Err(failed(ErrorKind::NotFound.into()));
+        };
+        place
+            .set_group(group)
+            .and_then(|()| place.set_mode(0o710))
+            .map_err(failed)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.root.join(FOLDER).join(&self.name)
+    }
+
+    /// The root that the container sees.
+    pub fn view(&self) -> PathBuf {
+        self.path().join("view")
+    }
+
+    /// What is known; `None` where nothing is. Fails where others than root could have written it.
+    pub fn read(&self) -> Result<Option<Record>, Failure> {
+        match self.open()? {
+            Some((_, place)) => self.read_in(&place),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Place::read`], in the container's own namespaces: there root's directories do not look like root's, and may be gone through but
+    /// not opened.
+    pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
+        self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
+    }
+
+    fn read_in(&self, place: &Directory) -> Result<Option<Record>, Failure> {
+        let mut text = Vec::new();
+        let read = place
+            .open_file(RECORD, false)
+            .and_then(|file| file.take(LONGEST).read_to_end(&mut text));
+        self.parse(read.map(|_| text))
+    }
+
+    fn parse(&self, read: io::Result<Vec<u8>>) -> Result<Option<Record>, Failure> {
+        let path = self.path().join(RECORD);
+        let bytes = match read {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| cannot("read", &path, &error))?,
+        };
+        match std::str::from_utf8(&bytes).ok().and_then(parse) {
+            // A group that goes with the container has its name.
+            Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
+            _ => Err(Failure::new(format_args!(
+                "{} is damaged: remove {} when the container has ended",
+                path.display(),
+                self.path().display()
+            ))),
+        }
+    }
+
+    /// Puts it on record.
+    pub fn write(&self, record: &Record) -> Result<(), Failure> {
+        let text = format!(
+            "{HEAD}\n{}\n{}\n{}\n{}\n{}\n{}\n",
+            record.id,
+            record.init,
+            record.rootfs.display(),
+            record.wanted,
+            record.group,
+            if record.own { "own" } else { "shared" },
+        );
+        if parse(&text).as_ref() != Some(record) {
+            return Err(Failure::new(format_args!(
+                "the path of the container's file system, '{}', is no text of one line: move it",
+                record.rootfs.display()
+            )));
+        }
+        let failed = |error| cannot("write", &self.path().join(RECORD), &error);
+        let Some((_, place)) = self.open()? else {
+            return Err(failed(ErrorKind::NotFound.into()));
+        };
+        gone(place.remove_file(DRAFT))
+            .and_then(|()| place.create_file(DRAFT, 0o644))
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| place.rename(DRAFT, RECORD))
+            .map_err(failed)
+    }
+
+    /// Removes what has no record: its maker was killed before that, so that nothing but a draft can be in it.
+    pub fn remove_unrecorded(&self) -> Result<(), Failure> {
+        let failed = |error| cannot("remove", &self.path(), &error);
+        let Some((folder, place)) = self.open()? else {
+            return Ok(());
+        };
+        gone(place.remove_file(DRAFT)).map_err(failed)?;
+        gone(folder.remove_directory(&self.name)).map_err(failed)
+    }
+
+    /// Removes it with its view. Files that are not ours stay, and so does the record then.
+    pub fn remove(&self) -> Result<(), Failure> {
+        let failed = |error| cannot("remove", &self.path(), &error);
+        let Some((_, place)) = self.open()? else {
+            return Ok(());
+        };
+        match place.open_directory("view") {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            view => {
+                empty_view(&view.map_err(failed)?, VIEW_DEPTH).map_err(failed)?;
+                gone(place.remove_directory("view")).map_err(failed)?;
+            }
+        }
+        gone(place.remove_file(RECORD)).map_err(failed)?;
+        self.remove_unrecorded()
+    }
+
+    /// The folder and the directory in it; `None` where one of them is missing.
+    fn open(&self) -> Result<Option<(Directory, Directory)>, Failure> {
+        let Some(folder) = open_folder(&self.root)? else {
+            return Ok(None);
+        };
+        let place = open_roots_own(folder.open_directory(&self.name), &self.path())?;
+        Ok(place.map(|place| (folder, place)))
+    }
+}
+
+/// The folder of all containers in this root; `None` where there is none.
+fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
+    let directory = Directory::open(root);
+    if let Ok(directory) = &directory
+        && matches!(directory.entry(FOLDER), Ok(None))
+    {
+        return Ok(None);
+    }
+    let Some(directory) = open_roots_own(directory, root)? else {
+        return Ok(None);
+    };
+    open_roots_own(directory.open_directory(FOLDER), &root.join(FOLDER))
+}
+
+/// A directory that belongs to root and that only root can write; `None` where there is none.
+fn open_roots_own(
+    opened: io::Result<Directory>,
+    path: &Path,
+) -> Result<Option<Directory>, Failure> {
+    let failed = |error| cannot("open", path, &error);
+    let directory = match opened {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    let about = directory.about().map_err(failed)?;
+    if about.uid() == 0 && about.mode() & 0o022 == 0 {
+        return Ok(Some(directory));
+    }
+    Err(Failure::new(format_args!(
+        "{} may be written by others than root, so that the containers on record there are not believed: remove it if no container needs it",
+        path.display()
+    )))
+}
+
+/// Removes what we have put into a view, and nothing else.
+fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
+    for name in directory.names()? {
+        let name = name?;
+        let Some(entry) = directory.entry(&name)? else {
+            continue;
+        };
+        let text = name.to_str().unwrap_or_default();
+        let is_ours = VIEW_FILES.contains(&text) || text.starts_with(VIEW_PREFIX);
+        match entry.kind {
+            EntryKind::File if is_ours => gone(directory.remove_file(&name))?,
+            EntryKind::Directory if depth > 0 => {
+                empty_view(&directory.open_directory(&name)?, depth - 1)?;
+                gone(directory.remove_directory(&name))?;
+            }
+            _ => {
+                return Err(io::Error::other(format!(
+                    "gpulimit did not make {}: move it elsewhere",
+                    directory.path().join(&name).display()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn parse(text: &str) -> Option<Record> {
+    let mut lines = text.strip_suffix('\n')?.split('\n');
+    if lines.next()? != HEAD {
+        return None;
+    }
+    let mut next = || lines.next();
+    let record = Record {
+        id: next()?.to_owned(),
+        init: next()?.parse().ok()?,
+        rootfs: next()?.into(),
+        wanted: next()?.to_owned(),
+        group: next()?.to_owned(),
+        own: match next()? {
+            "own" => true,
+            "shared" => false,
+            _ => return None,
+        },
+    };
+    next().is_none().then_some(record)
+}
+
+fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let digest = "0123456789abcdef".repeat(4);
+        assert_eq!(name_of(&digest), "container-0123456789ab");
+        assert_eq!(name_of("web_1.a"), "container-web_1.a");
+        for id in ["a+b", "a/b", "../x", "ä", &"x".repeat(100)] {
+            let name = name_of(id);
+            assert!(gpulimit_group::check_name(&name).is_ok(), "{name}");
+            assert_ne!(name, name_of(&format!("{id}.")));
+        }
+    }
+
+    #[test]
+    fn cut_short_it_is_none() {
+        let record = Record {
+            id: "a".into(),
+            init: "7 8".parse().expect("a process"),
+            rootfs: "/x y".into(),
+            wanted: "max=8GiB".into(),
+            group: "lab/a".into(),
+            own: false,
+        };
+        let text = format!("{HEAD}\na\n7 8\n/x y\nmax=8GiB\nlab/a\nshared\n");
+        assert_eq!(parse(&text), Some(record));
+        for end in 0..text.len() {
+            assert_eq!(parse(&text[..end]), None, "{end}");
+        }
+        assert_eq!(parse(&format!("{text}more\n")), None);
+    }
+}

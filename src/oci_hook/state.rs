@@ -1,0 +1,109 @@
+//! What a runtime tells its hooks, and what the container's bundle says.
+
+use crate::failure::Failure;
+use serde::Deserialize;
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// More is no state.
+const LONGEST: u64 = 1 << 20;
+
+/// A container, as the runtime has it.
+#[derive(Deserialize)]
+pub struct State {
+    /// Unique among the containers of a runtime.
+    pub id: String,
+    /// Its first process; 0 or none where there is none any more.
+    #[serde(default)]
+    pub pid: u32,
+    /// The directory of its configuration.
+    pub bundle: PathBuf,
+}
+
+/// As far as we look at it.
+#[derive(Deserialize)]
+struct Config {
+    root: Rootfs,
+    #[serde(default)]
+    linux: Linux,
+}
+
+#[derive(Deserialize)]
+struct Rootfs {
+    path: PathBuf,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Linux {
+    uid_mappings: Vec<Mapping>,
+    gid_mappings: Vec<Mapping>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Mapping {
+    #[serde(rename = "containerID")]
+    container_id: u32,
+    #[serde(rename = "hostID")]
+    host_id: u32,
+}
+
+/// What the container is made of.
+pub struct Bundle {
+    /// The root of its file system, as the host calls it.
+    pub rootfs: PathBuf,
+    /// Its root's unix group, as the host numbers it; `None` where its root is the host's.
+    pub root_group: Option<u32>,
+}
+
+impl State {
+    /// From standard input.
+    pub fn read() -> Result<Self, Failure> {
+        let wrong = |why: &dyn std::fmt::Display| {
+            Failure::new(format_args!(
+                "standard input is no state of a container: {why}: an OCI runtime is to call this, with the state"
+            ))
+        };
+        let mut text = String::new();
+        let read = std::io::stdin().take(LONGEST).read_to_string(&mut text);
+        read.map_err(|error| wrong(&error))?;
+        let state: Self = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
+        if state.id.is_empty() || state.id.contains('\n') {
+            return Err(wrong(&format_args!(
+                "the id is '{}'",
+                state.id.escape_debug()
+            )));
+        }
+        Ok(state)
+    }
+
+    /// What its configuration says.
+    pub fn bundle(&self) -> Result<Bundle, Failure> {
+        let path = self.bundle.join("config.json");
+        let failed = |why: &dyn std::fmt::Display| {
+            Failure::new(format_args!("cannot read {}: {why}", path.display()))
+        };
+        let text = fs::read_to_string(&path).map_err(|error| failed(&error))?;
+        let config: Config = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+        let of_root = |maps: &[Mapping]| {
+            let map = maps.iter().find(|map| map.container_id == 0);
+            map.map(|map| map.host_id)
+        };
+        let Linux {
+            uid_mappings: users,
+            gid_mappings: groups,
+        } = &config.linux;
+        let root_group = match of_root(users).is_some_and(|user| user != 0) {
+            false => None,
+            true => Some(of_root(groups).ok_or_else(|| {
+                failed(&"it maps user 0 and not group 0: add linux.gidMappings for it")
+            })?),
+        };
+        Ok(Bundle {
+            rootfs: self.bundle.join(config.root.path),
+            root_group,
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! What verbs ask in a process of its own: one that may carry the preload, may crash in a driver, and may wait for ever for the process that
+//! it looks at.
+//!
+//! The answers are lines `key value` on stdout; about a running process, JSON.
+#![allow(unsafe_code)]
+
+use super::failure::Failure;
+use super::{doctor, install, look, output};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_ledger::{MappedFile, Mappings};
+use gpulimit_policy as policy;
+use libloading::os::unix::{Library, Symbol};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::{env, fs, io};
+
+/// The hidden verb.
+pub const VERB: &str = "__probe";
+
+/// Options of the hidden verb.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to find out.
+    what: What,
+    /// The library that is to be in the process, the pid of the process to look at, or the file that is asked about.
+    about: Option<PathBuf>,
+}
+
+#[derive(Copy, Clone, clap::ValueEnum)]
+enum What {
+    /// The CUDA driver.
+    Driver,
+    /// The GPUs that CUDA shows.
+    Gpus,
+    /// The preloaded library.
+    Preload,
+    /// A running process.
+    Process,
+    /// Of processes whose pids are on stdin: which are members of a ledger.
+    Member,
+    /// Likewise: which have a file mapped.
+    Uses,
+    /// Likewise: their command lines.
+    Command,
+}
+
+/// Answers.
+pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
+    let answer = match args.what {
+        What::Driver => driver(),
+        What::Gpus => gpus(),
+        What::Preload => preload(args.about.as_deref()),
+        What::Process => {
+            close_inherited();
+            let pid = args.about.as_deref().and_then(Path::to_str);
+            let pid = pid.and_then(|pid| pid.parse().ok());
+            let pid = pid.ok_or_else(|| Failure::new("expected a pid"))?;
+            output::json(&doctor::look_at(pid))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        What::Member | What::Uses | What::Command => {
+            close_inherited();
+            return processes(args.what, args.about.clone().unwrap_or_default());
+        }
+    };
+    output::print(&answer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The answers of a probe: `key value` lines. `Err` says how it ended.
+pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
+    let own = env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(own);
+    command.arg(VERB).arg(what).stdin(Stdio::null());
+    // The probe is to see the driver and the library as they are, not the limits of a group.
+    for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
+        command.env_remove(name);
+    }
+    match preload {
+        Some(library) => command.arg(library).env("LD_PRELOAD", library),
+        None => command.env_remove("LD_PRELOAD"),
+    };
+    let output = command.output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(format!(
+            "{}{}{said}",
+            output.status,
+            if said.is_empty() { "" } else { ": " }
+        ));
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let pair = |line: &str| {
+        let (key, value) = line.split_once(' ')?;
+        Some((key.to_owned(), value.to_owned()))
+    };
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+/// The UUIDs of the GPUs that a program of this environment sees; none where the driver does not tell.
+pub fn visible_gpus() -> Vec<[u8; 16]> {
+    let answers = ask("gpus", None).unwrap_or_default().into_iter();
+    let gpus = answers.filter(|(key, _)| key == "gpu");
+    gpus.filter_map(|(_, id)| Some(id.parse::<DeviceId>().ok()?.uuid))
+        .collect()
+}
+
+/// Answers about the processes whose pids are on stdin.
+fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
+    let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
+    let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
+    let file = MappedFile::from(about.to_string_lossy().into_owned());
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let look = |pid: u32| match what {
+        What::Member => {
+            yes(Mappings::of(pid).is_ok_and(|all| file.has_member(&all).is_ok_and(|is| is)))
+        }
+        What::Uses => yes(install::uses(pid, &about)),
+        _ => {
+            let line = Identity::command_line(pid);
+            let bytes = line.iter().flatten();
+            bytes.map(|byte| format!("{byte:02x}")).collect()
+        }
+    };
+    look::answer(pids, look, |line| {
+        // A caller that has gone does not wait for it.
+        let _ = output::print(line);
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Closes everything but the first three descriptors. A look that never ends must not hold the caller's locks, pipes and files.
+fn close_inherited() {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
+        // SAFETY: inherited through exec, so nothing in this process uses it; that of the listing itself is closed already.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`; `native true` where the driver has limits of its own.
+fn driver() -> String {
+    let mut out = String::new();
+    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    let library = match unsafe { Library::new("libcuda.so.1") } {
+        Ok(library) => library,
+        Err(error) => return format!("missing {error}\n"),
+    };
+    if let Some(path) = mapped("/libcuda.so") {
+        let _ = writeln!(out, "file {path}");
+    }
+    let mut version: c_int = 0;
+    // SAFETY: cuDriverGetVersion(int*) of the CUDA driver API, allowed before cuInit.
+    let asked = unsafe {
+        let function: Result<Symbol<extern "C" fn(*mut c_int) -> c_int>, _> =
+            library.get(b"cuDriverGetVersion\0");
+        function.map(|function| function(&mut version))
+    };
+    if let Ok(0) = asked {
+        let _ = writeln!(out, "version {version}");
+    }
+    // SAFETY: cuInit(unsigned int) of the CUDA driver API.
+    let init = unsafe {
+        let function: Result<Symbol<extern "C" fn(u32) -> c_int>, _> = library.get(b"cuInit\0");
+        function.map(|function| function(0))
+    };
+    if let Ok(code) = init {
+        let _ = writeln!(out, "init {code}");
+    }
+    if let Some(yes) = has_native_limits() {
+        let _ = writeln!(out, "native {yes}");
+    }
+    // Not unloaded: drivers do not take that well, and the process ends here.
+    std::mem::forget(library);
+    out
+}
+
+/// A line `gpu UUID` for each GPU or MIG instance that CUDA shows here; all are written as those of GPUs.
+fn gpus() -> String {
+    let mut out = String::new();
+    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
+        return out;
+    };
+    // SAFETY: cuInit(unsigned int), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA
+    // driver API, with room for what they write; the second form of the last one tells MIG instances apart.
+    let mut ask = || unsafe {
+        let init: Symbol<extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").ok()?;
+        let count: Symbol<extern "C" fn(*mut c_int) -> c_int> =
+            library.get(b"cuDeviceGetCount\0").ok()?;
+        let get: Symbol<extern "C" fn(*mut c_int, c_int) -> c_int> =
+            library.get(b"cuDeviceGet\0").ok()?;
+        let uuid: Symbol<extern "C" fn(*mut [u8; 16], c_int) -> c_int> = library
+            .get(b"cuDeviceGetUuid_v2\0")
+            .or_else(|_| library.get(b"cuDeviceGetUuid\0"))
+            .ok()?;
+        let mut number = 0;
+        (init(0) == 0 && count(&mut number) == 0).then_some(())?;
+        for ordinal in 0..number {
+            let (mut device, mut id) = (0, [0; 16]);
+            (get(&mut device, ordinal) == 0 && uuid(&mut id, device) == 0).then_some(())?;
+            let _ = writeln!(out, "gpu {}", DeviceId::gpu(id));
+        }
+        Some(())
+    };
+    let _ = ask();
+    // Not unloaded, as above.
+    std::mem::forget(library);
+    out
+}
+
+/// Whether this driver can limit a cgroup's memory by itself; `None` without NVML.
+fn has_native_limits() -> Option<bool> {
+    // SAFETY: runs the constructors of NVML, as every monitor does.
+    let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
+    // SAFETY: looked for, not called.
+    let found =
+        unsafe { library.get::<extern "C" fn()>(b"nvmlDeviceSetMemoryLimits_v1\0") }.is_ok();
+    std::mem::forget(library);
+    Some(found)
+}
+
+/// The version of the C library here, `2.36`.
+fn c_library() -> String {
+    // SAFETY: a constant text that stays.
+    let text = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    text.to_string_lossy().into_owned()
+}
+
+/// `mapped PATH` where the library is in this process, `contains 1` where its panics end in it, and a line `hook SYMBOL CLASS STATE` for each hook.
+fn preload(library: Option<&Path>) -> String {
+    let mut out = format!("glibc {}\n", c_library());
+    let library = library.and_then(|path| fs::canonicalize(path).ok());
+    if let Some(path) = library.and_then(|path| mapped(&path.to_string_lossy())) {
+        let _ = writeln!(out, "mapped {path}");
+    }
+    let this = Library::this();
+    // SAFETY: `const char *gpulimit_hooks(void)`, a constant text that stays.
+    let text = unsafe {
+        let function: Result<Symbol<extern "C" fn() -> *const c_char>, _> =
+            this.get(b"gpulimit_hooks\0");
+        let text = function.map(|function| function());
+        text.ok()
+            .filter(|text| !text.is_null())
+            .map(|text| CStr::from_ptr(text))
+    };
+    for line in text.unwrap_or_default().to_string_lossy().lines() {
+        let _ = writeln!(out, "hook {line}");
+    }
+    // SAFETY: `int gpulimit_contains_panics(void)`.
+    let contains = unsafe {
+        let function: Result<Symbol<extern "C" fn() -> c_int>, _> =
+            this.get(b"gpulimit_contains_panics\0");
+        function.map(|function| function())
+    };
+    if let Ok(answer) = contains {
+        let _ = writeln!(out, "contains {answer}");
+    }
+    out
+}
+
+/// The path of the file mapped here whose name contains `name`.
+fn mapped(name: &str) -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
+    maps.lines()
+        .filter_map(path)
+        .find(|path| path.contains(name))
+}

@@ -1,0 +1,340 @@
+//! `gpulimit ps`: the processes in groups, and what each uses.
+
+use super::failure::Failure;
+use super::figures::SCHEMA;
+use super::groups::{self, Selection, View};
+use super::look::{self, PATIENCE, Question};
+use super::nvml::Driver;
+use super::pids::Pids;
+use super::table::{Column, Table, figure};
+use super::{accounts, output};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_group::is_within;
+use gpulimit_ledger::{Category, DeviceUsage, ProcessUsage};
+use serde_json::{Value, json};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+
+/// Options of `ps`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show the processes of this group and of those below it only
+    group: Option<String>,
+
+    /// Print JSON: sizes are bytes, unknown figures null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+TOTAL counts against the limit: allocations, pools, managed memory, and what
+the driver takes for contexts and code. nvidia-smi shows the same without
+managed memory. A process that is `draining` has ended, and the driver has not
+freed its memory yet. ALLOCATIONS are plain and virtual memory, arrays and
+graphs; --json shows each. PID is the number here: a process in a container
+knows another one of itself, `own_pid` in JSON. One that cannot be seen from
+here has none. COMMAND has arguments only where the caller may read them in
+/proc, and is `-` where the process keeps others from looking. A terminal that is too narrow for all columns gets those that
+say most.
+
+Examples:
+  gpulimit ps
+  gpulimit ps lab
+  gpulimit ps lab --json | jq '.processes[].total'";
+
+/// Shows the processes.
+pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let (views, status) = selection.views(driver);
+    if selection.named
+        && let [
+            View {
+                ledger: None,
+                group,
+                ..
+            },
+            ..,
+        ] = &views[..]
+    {
+        return Err(groups::unreadable(group.ledger_path()));
+    }
+    let commands = Commands::of(&views);
+    let mut lines: Vec<Line> = outermost(&views)
+        .into_iter()
+        .flat_map(|view| {
+            let lines = view.processes.iter();
+            lines.flat_map(|process| of(&selection, view, process, &commands))
+        })
+        .collect();
+    lines.sort_by(Line::by_group_and_pid);
+    if args.json {
+        let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": selection.root().to_string_lossy(),
+            "processes": processes,
+        }))?;
+    } else if !lines.is_empty() {
+        output::table(&table(&lines, driver).render_without(&[
+            Column::Left("STATE"),
+            Column::Right("MANAGED"),
+            Column::Right("ALLOCATIONS"),
+            Column::Right("POOLS"),
+            Column::Right("DRIVER"),
+            Column::Left("USER"),
+        ]))?;
+    } else if status == ExitCode::SUCCESS {
+        output::note(
+            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts one",
+        );
+    }
+    Ok(status)
+}
+
+/// The groups whose ledgers we can read and that are below no other such: they have all processes, once.
+fn outermost(views: &[View]) -> Vec<&View> {
+    let mut found: Vec<&View> = Vec::new();
+    for view in views.iter().filter(|view| view.ledger.is_some()) {
+        let covers = |above: &&View| {
+            above.group.root() == view.group.root()
+                && is_within(view.group.name(), above.group.name())
+        };
+        if !found.iter().any(covers) {
+            found.push(view);
+        }
+    }
+    found
+}
+
+/// What processes are called now.
+#[derive(Default)]
+struct Commands {
+    pids: Pids,
+    /// By number here. A process that keeps others from looking has none; `None` where none could be asked.
+    lines: Option<BTreeMap<u32, String>>,
+}
+
+impl Commands {
+    fn of(views: &[View]) -> Self {
+        let pids = Pids::default();
+        let processes = outermost(views)
+            .into_iter()
+            .flat_map(|view| &view.processes);
+        let alive = processes.filter(|process| process.alive);
+        let alive: BTreeSet<u32> = alive
+            .filter_map(|process| pids.here(&process.identity))
+            .collect();
+        let alive: Vec<u32> = alive.into_iter().collect();
+        let lines = look::ask(Question::Command, &alive, PATIENCE).ok();
+        Self { pids, lines }
+    }
+
+    /// `None` where it cannot be seen.
+    fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
+        let identity = process.identity;
+        let named = match (pid, &self.lines) {
+            // The number of one that has ended may be another's.
+            (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
+                Some(line) => identity.with_command(pid, line),
+                None => identity,
+            },
+            _ => identity,
+        };
+        Some(named.command().to_string())
+    }
+}
+
+/// The bytes that hexadecimal digits stand for; `None` for other than 64.
+fn digits(text: &str) -> Option<[u8; 64]> {
+    let pairs = text.as_bytes().chunks(2);
+    let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = pairs.map(byte).collect();
+    bytes?.try_into().ok()
+}
+
+/// A process on one GPU, or on none yet.
+struct Line {
+    group: String,
+    /// The group for people.
+    title: String,
+    /// `None` where it has no number here.
+    pid: Option<u32>,
+    own_pid: u32,
+    uid: u32,
+    /// `None` where it cannot be seen.
+    command: Option<String>,
+    alive: bool,
+    gpu: Option<(DeviceId, Parts)>,
+}
+
+/// What a process uses of a GPU, in bytes.
+struct Parts {
+    total: u64,
+    /// `None` for a process that has not said what its memory is for.
+    split: Option<Split>,
+}
+
+/// Bytes by what the memory is for.
+struct Split([u64; Category::COUNT]);
+
+impl Split {
+    fn of(&self, category: Category) -> u64 {
+        self.0.get(category as usize).copied().unwrap_or(0)
+    }
+
+    /// What the program has asked for by address, handle or graph.
+    fn allocations(&self) -> u64 {
+        [
+            Category::Linear,
+            Category::Vmm,
+            Category::Arrays,
+            Category::Graphs,
+        ]
+        .map(|category| self.of(category))
+        .into_iter()
+        .fold(0, u64::saturating_add)
+    }
+}
+
+impl Parts {
+    fn of(usage: &DeviceUsage) -> Self {
+        let total = usage.charged.saturating_sub(usage.idle);
+        let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
+        let split = said.then_some(Split(usage.by));
+        Self { total, split }
+    }
+}
+
+fn of(
+    selection: &Selection,
+    view: &View,
+    process: &ProcessUsage,
+    commands: &Commands,
+) -> Vec<Line> {
+    let mut group = view.group.name().to_owned();
+    let mut title = view.title.clone();
+    if !process.below.is_empty() {
+        group = format!("{group}/{}", process.below);
+        title = match selection
+            .groups
+            .iter()
+            .find(|known| known.root() == view.group.root() && known.name() == group)
+        {
+            Some(known) => selection.title(known),
+            None => group.clone(),
+        };
+    }
+    let pid = commands.pids.here(&process.identity);
+    let command = commands.command(process, pid);
+    let line = |gpu| Line {
+        group: group.clone(),
+        title: title.clone(),
+        pid,
+        own_pid: process.identity.pid,
+        uid: process.identity.uid,
+        command: command.clone(),
+        alive: process.alive,
+        gpu,
+    };
+    let id = |usage: &DeviceUsage| {
+        let entry = view
+            .devices
+            .iter()
+            .find(|entry| entry.index == usage.device)?;
+        Some(entry.id)
+    };
+    let mut lines: Vec<Line> = process
+        .devices
+        .iter()
+        .filter_map(|usage| Some(line(Some((id(usage)?, Parts::of(usage))))))
+        .collect();
+    if lines.is_empty() {
+        lines.push(line(None));
+    }
+    lines
+}
+
+impl Line {
+    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their order.
+    fn by_group_and_pid(&self, other: &Self) -> Ordering {
+        let groups = self.group.split('/').cmp(other.group.split('/'));
+        let process = |line: &Self| (line.pid, line.own_pid);
+        groups
+            .then_with(|| self.title.cmp(&other.title))
+            .then_with(|| process(self).cmp(&process(other)))
+    }
+
+    fn state(&self) -> &'static str {
+        if self.alive { "running" } else { "draining" }
+    }
+
+    fn json(&self, driver: Option<&Driver>) -> Value {
+        let split = self
+            .gpu
+            .as_ref()
+            .and_then(|(_, parts)| parts.split.as_ref());
+        let part = |category| split.map(|split| split.of(category));
+        json!({
+            "pid": self.pid,
+            "own_pid": self.own_pid,
+            "uid": self.uid,
+            "user": accounts::user_name(self.uid),
+            "group": self.group,
+            "gpu": self.gpu.as_ref().map(|(id, _)| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(*id, driver),
+            })),
+            "command": self.command,
+            "allocations": split.map(Split::allocations),
+            "linear": part(Category::Linear),
+            "vmm": part(Category::Vmm),
+            "arrays": part(Category::Arrays),
+            "graphs": part(Category::Graphs),
+            "pools": part(Category::Pools),
+            "managed": part(Category::Managed),
+            "driver": part(Category::Driver),
+            "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
+            "state": self.state(),
+        })
+    }
+}
+
+fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
+    let mut table = Table::new(&[
+        Column::Right("PID"),
+        Column::Left("USER"),
+        Column::Left("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("ALLOCATIONS"),
+        Column::Right("POOLS"),
+        Column::Right("MANAGED"),
+        Column::Right("DRIVER"),
+        Column::Right("TOTAL"),
+        Column::Left("STATE"),
+        Column::Left("COMMAND"),
+    ]);
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
+    for line in lines {
+        let parts = line.gpu.as_ref().map(|(_, parts)| parts);
+        let split = parts.and_then(|parts| parts.split.as_ref());
+        table.row(vec![
+            figure(line.pid),
+            accounts::user_name(line.uid),
+            line.title.clone(),
+            figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
+            bytes(split.map(Split::allocations)),
+            bytes(split.map(|split| split.of(Category::Pools))),
+            bytes(split.map(|split| split.of(Category::Managed))),
+            bytes(split.map(|split| split.of(Category::Driver))),
+            bytes(parts.map(|parts| parts.total)),
+            line.state().into(),
+            figure(line.command.as_deref()),
+        ]);
+    }
+    table
+}

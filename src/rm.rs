@@ -1,0 +1,147 @@
+//! `gpulimit rm`: no group any longer.
+
+use super::failure::Failure;
+use super::groups::{self, Purpose};
+use super::kill::{end_all, proven};
+use super::{look, output};
+use gpulimit_group::{Group, GroupError, Kind, Root};
+use gpulimit_ledger::Ledger;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Options of `rm`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The groups
+    #[arg(required = true)]
+    groups: Vec<String>,
+
+    /// Remove the groups below them, too
+    #[arg(long, short)]
+    recursive: bool,
+
+    /// Kill the programs that run in them first
+    #[arg(long, short)]
+    force: bool,
+}
+
+const HELP: &str = "\
+A group in which programs run, or with groups below it, stays, and nothing of
+it is removed. Groups of ended jobs below it are removed with it.
+
+Examples:
+  gpulimit rm lab
+  gpulimit rm --recursive lab
+  gpulimit rm --recursive --force lab/alice lab/bob";
+
+/// How long killed programs may take to be gone, those of all groups together.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Removes the groups. What cannot be removed is said, and the others are.
+pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
+    let mut status = ExitCode::SUCCESS;
+    let end = Instant::now() + PATIENCE;
+    for name in &args.groups {
+        if let Err(failure) = remove(name, args, end) {
+            if args.groups.len() == 1 {
+                return Err(failure);
+            }
+            output::note(&failure.to_string());
+            status = ExitCode::FAILURE;
+        }
+    }
+    Ok(status)
+}
+
+fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
+    let (root, name) = groups::meant(name, Purpose::Use)?;
+    let name = &*name;
+    let group = groups::open(&root, name, Purpose::Use)?;
+    if args.force {
+        if !args.recursive
+            && let below = root.groups_below(Some(&group))?
+            && let Some(first) = below.iter().find(|below| !below.has_ended())
+        {
+            return Err(GroupError::HasGroups {
+                name: name.into(),
+                below: first.name().into(),
+            }
+            .into());
+        }
+        drain(&group, end)?;
+    }
+    if args.recursive {
+        all(&root, &group)
+    } else {
+        remove_one(&root, &group)
+    }
+}
+
+/// Removes a group and those below it; nothing where a program runs in one of them.
+fn all(root: &Root, group: &Group) -> Result<(), Failure> {
+    // Who is in a group is in the ledgers of all above it.
+    let used = match group.ledger() {
+        Ok(ledger) => ledger.has_live(),
+        Err(_) => Ledger::is_used(&group.ledger_path()),
+    };
+    if used {
+        return Err(GroupError::InUse {
+            name: group.name().into(),
+        }
+        .into());
+    }
+    let below = root.groups_within(group)?;
+    for group in below.iter().rev().chain([group]) {
+        remove_one(root, group)?;
+    }
+    Ok(())
+}
+
+/// How long another program may make or remove the same group.
+const TURN: Duration = Duration::from_secs(2);
+
+/// Removes one group. Another program that makes or removes it at the same time is waited for; a group that is gone then is removed.
+fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
+    let end = Instant::now() + TURN;
+    loop {
+        match root.remove(group.name()) {
+            Err(error) if error.is_missing() => return Ok(()),
+            // The job of a group may not have come to use a GPU yet.
+            Err(GroupError::InUse { .. })
+                if !Ledger::is_used(&group.ledger_path())
+                    && (group.kind() == Kind::Named || group.has_ended()) =>
+            {
+                if Instant::now() > end {
+                    let path = group.path().to_owned();
+                    return Err(GroupError::Held { path }.into());
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            removed => return Ok(removed?),
+        }
+    }
+}
+
+/// Kills what runs in a group until nothing does, or `end` has come.
+fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
+    let ledger = group.ledger()?;
+    let look = look::members();
+    let targets = proven(group, &ledger, &look)?;
+    while ledger.has_live() {
+        // Before the round: one that took long on a busy machine may have killed them all.
+        let late = Instant::now() > end;
+        let failed = end_all(group, &ledger, &targets);
+        if late && ledger.has_live() {
+            return Err(failed.unwrap_or_else(|| {
+                GroupError::InUse {
+                    name: group.name().into(),
+                }
+                .into()
+            }));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! `gpulimit run`: a command under a limit.
+
+mod place;
+mod stat;
+
+use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
+use super::library;
+use super::nvml::Driver;
+use super::signals::{self, End, Inherited};
+use super::sizes::{self, Sizes};
+use gpulimit_limits::parse_duration;
+use gpulimit_policy as policy;
+use place::Place;
+use stat::Stat;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Options of `run`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    sizes: Sizes,
+
+    /// Settings such as max=4G that stand before the command.
+    #[arg(skip)]
+    settings: Vec<String>,
+
+    /// Limit this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+
+    /// At this limit wait until memory is given back, for this long at most, such as 30s or 10m, before
+    /// a request is refused
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    wait: Option<Duration>,
+
+    /// Run below this group, which must exist; without it below the one that GPULIMIT_GROUP names
+    #[arg(long, value_name = "PARENT")]
+    group: Option<String>,
+
+    /// Run in the group of this name, below --group if that is given. It stays; runs of the same name share it
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Say at the end on standard error what the command took
+    #[arg(long)]
+    stat: bool,
+
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        value_name = "COMMAND",
+        value_hint = clap::ValueHint::CommandWithArguments
+    )]
+    command: Vec<OsString>,
+}
+
+const HELP: &str = "\
+Without --name the command gets a group of its own. When the command and all
+that runs in the group have ended, it is not shown any more, and the next
+`gpulimit run` or `gpulimit gc` removes it. What it uses counts in all groups
+above, whose limits hold as well; what happens at such a limit is theirs to say.
+
+`run` replaces itself by the command, with the same pid, as `nice` and `env` do.
+With --stat it stays as the parent, passes signals on, and the command is killed
+when it is.
+
+Examples:
+  gpulimit run --max 4G -- python train.py
+  gpulimit run --max 50% --device 0 --stat -- ./a.out
+  gpulimit run --group lab --max 30% --high 20% -- python train.py
+  gpulimit run --max 8G --name lab -- jupyter lab    makes or joins the group
+  gpulimit run --name lab -- python eval.py          joins it
+
+Exit status: that of the command; 128+N when signal N ended it; 125 when
+gpulimit failed, 126 when the command cannot be executed, 127 when it was not
+found, 2 for a mistake in the options.";
+
+impl Args {
+    /// Takes settings such as `max=4G` from before the command.
+    fn take_settings(&mut self) -> Result<(), Failure> {
+        let word = |word: &OsString| word.to_str().is_some_and(sizes::is_setting);
+        let count = self.command.iter().take_while(|it| word(it)).count();
+        let settings = self.command.drain(..count);
+        self.settings = settings.filter_map(|it| it.into_string().ok()).collect();
+        if count > 0 && self.command.first().is_some_and(|first| first == "--") {
+            self.command.remove(0);
+            return self.has_command();
+        }
+        let first = self.command.first().map(|first| first.to_string_lossy());
+        if let (Some(option), 1..) = (first.filter(|first| first.starts_with('-')), count) {
+            return Err(Failure::usage(format_args!(
+                "the option {option} stands after {}: give options first, and -- before the command",
+                self.settings.join(" ")
+            )));
+        }
+        self.has_command()
+    }
+
+    fn has_command(&self) -> Result<(), Failure> {
+        match self.command.is_empty() {
+            true => Err(Failure::usage(
+                "no command given: use `gpulimit run --max SIZE -- COMMAND`",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+fn time(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
+}
+
+/// Becomes the command, or with `--stat` runs it and ends as it ended.
+pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
+    args.take_settings()?;
+    let library = library::find().map_err(Failure::of_run)?;
+    library::try_to_load(&library).map_err(Failure::of_run)?;
+    let place = Place::of(&args).map_err(Failure::of_run)?;
+    let stat = args.stat.then(|| Stat::begin(&place.group));
+
+    let mut words = args.command.into_iter();
+    let program = words.next().unwrap_or_default();
+    let mut command = Command::new(&program);
+    command
+        .args(words)
+        .env(
+            "LD_PRELOAD",
+            library::preload(&library, env::var_os("LD_PRELOAD").as_deref()),
+        )
+        .env("GPULIMIT_ROOT", place.group.root())
+        .env(policy::GROUP, place.group.name())
+        .env_remove(policy::MAX);
+    let Some(stat) = stat else {
+        // There is nothing to do at the end: this process becomes the command, and returns only where it cannot.
+        let error = signals::become_command(&mut command, inherited);
+        place.leave();
+        return Err(cannot_run(&program, &error));
+    };
+    let end = signals::supervise(&mut command, inherited);
+    if let Ok(end) = &end {
+        stat.report(*end, Driver::load().ok().as_ref());
+    }
+    place.leave();
+
+    match end.map_err(|error| cannot_run(&program, &error))? {
+        End::Exit(status) => Ok(ExitCode::from(status)),
+        End::Signal(signal) => {
+            signals::die_by(signal);
+            Ok(ExitCode::from(
+                u8::try_from(128 + signal).unwrap_or(u8::MAX),
+            ))
+        }
+    }
+}
+
+fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
+    let name = program.to_string_lossy();
+    let failure = |why: &str| Failure::new(format_args!("cannot run '{name}': {why}"));
+    match error.kind() {
+        ErrorKind::NotFound if name.contains('/') => {
+            failure("there is no such file, or not the interpreter that its first line names")
+                .with(NOT_FOUND)
+        }
+        ErrorKind::NotFound => {
+            failure("there is no such command in PATH: check the spelling, or give its path")
+                .with(NOT_FOUND)
+        }
+        ErrorKind::PermissionDenied => {
+            failure("it is not executable: check `ls -l`, or run it with its interpreter")
+                .with(NOT_EXECUTABLE)
+        }
+        _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
+            failure("it is not a program of this machine").with(NOT_EXECUTABLE)
+        }
+        _ => failure(&error.to_string()).with(RUN),
+    }
+}

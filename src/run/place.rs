@@ -1,0 +1,229 @@
+//! The group that the command of `run` runs in.
+
+use super::Args;
+use crate::changes::{self, Changes};
+use crate::create::no_job;
+use crate::failure::Failure;
+use crate::groups::{self, Purpose};
+use crate::nvml::Driver;
+use crate::{env, output, sizes, warnings};
+use gpulimit_base::identity::Identity;
+use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
+use gpulimit_ledger::Ledger;
+use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_policy as policy;
+use std::io::{self, ErrorKind, IsTerminal};
+
+/// The group, made where it has to be.
+pub struct Place {
+    pub group: Group,
+    root: Root,
+    /// Set for a group of the command's own, which goes away with it.
+    own: Option<Hold>,
+}
+
+impl Place {
+    /// As the options and the environment say.
+    pub fn of(args: &Args) -> Result<Self, Failure> {
+        let limits = limits(args)?;
+        let place = match &args.name {
+            Some(name) => Self::named(args, name, limits),
+            None => Self::own(args, limits),
+        }?;
+        // What cannot be collected is in nobody's way.
+        let _ = place.root.collect_garbage(Garbage::Everywhere);
+        Ok(place)
+    }
+
+    /// A group that stays.
+    fn named(args: &Args, name: &str, limits: Option<LimitSet>) -> Result<Self, Failure> {
+        no_job(name)?;
+        let name = match &args.group {
+            Some(parent) => format!("{parent}/{name}"),
+            None => name.to_owned(),
+        };
+        let (root, name) = groups::meant(&name, Purpose::Run)?;
+        let group = match limits {
+            None => root.group(&name)?,
+            Some(limits) => {
+                let created = root.create(&name, &limits)?;
+                if !created.new {
+                    agree(&name, &limits, &created.group.limits()?.rules()?)?;
+                }
+                created.group
+            }
+        };
+        may_join(&group)?;
+        Ok(Self {
+            group,
+            root,
+            own: None,
+        })
+    }
+
+    /// A group of the command's own.
+    fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
+        let parent = match &args.group {
+            Some(name) => Some(groups::find(name, Purpose::Run)?),
+            None => callers()?,
+        };
+        let (root, above) = match (&parent, &limits) {
+            (None, None) => {
+                return Err(Failure::usage(
+                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or --name or --group with the name of a group that exists",
+                ));
+            }
+            (None, Some(_)) => (Root::locate(&env)?, String::new()),
+            (Some(parent), _) => {
+                may_join(parent)?;
+                if parent.upwards().count() == MAX_DEPTH {
+                    return Err(Failure::new(format_args!(
+                        "group '{0}' is {MAX_DEPTH} deep, no group can be below it: use `gpulimit run --name {0}` without limits to run in it",
+                        parent.name()
+                    )));
+                }
+                (Root::at(parent.root())?, format!("{}/", parent.name()))
+            }
+        };
+        let made = make_job(
+            &root,
+            &above,
+            limits.as_ref().unwrap_or(&LimitSet::default()),
+        );
+        match (made, parent) {
+            (Ok(created), _) => Ok(Self {
+                group: created.group,
+                root,
+                own: Some(created.hold),
+            }),
+            (Err(error), Some(parent)) if is_denied(&error) => match limits {
+                // It would have no limit of its own.
+                None => Ok(Self {
+                    group: parent,
+                    root,
+                    own: None,
+                }),
+                Some(_) => Err(Failure::new(format_args!(
+                    "you may not make a group below '{0}', which a limit of the command's own needs: ask who administers {0}, or use `gpulimit run --name {0}` without limits to run in it",
+                    parent.name()
+                ))),
+            },
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Removes a group of the command's own that this process does not become, or has seen end. One in which children of the command go on
+    /// stays until they are gone.
+    pub fn leave(self) {
+        if self.own.is_some() {
+            let _ = self.group.forget_job();
+            drop(self.own);
+            let _ = self.root.remove(self.group.name());
+        }
+    }
+}
+
+/// Makes a group for this process and what it becomes.
+///
+/// A process that runs one `gpulimit run` by another has made one before, and one of another pid namespace may have its numbers.
+fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
+    const TRIES: u64 = 1_000;
+    let me = Identity::of_self();
+    let mut taken = root.path().to_path_buf();
+    for attempt in 0..TRIES {
+        let name = format!("{above}run-{}-{}", me.pid, me.start_time + attempt);
+        let created = root.create(&name, limits)?;
+        if created.new {
+            created.group.record_job()?;
+            return Ok(created);
+        }
+        taken = created.group.path().into();
+    }
+    Err(GroupError::Held { path: taken })
+}
+
+/// The group that the caller is in, as the rules and the environment say. That of a job that has not begun, as `GPULIMIT_MAX` asks for, is
+/// none: what `run` is asked for takes its place.
+fn callers() -> Result<Option<Group>, Failure> {
+    if let Some(rule) = policy::rule()? {
+        let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
+        let name = asked.map_or(rule.group, |asked| asked.group);
+        return groups::find(&name, Purpose::Run).map(Some);
+    }
+    let Some(name) = env(policy::GROUP).filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let name = name.to_string_lossy();
+    match groups::find(&name, Purpose::Run) {
+        Err(_) if Kind::of(&name) == Kind::Job && gpulimit_group::check_name(&name).is_ok() => {
+            Ok(None)
+        }
+        Err(failure) => Err(Failure::new(format_args!(
+            "{} is set, and {failure}",
+            policy::GROUP
+        ))),
+        Ok(group) => Ok(Some(group)),
+    }
+}
+
+/// What the options ask for; `None` where they ask for nothing.
+fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
+    let settings = sizes::together(&args.sizes, &args.settings)?;
+    if settings.is_empty() && !args.devices.is_empty() {
+        return Err(Failure::usage(
+            "--device says which GPU a limit is for, and there is none: add --max SIZE",
+        ));
+    }
+    // NVML is asked where the answer depends on it, and for a warning that somebody reads.
+    let driver = (io::stderr().is_terminal() && !settings.is_empty())
+        || !args.devices.is_empty()
+        || settings.iter().any(changes::depends_on_gpus);
+    let driver = driver.then(|| Driver::load().ok()).flatten();
+    let driver = driver.as_ref();
+    let changes = Changes::of_command(settings, &args.devices, driver)?;
+    let mut limits = LimitSet::default();
+    changes.apply(&mut limits)?;
+    for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
+        output::note(&format!("warning: {line}"));
+    }
+    if let Some(time) = args.wait {
+        limits.options.on_limit = OnLimit::Wait;
+        limits.options.wait_timeout = time;
+    }
+    Ok((limits != LimitSet::default()).then_some(limits))
+}
+
+/// Finds out before the command starts what it would only tell when it uses a GPU.
+fn may_join(group: &Group) -> Result<(), Failure> {
+    for above in group.upwards() {
+        match Ledger::open(&above.ledger_path()) {
+            Err(error) if groups::is_denied(&error) => {
+                return Err(Failure::new(format_args!(
+                    "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
+                    group.name(),
+                    above.ledger_path().display()
+                )));
+            }
+            opened => opened.map(drop).map_err(GroupError::from)?,
+        }
+    }
+    Ok(())
+}
+
+fn is_denied(error: &GroupError) -> bool {
+    matches!(error, GroupError::Io { error, .. } if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem))
+}
+
+/// A group that exists is joined only under the limits that it has.
+fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> {
+    if asked.same_as(there) {
+        return Ok(());
+    }
+    let set = match asked.get(Selector::All, Key::Max) {
+        Some(max) => format!("gpulimit set {name} --max {max}"),
+        None => format!("gpulimit set {name} --max SIZE --device GPU"),
+    };
+    Err(Failure::new(format_args!(
+        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"
+    )))
+}

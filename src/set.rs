@@ -1,0 +1,152 @@
+//! `gpulimit set`: other limits for a group, at once.
+
+use super::changes::Changes;
+use super::failure::Failure;
+use super::figures::bytes;
+use super::groups::{self, Purpose, View};
+use super::nvml::Driver;
+use super::sizes::{self, Sizes};
+use super::{output, warnings};
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Group, GroupError};
+use gpulimit_ledger::{DeviceEntry, EventKind, Happening, Ledger};
+use gpulimit_limits::{Key, LimitSet, LimitsError, Selector};
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+/// Options of `set`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The group
+    group: String,
+
+    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max 4G
+    #[arg(value_name = "KEY=VALUE")]
+    changes: Vec<String>,
+
+    #[command(flatten)]
+    sizes: Sizes,
+
+    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+}
+
+const HELP: &str = "\
+All changes of one call are made at once. They hold for programs that run as
+for those that start later. A smaller max takes nothing away: it refuses growth
+until the usage is below it.
+
+Keys of the group:
+  on_limit=fail       or wait, until others give memory back
+  wait_timeout=10m    how long a request waits, such as 30s or 10m
+  oom=none            kill-largest or kill-group before a request is refused
+  count_context=yes   whether the memory of CUDA contexts counts, yes or no
+These are the defaults. The default of --max and --high is max (none), that of
+--low and --min is 0.
+
+Examples:
+  gpulimit set lab --max 8G
+  gpulimit set lab --max 25% --high 20% --device 1
+  gpulimit set lab on_limit=wait wait_timeout=5m
+  gpulimit set lab --max max                 no limit";
+
+/// Changes the limits.
+pub fn set(args: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let settings = sizes::together(&args.sizes, &args.changes)?;
+    if settings.is_empty() {
+        return Err(Failure::usage(format_args!(
+            "nothing to change: give a limit, such as `gpulimit set {} --max 8G`",
+            args.group
+        )));
+    }
+    let changes = Changes::new(settings, &args.devices, driver)?;
+    let group = groups::find(&args.group, Purpose::Change)?;
+    let now = group
+        // Worked out before, so that it cannot fail now.
+        .write_limits(|rules| drop(changes.apply(rules)))
+        .map_err(|error| refused(&group, error))?;
+    record(&group, &changes, &now);
+    let name = group.name().to_owned();
+    let mut lines = changes.lines(&now, driver);
+    // Whoever administers a group need not be able to read its ledger.
+    if let Ok(view) = View::open(group, name.clone(), driver) {
+        lines.extend(changes.outranked(&now, &view.above, view.ledger.as_ref(), driver));
+        lines.extend(too_much(&view, driver));
+        if changes.has_sizes() {
+            let gpus = warnings::capacities(driver, view.ledger.as_ref());
+            warnings::note(&name, &warnings::of(&now, &gpus, driver));
+        }
+    }
+    let line = |line: String| format!("{name}: {line}\n");
+    output::report(&lines.into_iter().map(line).collect::<String>());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(group: &Group, error: GroupError) -> Failure {
+    match error {
+        GroupError::Limits(LimitsError::Io { ref error, .. })
+            if error.kind() == ErrorKind::PermissionDenied =>
+        {
+            Failure::new(format_args!(
+                "you may not change the limits of group '{}': they belong to whoever administers it ({})",
+                group.name(),
+                group.limits_path().display()
+            ))
+        }
+        error => error.into(),
+    }
+}
+
+/// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
+fn record(group: &Group, changes: &Changes, now: &LimitSet) {
+    let Ok(ledger) = Ledger::open(&group.ledger_path()) else {
+        return;
+    };
+    let device = match changes.targets[..] {
+        [Selector::Device(id)] => ledger.find_device(&id),
+        _ => None,
+    };
+    let entry = device.and_then(|device| ledger.device_entry(device));
+    // The largest number: none, or not known.
+    let max = match changes.targets[..] {
+        [Selector::Device(id)] => now.for_device(id, Key::Max),
+        _ => now.get(Selector::All, Key::Max),
+    };
+    let max = max.filter(|_| changes.has_max());
+    let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
+    ledger.record(&Happening {
+        kind: EventKind::Limits,
+        device,
+        process: Identity::of_self(),
+        bytes: max,
+        charged: device.map_or(0, |device| ledger.charged(device)),
+        max,
+    });
+}
+
+/// Where usage is above the limit.
+fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
+    let Some(ledger) = &view.ledger else {
+        return Vec::new();
+    };
+    let line = |device: &DeviceEntry| {
+        let max = view.rules.for_device(device.id, Key::Max)?;
+        let max = max.resolve(device.capacity);
+        let usage = ledger.usage(device.index);
+        let usage = usage.charged.saturating_sub(usage.idle);
+        (usage > max).then(|| {
+            format!(
+                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it falls",
+                gib(usage),
+                groups::label(device.id, driver),
+                gib(max)
+            )
+        })
+    };
+    view.devices.iter().filter_map(line).collect()
+}

@@ -1,0 +1,168 @@
+//! `gpulimit show`: what each group may use, and what it uses.
+
+use super::failure::Failure;
+use super::figures::{self, Figures, Gpu, SCHEMA};
+use super::groups::Selection;
+use super::output;
+use super::table::{Column, Table, UNKNOWN, figure};
+use gpulimit_base::units::{Size, gib};
+use gpulimit_limits::Key;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Options of `show`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show this group and those below it only
+    group: Option<String>,
+
+    /// Print JSON: sizes are bytes, unknown figures null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+MAX is the group's own limit, EFFECTIVE a smaller one of a group above and
+whose it is. USAGE is what the processes of the group and of those below it
+use, managed memory included; FREE is what they could still get; PEAK is the
+most that was charged at once; REFUSED counts refused requests. What is not
+known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they
+say something. A terminal that is too narrow for all columns gets those that
+say most.
+
+Examples:
+  gpulimit show
+  gpulimit show lab/alice
+  gpulimit show lab --json | jq '.groups[].gpus[].usage'";
+
+/// Shows the groups.
+pub fn show(args: &Args) -> Result<ExitCode, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let (figures, status) = Figures::all(&selection);
+    if args.json {
+        let groups: Vec<Value> = figures.iter().map(Figures::json).collect();
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": selection.root().to_string_lossy(),
+            "groups": groups,
+        }))?;
+    } else if !figures.is_empty() {
+        output::table(&table(&figures).render_without(&NARROW))?;
+    } else if status == ExitCode::SUCCESS {
+        no_groups(&selection);
+    }
+    Ok(status)
+}
+
+/// Says that there is nothing to show, and how that changes.
+pub fn no_groups(selection: &Selection) {
+    output::note(&format!(
+        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes one",
+        selection.root().display()
+    ));
+}
+
+const OPTIONAL: [Column; 5] = [
+    Column::Left("EFFECTIVE"),
+    Column::Right("HIGH"),
+    Column::Right("LOW"),
+    Column::Right("MIN"),
+    Column::Left("OPTIONS"),
+];
+
+/// The columns that a narrow terminal does without, in this order.
+const NARROW: [Column; 8] = [
+    Column::Left("OPTIONS"),
+    Column::Right("MIN"),
+    Column::Right("LOW"),
+    Column::Right("HIGH"),
+    Column::Right("PROCESSES"),
+    Column::Right("PEAK"),
+    Column::Right("REFUSED"),
+    Column::Left("EFFECTIVE"),
+];
+
+fn table(groups: &[Figures]) -> Table {
+    let [smallest, high, low, min, options] = OPTIONAL;
+    let mut table = Table::new(&[
+        Column::Left("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("MAX"),
+        smallest,
+        high,
+        low,
+        min,
+        Column::Right("USAGE"),
+        Column::Right("PEAK"),
+        Column::Right("FREE"),
+        Column::Right("REFUSED"),
+        Column::Right("PROCESSES"),
+        options,
+    ]);
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
+    for group in groups {
+        let options = match group.options_text() {
+            none if none.is_empty() => UNKNOWN.into(),
+            options => options,
+        };
+        for gpu in &group.gpus {
+            table.row(vec![
+                group.title.clone(),
+                gpu.label.clone(),
+                max(gpu),
+                figure(effective(group, gpu)),
+                figure(gpu.text(Key::High)),
+                figure(gpu.text(Key::Low)),
+                figure(gpu.text(Key::Min)),
+                bytes(gpu.usage),
+                bytes(gpu.peak),
+                bytes(gpu.free),
+                figure(gpu.refusals),
+                figure(gpu.processes),
+                options.clone(),
+            ]);
+        }
+        if let Some(others) = group.others {
+            let said = |key: Key| match group.of_all(key) {
+                size if size == key.default() => UNKNOWN.into(),
+                size => figures::size(size),
+            };
+            let nothing = || UNKNOWN.to_owned();
+            table.row(vec![
+                group.title.clone(),
+                others.into(),
+                figures::size(group.of_all(Key::Max)),
+                figure(above_all(group)),
+                said(Key::High),
+                said(Key::Low),
+                said(Key::Min),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                figure(group.processes.filter(|_| group.gpus.is_empty())),
+                options.clone(),
+            ]);
+        }
+    }
+    table.without_empty(&OPTIONAL);
+    table
+}
+
+/// The group's own limit.
+pub fn max(gpu: &Gpu) -> String {
+    gpu.text(Key::Max)
+        .unwrap_or_else(|| figures::size(Size::Max))
+}
+
+/// A limit above the group that is smaller than its own.
+pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
+    let (max, by) = gpu.effective.as_ref()?;
+    (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
+}
+
+fn above_all(group: &Figures) -> Option<String> {
+    let (size, by) = group.above_all.as_ref()?;
+    Some(format!("{} ({by})", figures::size(*size)))
+}

@@ -1,0 +1,67 @@
+//! Limits on the command line: `--max 4G`, or the same as `max=4G`.
+
+use super::failure::Failure;
+use gpulimit_base::units::Extent;
+use gpulimit_limits::{Key, OptionKey, Setting};
+
+/// Options that say how much of each GPU a group may use.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+pub struct Sizes {
+    /// Hard limit of each GPU: 4G, 512M, 50%, -2G (all but 2 GiB), or max (none)
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub max: Option<Extent>,
+
+    /// Above this size members give back what they hold unused before they grow
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub high: Option<Extent>,
+
+    /// Memory that is not asked back, and that the growth of others takes last
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub low: Option<Extent>,
+
+    /// Memory that the growth of others below the same group never takes
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub min: Option<Extent>,
+}
+
+impl Sizes {
+    /// What the options say, as settings.
+    pub fn settings(&self) -> impl Iterator<Item = Setting> {
+        let all = [
+            (Key::Max, self.max),
+            (Key::High, self.high),
+            (Key::Low, self.low),
+            (Key::Min, self.min),
+        ];
+        all.into_iter()
+            .filter_map(|(key, extent)| Some(Setting::Size(key, extent?)))
+    }
+}
+
+/// Whether a word is a setting: `KEY=` and a value, with a key that there is.
+pub fn is_setting(word: &str) -> bool {
+    let keys = Key::ALL.into_iter().map(Key::name);
+    let mut names = keys.chain(OptionKey::ALL.into_iter().map(OptionKey::name));
+    word.split_once('=')
+        .is_some_and(|(key, _)| names.any(|name| name == key))
+}
+
+/// Puts settings of both forms together, each key once.
+pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failure> {
+    let mut settings: Vec<Setting> = Vec::new();
+    let words = words
+        .iter()
+        .map(|word| word.parse::<Setting>().map_err(Failure::usage));
+    for setting in options.settings().map(Ok).chain(words) {
+        let setting = setting?;
+        if settings.iter().any(|there| there.name() == setting.name()) {
+            return Err(Failure::usage(format_args!(
+                "{} is given twice",
+                setting.name()
+            )));
+        }
+        settings.push(setting);
+    }
+    Ok(settings)
+}

@@ -1,0 +1,243 @@
+//! Who could change a file, or put another one in its place.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// What the kernel shows for users who have no number in a user namespace.
+const OVERFLOW: u32 = 65534;
+/// As many links as the kernel follows.
+const MOST_LINKS: u32 = 40;
+
+/// The users and unix groups that may be able to change a file that root uses.
+#[derive(Clone, Debug, Default)]
+pub struct Trusted {
+    users: BTreeSet<u32>,
+    unix_groups: BTreeSet<u32>,
+}
+
+/// One step on the way to a file: a directory, a link, or the file itself.
+struct Step {
+    path: PathBuf,
+    about: fs::Metadata,
+}
+
+impl Trusted {
+    /// Root alone.
+    pub fn root() -> Self {
+        let mut users = BTreeSet::from([0]);
+        // Root in a user namespace sees the machine's root, whom it must believe, as nobody in particular.
+        if is_in_user_namespace() {
+            users.insert(OVERFLOW);
+        }
+        Self {
+            users,
+            unix_groups: BTreeSet::new(),
+        }
+    }
+
+    /// Root, and whoever can change the running program, and with it everything that it does.
+    pub fn of_this_program() -> Self {
+        let mut trusted = Self::root();
+        let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
+        for Step { about, .. } in way.map_or_else(|_| Vec::new(), |way| way.steps) {
+            trusted.users.insert(about.uid());
+            if about.mode() & 0o020 != 0 && !about.is_symlink() {
+                trusted.unix_groups.insert(about.gid());
+            }
+        }
+        trusted
+    }
+
+    /// Refuses a file that others could change, or replace by changing a directory or a link on the way to it. The error names what
+    /// they could change, and why.
+    pub fn check(&self, path: &Path) -> Result<(), String> {
+        let way = self.checked(Path::new("/"), path)?;
+        match way.ends_early {
+            Some(missing) => Err(format!("there is no {}", missing.display())),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::check`], for a file that is to be made, or need not be there.
+    pub fn check_new(&self, path: &Path) -> Result<(), String> {
+        self.checked(Path::new("/"), path).map(drop)
+    }
+
+    /// As [`Self::check_new`], in a tree of files that has its root at `root`. There no link may be on the way: what it means in that
+    /// system is another file than what it means in this one.
+    pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
+        let way = self.checked(root, path)?;
+        match way.steps.iter().find(|step| step.about.is_symlink()) {
+            Some(step) => Err(format!("{} is a symbolic link", step.path.display())),
+            None => Ok(()),
+        }
+    }
+
+    fn checked(&self, root: &Path, path: &Path) -> Result<Way, String> {
+        let way = Way::to(root, path)
+            .map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+        let last = way.steps.len();
+        for (number, Step { path, about }) in way.steps.iter().enumerate() {
+            let (mode, path) = (about.mode() & 0o7777, path.display());
+            if !self.users.contains(&about.uid()) {
+                return Err(format!("{path} belongs to user {}", about.uid()));
+            }
+            if about.is_symlink() {
+                continue;
+            }
+            // In a sticky directory others can make files, but neither remove nor rename those of the trusted: the next step is one.
+            let is_taken = number + 1 < last;
+            if about.is_dir() && mode & 0o1000 != 0 && is_taken {
+                continue;
+            }
+            let by_group = mode & 0o020 != 0 && !self.unix_groups.contains(&about.gid());
+            if mode & 0o002 != 0 || by_group {
+                return Err(format!("{path} may be written by others (mode {mode:04o})"));
+            }
+        }
+        Ok(way)
+    }
+}
+
+/// Everything that decides which file an absolute path leads to.
+struct Way {
+    /// With the file itself, the last one.
+    steps: Vec<Step>,
+    /// What is not there.
+    ends_early: Option<PathBuf>,
+}
+
+impl Way {
+    /// To a path of ours below `root`. Links are followed as in a system that has its root there.
+    fn to(root: &Path, path: &Path) -> io::Result<Self> {
+        let below = path
+            .strip_prefix(root)
+            .map_err(|_| ErrorKind::InvalidInput)?;
+        let mut ahead = parts(below);
+        let mut here = root.to_path_buf();
+        let mut steps = vec![Step {
+            about: fs::symlink_metadata(&here)?,
+            path: here.clone(),
+        }];
+        let mut links = 0;
+        while let Some(part) = ahead.pop() {
+            if part == Path::new("..") {
+                if here != root {
+                    here.pop();
+                }
+                continue;
+            }
+            let next = here.join(&part);
+            let about = match fs::symlink_metadata(&next) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let ends_early = Some(next);
+                    return Ok(Self { steps, ends_early });
+                }
+                about => about?,
+            };
+            let link = about
+                .is_symlink()
+                .then(|| fs::read_link(&next))
+                .transpose()?;
+            steps.push(Step {
+                path: next.clone(),
+                about,
+            });
+            match link {
+                None => here = next,
+                Some(target) => {
+                    links += 1;
+                    if links > MOST_LINKS {
+                        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+                    }
+                    if target.is_absolute() {
+                        here = root.to_path_buf();
+                    }
+                    ahead.extend(parts(&target));
+                }
+            }
+        }
+        let ends_early = None;
+        Ok(Self { steps, ends_early })
+    }
+}
+
+/// The components of a path, the last one first.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let part = |part: Component<'_>| match part {
+        Component::Normal(name) => Some(PathBuf::from(name)),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().rev().filter_map(part).collect()
+}
+
+fn is_in_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    !map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_scratch::Scratch;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn every_directory_and_link_on_the_way_counts() {
+        let place = Scratch::new();
+        fs::create_dir_all(place.at("a/b")).expect("made");
+        if fs::metadata(&place.0).expect("there").uid() != 0 {
+            eprintln!("SKIPPED: only root can give files away");
+            return;
+        }
+        let at = |name: &str| place.at(name);
+        let file = at("a/b/file");
+        fs::write(&file, "").expect("written");
+        for name in ["", "a", "a/b", "a/b/file"] {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).expect("set");
+        }
+        symlink("/../a", at("relative")).expect("linked");
+        symlink(at("a"), at("absolute")).expect("linked");
+        let root = Trusted::root();
+        let refused = |path: &Path, name: &str, why: &str| {
+            let said = root.check(path).expect_err(name);
+            assert!(
+                said.contains(&format!("{} {why}", at(name).display())),
+                "{said}"
+            );
+        };
+        // The temporary directory is sticky, or root's.
+        root.check(&file).expect("root's");
+        root.check(&at("absolute/b/file")).expect("root's");
+        assert!(root.check(&at("missing")).is_err());
+        root.check_new(&at("a/missing/file")).expect("root's");
+        root.check_in_image(&place.0, &file).expect("root's");
+        let said = root.check_in_image(&place.0, &at("relative/b/file"));
+        assert!(said.expect_err("a link").contains("is a symbolic link"));
+        // Others could make it first.
+        fs::set_permissions(at("a/b"), fs::Permissions::from_mode(0o1777)).expect("set");
+        root.check_new(&file).expect("root's");
+        let said = root.check_new(&at("a/b/missing")).expect_err("refused");
+        assert!(said.contains("may be written by others"), "{said}");
+        fs::set_permissions(at("a/b"), fs::Permissions::from_mode(0o755)).expect("set");
+        for name in ["a", "a/b", "a/b/file"] {
+            chown(at(name), Some(40_001), None).expect("given");
+            refused(&file, name, "belongs to user 40001");
+            refused(&at("absolute/b/file"), name, "belongs to user 40001");
+            chown(at(name), Some(0), None).expect("taken");
+            for mode in [0o757, 0o775] {
+                fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).expect("set");
+                refused(&file, name, "may be written by others");
+            }
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).expect("set");
+        }
+        std::os::unix::fs::lchown(at("absolute"), Some(40_001), None).expect("given");
+        refused(&at("absolute/b/file"), "absolute", "belongs to user 40001");
+        // Who can change the program decides what it does; this test is such a program.
+        Trusted::of_this_program().check(&file).expect("root's");
+    }
+}

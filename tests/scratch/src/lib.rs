@@ -1,0 +1,31 @@
+//! Directories of tests.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// An empty directory that goes away with the test.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    /// Makes a directory that no other test has.
+    #[expect(clippy::new_without_default, reason = "makes a directory")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpulimit-scratch-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).expect("made");
+        Self(path)
+    }
+
+    /// The path of this name in it.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
