@@ -27,11 +27,23 @@ impl Image {
     pub fn address(self) -> usize {
         self.0
     }
+
+    /// As if a program had passed it.
+    #[cfg(test)]
+    pub fn at(address: usize) -> Self {
+        Image(address)
+    }
 }
 
 impl FileName {
     pub fn address(self) -> usize {
         self.0
+    }
+
+    /// As if a program had passed it.
+    #[cfg(test)]
+    pub fn at(address: usize) -> Self {
+        FileName(address)
     }
 }
 

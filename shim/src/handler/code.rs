@@ -18,11 +18,11 @@ use crate::handler::{handles, lazy, managed};
 use crate::image::{self, Needs};
 
 fn needs(call: Call, image: Image) -> Needs {
-    image::needs(image.address(), &|| call.process.capabilities())
+    image::needs(image, &|| call.process.capabilities())
 }
 
 fn needs_of_file(call: Call, path: FileName) -> Needs {
-    image::needs_of_file(path.address(), &|| call.process.capabilities())
+    image::needs_of_file(path, &|| call.process.capabilities())
 }
 
 /// Loads something that needs this.

@@ -3,8 +3,33 @@
 //! `fuzz/` hands them what a fuzzer makes up, `cargo test -p gpulimit-fuzz-targets` the committed corpus and random changes of it.
 
 /// What the image reader wants of the crate that it is in.
+#[allow(dead_code, reason = "only bytes are read here")]
 mod abi {
     pub type Opaque = usize;
+
+    pub struct Image(Opaque);
+
+    pub struct FileName(Opaque);
+
+    impl Image {
+        pub fn at(address: Opaque) -> Self {
+            Image(address)
+        }
+
+        pub fn address(self) -> Opaque {
+            self.0
+        }
+    }
+
+    impl FileName {
+        pub fn at(address: Opaque) -> Self {
+            FileName(address)
+        }
+
+        pub fn address(self) -> Opaque {
+            self.0
+        }
+    }
 }
 mod image;
 mod ledger;
