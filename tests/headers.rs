@@ -88,7 +88,7 @@ fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
             "i32" | "u32" | "Device" | "DevicePtrV1" => 4,
             "u64" | "usize" | "DevicePtr" | "Context" | "Stream" | "Event" | "MemPool"
             | "Graph" | "Node" | "GraphExec" | "AllocationHandle" | "NvmlDevice" | "Opaque"
-            | "Array" => 8,
+            | "Array" | "Image" | "FileName" => 8,
             "IpcHandle" => 64,
             other if other.starts_with("Out<") || other.starts_with("In<") => 8,
             other => panic!("{name}: how large is {other}?"),

@@ -5,7 +5,7 @@
 
 mod place;
 
-pub use place::{In, Out};
+pub use place::{FileName, Image, In, Out};
 
 /// `CUresult` and `nvmlReturn_t`: 0 is success.
 pub type Status = i32;

@@ -13,50 +13,60 @@ use gpulimit_fatbin::{
 
 pub use gpulimit_fatbin::Needs;
 
-use crate::abi::Opaque;
+use crate::abi::{FileName, Image, Opaque};
 
 /// The largest file that is read, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
 /// Returns what the image at this address takes, on GPUs of these compute capabilities. Memory is read where the headers of the image say
 /// that it goes on, as the driver does.
-pub fn needs(image: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    let image = image.address();
     if image == 0 {
         return Needs::default();
     }
-    let image = match begins(image, WRAPPER) {
-        // SAFETY: of a wrapper the program passes 24 bytes, with an address at the eighth.
-        true => unsafe {
-            (image as *const u8)
+    // SAFETY: the program passes an image. Of a wrapper it passes 24 bytes, with the address of one at the eighth.
+    let bytes = unsafe {
+        let image = match begins(image, WRAPPER) {
+            true => (image as *const u8)
                 .add(8)
                 .cast::<Opaque>()
-                .read_unaligned()
-        },
-        false => image,
+                .read_unaligned(),
+            false => image,
+        };
+        in_memory(image)
     };
-    match in_memory(image) {
+    match bytes {
         Some(bytes) => needs_of_bytes(bytes, capabilities),
         None => Needs::UNKNOWN,
     }
 }
 
 /// Whether the NUL-terminated text or binary at this address begins so; does not read beyond the end of a text.
-fn begins(image: Opaque, with: [u8; 4]) -> bool {
+///
+/// # Safety
+/// A text that a NUL ends or a binary is there.
+unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: there is a byte as long as those before it have not ended a text, and none of `with` is 0.
+        // SAFETY: the caller's promise: there is a byte as long as those before it have not ended a text, and none of `with` is 0.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }
 
 /// The bytes of the image at this address, as many as its header says; `None` where there is none, or that cannot be.
-fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
+///
+/// # Safety
+/// The address is 0, or that of an image which stays there for `'a`.
+unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
     let start = image as *const u8;
+    // SAFETY: the caller's promise.
+    let begins = |with| unsafe { begins(image, with) };
     let length = match () {
-        () if image == 0 || begins(image, WRAPPER) => return None,
+        () if image == 0 || begins(WRAPPER) => return None,
         // SAFETY: a binary has its header.
-        () if begins(image, FATBIN) => length_of_fat_binary(unsafe { &*start.cast() })?,
+        () if begins(FATBIN) => length_of_fat_binary(unsafe { &*start.cast() })?,
         // SAFETY: as above.
-        () if begins(image, ELF) => length_of_cubin(unsafe { &*start.cast() })?,
+        () if begins(ELF) => length_of_cubin(unsafe { &*start.cast() })?,
         // SAFETY: PTX text that is handed over without a length ends with a NUL.
         () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
     };
@@ -66,7 +76,8 @@ fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
 }
 
 /// Returns what the file with the name at this address takes.
-pub fn needs_of_file(path: Opaque, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+    let path = path.address();
     if path == 0 {
         return Needs::default();
     }
@@ -115,7 +126,7 @@ mod tests {
         ] {
             let mut memory = image.to_vec();
             memory.push(0);
-            let found = needs(memory.as_ptr() as Opaque, &|| vec![90]);
+            let found = needs(Image::at(memory.as_ptr() as Opaque), &|| vec![90]);
             assert_eq!(found, needs_of_bytes(image, &|| vec![90]));
             assert!(found != Needs::NOTHING && !found.unknown, "{found:?}");
         }
@@ -129,19 +140,19 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        let found = needs(wrapper.as_ptr() as Opaque, &gpus);
+        let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus);
         assert_eq!(found, needs_of_bytes(inner, &gpus));
-        assert_eq!(needs(0, &Vec::new), Needs::default());
+        assert_eq!(needs(Image::at(0), &Vec::new), Needs::default());
         // One that wraps itself.
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
-        assert!(needs(wrapper.as_ptr() as Opaque, &Vec::new).unknown);
+        assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new).unknown);
     }
 
     #[test]
     fn files_that_are_none() {
         for path in [c"/dev/zero", c"/nowhere", c"/"] {
-            let needs = needs_of_file(path.as_ptr() as Opaque, &Vec::new);
+            let needs = needs_of_file(FileName::at(path.as_ptr() as Opaque), &Vec::new);
             assert_eq!(needs, Needs::UNKNOWN);
         }
     }

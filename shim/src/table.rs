@@ -80,13 +80,13 @@ macro_rules! table {
                 release  cuCtxDestroy_v2(context: Context) => context::destroy;
                 release  cuCtxDetach(context: Context) => context::destroy;
 
-                measured cuModuleLoad(module: Out<Opaque>, path: Opaque) => code::module_file;
-                measured cuModuleLoadData(module: Out<Opaque>, image: Opaque) => code::module;
-                measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Opaque) => code::module;
-                measured cuModuleLoadDataEx(module: Out<Opaque>, image: Opaque, count: u32, options: Opaque, values: Opaque) => code::module_ex;
+                measured cuModuleLoad(module: Out<Opaque>, path: FileName) => code::module_file;
+                measured cuModuleLoadData(module: Out<Opaque>, image: Image) => code::module;
+                measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Image) => code::module;
+                measured cuModuleLoadDataEx(module: Out<Opaque>, image: Image, count: u32, options: Opaque, values: Opaque) => code::module_ex;
                 release  cuModuleUnload(module: Opaque) => code::unload;
-                measured cuLibraryLoadData(library: Out<Opaque>, code: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
-                measured cuLibraryLoadFromFile(library: Out<Opaque>, path: Opaque, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file;
+                measured cuLibraryLoadData(library: Out<Opaque>, code: Image, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
+                measured cuLibraryLoadFromFile(library: Out<Opaque>, path: FileName, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file;
                 release  cuLibraryUnload(library: Opaque) => code::unload_library;
                 measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module;
                 measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;

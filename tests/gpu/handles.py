@@ -575,15 +575,15 @@ def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
         value = NUMBERS.get(name, 0)
         value = next((value for (start, of), value in SPECIAL.items() if of == name and case.function.startswith(start)), value)
         return {"usize": c_size_t, "u64": c_uint64, "u32": ctypes.c_uint32}.get(kind_name, c_int)(value)
+    if kind_name == "Image":
+        return c_char_p(PTX)
+    if kind_name == "FileName":
+        file = os.memfd_create("module")
+        os.write(file, PTX)
+        return c_char_p(f"/proc/self/fd/{file}".encode())
     if kind_name == "Opaque":
-        if name in ("image", "code"):
-            return c_char_p(PTX)
         if name in ("name", "symbol"):
             return c_char_p(b"variable" if "Global" in case.function else b"k" if name == "name" else b"cuInit")
-        if name == "path":
-            file = os.memfd_create("module")
-            os.write(file, PTX)
-            return c_char_p(f"/proc/self/fd/{file}".encode())
         if name == "os_handle":
             file = c_int()
             driver.must("cuMemExportToShareableHandle", byref(file), c_uint64(memory(driver)), 1, c_uint64(0))

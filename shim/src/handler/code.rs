@@ -3,7 +3,9 @@
 
 use std::cell::Cell;
 
-use crate::abi::{Context, DevicePtr, LOADING_EAGER, Opaque, Out, SUCCESS, Status};
+use crate::abi::{
+    Context, DevicePtr, FileName, Image, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
+};
 use crate::account::BLOCK;
 use crate::account::contexts::current_context;
 use crate::account::handles::{Kind, Origin};
@@ -15,11 +17,11 @@ use crate::handler::loading::{self, Use};
 use crate::handler::{handles, lazy, managed};
 use crate::image::{self, Needs};
 
-fn needs(call: Call, image: Opaque) -> Needs {
+fn needs(call: Call, image: Image) -> Needs {
     image::needs(image, &|| call.process.capabilities())
 }
 
-fn needs_of_file(call: Call, path: Opaque) -> Needs {
+fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
@@ -79,9 +81,9 @@ fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
 /// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
 pub fn module_file(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    real: impl Fn(Out<Opaque>, FileName) -> Status,
     module: Out<Opaque>,
-    path: Opaque,
+    path: FileName,
 ) -> Status {
     load_module(call, needs_of_file(call, path), module, &move || {
         real(module, path)
@@ -92,9 +94,9 @@ pub fn module_file(
 /// it, and unloaded again where it does not fit.
 pub fn module(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    real: impl Fn(Out<Opaque>, Image) -> Status,
     module: Out<Opaque>,
-    image: Opaque,
+    image: Image,
 ) -> Status {
     load_module(call, needs(call, image), module, &move || {
         real(module, image)
@@ -104,9 +106,9 @@ pub fn module(
 /// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
 pub fn module_ex(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, u32, Opaque, Opaque) -> Status,
+    real: impl Fn(Out<Opaque>, Image, u32, Opaque, Opaque) -> Status,
     module: Out<Opaque>,
-    image: Opaque,
+    image: Image,
     count: u32,
     options: Opaque,
     values: Opaque,
@@ -120,9 +122,9 @@ pub fn module_ex(
 #[allow(clippy::too_many_arguments)]
 pub fn library(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
+    real: impl Fn(Out<Opaque>, Image, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
     library: Out<Opaque>,
-    code: Opaque,
+    code: Image,
     jit_options: Opaque,
     jit_values: Opaque,
     jit_count: u32,
@@ -148,9 +150,9 @@ pub fn library(
 #[allow(clippy::too_many_arguments)]
 pub fn library_file(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
+    real: impl Fn(Out<Opaque>, FileName, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
     library: Out<Opaque>,
-    path: Opaque,
+    path: FileName,
     jit_options: Opaque,
     jit_values: Opaque,
     jit_count: u32,
