@@ -177,7 +177,8 @@ mod tests {
     #[test]
     fn others_are_told_apart() {
         let own = fs::read("/proc/self/exe").expect("readable");
-        let path = std::env::temp_dir().join(format!("gpulimit-elf-{}", std::process::id()));
+        let scratch = gpulimit_scratch::Scratch::new();
+        let path = scratch.at("file");
         let with = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = own[..4096.min(own.len())].to_vec();
             change(&mut bytes);

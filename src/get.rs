@@ -84,7 +84,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let driver = driver.as_ref();
     let targets = gpu::selectors(&args.devices, driver)?;
     let name = group.name().to_owned();
-    let view = View::open(group, name, driver)?;
+    let view = View::cleaned(group, name, driver)?;
     if args.json {
         let figures = Figures::of(&view, driver);
         output::json(&json!({

@@ -182,7 +182,7 @@ impl Selection {
 
     /// Opens a group that was listed; `None` where it was removed since.
     fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
-        match View::open(group.clone(), self.title(group), driver) {
+        match View::cleaned(group.clone(), self.title(group), driver) {
             Ok(view) => Ok(Some(view)),
             Err(_) if !group.limits_path().exists() => Ok(None),
             Err(error) => Err(error),
@@ -257,26 +257,38 @@ pub struct View {
 }
 
 impl View {
-    /// Opens a group; what its dead processes held is taken out first, where we may and the driver has let go.
-    pub fn open(group: Group, title: String, driver: Option<&Driver>) -> Result<Self, GroupError> {
-        let witness = witness(driver);
+    /// Opens a group after what its dead processes held is taken out, where we may and the driver has let go.
+    pub fn cleaned(
+        group: Group,
+        title: String,
+        driver: Option<&Driver>,
+    ) -> Result<Self, GroupError> {
         let rules = group.limits()?.rules()?;
         let ledger = readable(&group)?;
-        let (mut devices, mut processes) = (Vec::new(), Vec::new());
         if let Some(ledger) = &ledger {
-            ledger.clean(witness);
-            devices = ledger.devices();
-            processes = ledger.processes(witness);
+            ledger.clean(witness(driver));
         }
-        Ok(Self {
+        Ok(Self::of(group, title, rules, ledger, driver))
+    }
+
+    /// Looks at a group whose files are open.
+    pub fn of(
+        group: Group,
+        title: String,
+        rules: LimitSet,
+        ledger: Option<Ledger>,
+        driver: Option<&Driver>,
+    ) -> Self {
+        let processes = |ledger: &Ledger| ledger.processes(witness(driver));
+        Self {
             above: Above::all(&group),
             group,
             title,
             rules,
+            devices: ledger.as_ref().map(Ledger::devices).unwrap_or_default(),
+            processes: ledger.as_ref().map(processes).unwrap_or_default(),
             ledger,
-            devices,
-            processes,
-        })
+        }
     }
 
     /// How many processes are of a kind; `None` where we may not look.

@@ -70,16 +70,21 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
         // Worked out before, so that it cannot fail now.
         .write_limits(|rules| drop(changes.apply(rules)))
         .map_err(|error| refused(&group, error))?;
-    record(&group, &changes, &now);
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
-    // Whoever administers a group need not be able to read its ledger.
-    if let Ok(view) = View::open(group, name.clone(), driver) {
-        lines.extend(changes.outranked(&now, &view.above, view.ledger.as_ref(), driver));
+    if let Ok(ledger) = groups::readable(&group) {
+        // Whoever administers a group need not be able to read its ledger.
+        if let Some(ledger) = &ledger {
+            record(ledger, &changes, &now);
+            // Only what still counts can be too much.
+            ledger.clean(groups::witness(driver));
+        }
+        let view = View::of(group, name.clone(), now, ledger, driver);
+        lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
         lines.extend(too_much(&view, driver));
         if changes.has_sizes() {
             let gpus = warnings::capacities(driver, view.ledger.as_ref());
-            warnings::note(&name, &warnings::of(&now, &gpus, driver));
+            warnings::note(&name, &warnings::of(&view.rules, &gpus, driver));
         }
     }
     let line = |line: String| format!("{name}: {line}\n");
@@ -103,10 +108,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
 }
 
 /// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
-fn record(group: &Group, changes: &Changes, now: &LimitSet) {
-    let Ok(ledger) = Ledger::open(&group.ledger_path()) else {
-        return;
-    };
+fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let device = match changes.targets[..] {
         [Selector::Device(id)] => ledger.find_device(&id),
         _ => None,

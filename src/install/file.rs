@@ -107,12 +107,12 @@ impl<'a> Written<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_scratch::Scratch;
 
     #[test]
     fn what_was_there_is_put_back() {
-        let place = std::env::temp_dir().join(format!("gpulimit-written-{}", std::process::id()));
-        fs::create_dir_all(&place).expect("a directory");
-        let path = place.join("ld.so.preload");
+        let scratch = Scratch::new();
+        let path = scratch.at("ld.so.preload");
         let refuse = || Err(Failure::new("programs do not start"));
         let fresh = Written::new(&path, None, "new\n").expect("written");
         assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
@@ -129,7 +129,6 @@ mod tests {
         let changed = Written::new(&path, Some("others\n"), "new\n").expect("written");
         changed.keep_if(|| Ok(())).expect("kept");
         assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
-        assert_eq!(fs::read_dir(&place).expect("listed").count(), 1);
-        fs::remove_dir_all(&place).expect("removed");
+        assert_eq!(fs::read_dir(&scratch.0).expect("listed").count(), 1);
     }
 }

@@ -46,7 +46,7 @@ impl Stat {
             "{name}: {} elapsed, {how}",
             span(self.start.elapsed())
         ));
-        let Ok(view) = View::open(self.group.clone(), name.into(), driver) else {
+        let Ok(view) = View::cleaned(self.group.clone(), name.into(), driver) else {
             return;
         };
         let Some(ledger) = &view.ledger else {

@@ -587,7 +587,8 @@ mod tests {
 
     #[test]
     fn the_head_of_a_file_is_what_fits() {
-        let path = std::env::temp_dir().join(format!("gpulimit-head-{}", std::process::id()));
+        let scratch = gpulimit_scratch::Scratch::new();
+        let path = scratch.at("file");
         fs::write(&path, b"0123456789").expect("written");
         let path = path.to_str().expect("of letters");
         assert_eq!(head(path, &mut [0; 4]), b"0123");

@@ -34,14 +34,14 @@ pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_scratch::Scratch;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
     fn only_short_regular_files_are_read() {
-        let folder = std::env::temp_dir().join(format!("gpulimit-text-{}", std::process::id()));
-        fs::create_dir(&folder).expect("made");
-        let at = |name: &str| folder.join(name);
+        let scratch = Scratch::new();
+        let at = |name: &str| scratch.at(name);
         let why = |name: &str| read(&at(name), 4).expect_err(name).to_string();
         fs::write(at("short"), "four").expect("written");
         assert_eq!(read(&at("short"), 4).expect("read"), b"four");
@@ -57,6 +57,5 @@ mod tests {
         assert_eq!(why("."), "it is not a regular file");
         let missing = read(&at("missing"), 4).expect_err("missing");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
-        fs::remove_dir_all(&folder).expect("removed");
     }
 }

@@ -95,12 +95,13 @@ pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use gpulimit_base::device::DeviceKind;
+    use gpulimit_scratch::Scratch;
 
     #[test]
     fn remembers_and_distrusts() {
-        let root =
-            std::env::temp_dir().join(format!("gpulimit-context-size-{}", std::process::id()));
-        fs::create_dir_all(&root).unwrap();
+        let scratch = Scratch::new();
+        let root = scratch.at("root");
+        fs::create_dir(&root).unwrap();
         let device = DeviceId {
             uuid: [7; 16],
             kind: DeviceKind::Gpu,
@@ -129,7 +130,7 @@ mod tests {
                 assert_eq!(fs::read_to_string(&path).unwrap(), theirs, "{name}");
             }
             fs::remove_file(&path).unwrap();
-            let outside = root.with_extension("theirs");
+            let outside = scratch.at("theirs");
             fs::write(&outside, "7").unwrap();
             std::os::unix::fs::symlink(&outside, &path).unwrap();
             write(&root, &device, 6);
@@ -138,6 +139,5 @@ mod tests {
             fs::remove_file(&path).unwrap();
             fs::remove_file(&outside).unwrap();
         }
-        fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -110,15 +110,16 @@ impl Drop for Hold {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use gpulimit_scratch::Scratch;
 
     #[test]
     fn it_ends_though_a_forked_child_has_the_descriptor() {
-        let path = std::env::temp_dir().join(format!("gpulimit-hold-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.at("lock");
         fs::write(&path, "").expect("written");
         let hold = Hold::alone(&path).expect("nobody");
         let _childs = hold.file.try_clone().expect("a descriptor");
         drop(hold);
         drop(Hold::alone(&path).expect("nobody"));
-        fs::remove_file(&path).expect("removed");
     }
 }

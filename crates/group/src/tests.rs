@@ -6,10 +6,11 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
 use gpulimit_limits::{Key, OnLimit, Oom, Selector};
+use gpulimit_scratch::Scratch;
 use std::cell::Cell;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
@@ -19,19 +20,17 @@ const UNIT: u64 = 4096;
 const HANG: Duration = Duration::from_secs(60);
 
 /// A root of its own that goes away with the test.
-struct Place(Root);
+struct Place(
+    Root,
+    #[expect(dead_code, reason = "goes with the test")] Scratch,
+);
 
 impl Place {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-group-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .expect("made");
-        Self(Root::at(path).expect("a root"))
+        let scratch = Scratch::new();
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(&scratch.0, private).expect("changed");
+        Self(Root::at(&scratch.0).expect("a root"), scratch)
     }
 
     /// A group with these sizes in units.
@@ -54,12 +53,6 @@ impl Place {
         }
         let device = member.device(GPU, CAPACITY).expect("room");
         (member, device)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(self.0.path());
     }
 }
 

@@ -205,36 +205,12 @@ impl Place {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    /// A directory of its own that goes away with the test.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new() -> Self {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gpulimit-file-{}-{next}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).expect("a temporary directory");
-            Self(path)
-        }
-
-        fn ledger(&self) -> PathBuf {
-            self.0.join("ledger")
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use gpulimit_scratch::Scratch;
 
     #[test]
     fn a_ledger_is_made_whole_and_once() {
-        let folder = Folder::new();
-        let path = folder.ledger();
+        let folder = Scratch::new();
+        let path = folder.at("ledger");
         create(&path, 0o642).expect("made");
         let about = fs::metadata(&path).expect("there");
         assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
@@ -251,7 +227,7 @@ mod tests {
             "no draft"
         );
         assert!(open(&path, true).is_ok() && open(&path, false).is_ok());
-        let nowhere = folder.0.join("missing/ledger");
+        let nowhere = folder.at("missing/ledger");
         assert!(matches!(
             create(&nowhere, 0o600),
             Err(LedgerError::Io { .. })
@@ -260,8 +236,8 @@ mod tests {
 
     #[test]
     fn many_make_it_at_once() {
-        let folder = Folder::new();
-        let path = folder.ledger();
+        let folder = Scratch::new();
+        let path = folder.at("ledger");
         std::thread::scope(|scope| {
             let makers = [0; 8].map(|_| scope.spawn(|| create(&path, 0o600)));
             for maker in makers {
@@ -274,8 +250,8 @@ mod tests {
 
     #[test]
     fn a_draft_has_a_name_of_its_own_and_gets_that_of_the_ledger_if_it_is_free() {
-        let folder = Folder::new();
-        let path = folder.ledger();
+        let folder = Scratch::new();
+        let path = folder.at("ledger");
         let (first, _) = draft(&path, || 5).expect("made");
         let mut serials = [5, 5, 6].into_iter();
         let (second, _) = draft(&path, || serials.next().expect("no more")).expect("made");
@@ -284,7 +260,7 @@ mod tests {
         name(&first, &path).expect("free");
         name(&second, &path).expect("had already");
         assert_eq!(fs::metadata(&path).expect("there").ino(), made);
-        name(&folder.0.join("missing"), &folder.0.join("other")).expect_err("no draft");
+        name(&folder.at("missing"), &folder.at("other")).expect_err("no draft");
     }
 
     #[test]
@@ -297,8 +273,8 @@ mod tests {
 
     #[test]
     fn what_is_no_ledger_is_not_opened() {
-        let folder = Folder::new();
-        let path = folder.ledger();
+        let folder = Scratch::new();
+        let path = folder.at("ledger");
         let why = |write| match open(&path, write).map(drop) {
             Err(LedgerError::Damaged { what, .. }) => what.to_owned(),
             Err(LedgerError::Version { found, .. }) => format!("version {found}"),
@@ -334,7 +310,7 @@ mod tests {
         }
         write(PREFACE, FILE_SIZE);
         assert_eq!(why(true), "opened");
-        fs::rename(&path, folder.0.join("elsewhere")).expect("moved");
+        fs::rename(&path, folder.at("elsewhere")).expect("moved");
         std::os::unix::fs::symlink("elsewhere", &path).expect("linked");
         assert_eq!(why(false), "io: open", "a link");
         fs::remove_file(&path).expect("removed");
@@ -348,13 +324,13 @@ mod tests {
 
     #[test]
     fn a_place_is_its_file_and_no_other() {
-        let folder = Folder::new();
-        let path = folder.ledger();
+        let folder = Scratch::new();
+        let path = folder.at("ledger");
         create(&path, 0o600).expect("made");
         let (place, _mapping) = open(&path, true).expect("opened");
         assert!(place.is_current() && place.open(false).is_ok());
         let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
-        let kept = folder.0.join("kept");
+        let kept = folder.at("kept");
         fs::rename(&path, &kept).expect("moved");
         assert!(!place.is_current() && is_replaced(), "gone");
         create(&path, 0o600).expect("made anew");

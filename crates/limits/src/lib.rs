@@ -380,32 +380,9 @@ impl Drop for Draft {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_scratch::Scratch;
     use std::os::unix::fs::{FileExt, symlink};
-    use std::sync::atomic::{AtomicBool, AtomicU32};
-
-    /// A directory of its own that goes away with the test.
-    struct Place(PathBuf);
-
-    impl Place {
-        fn new() -> Self {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gpulimit-limits-{}-{next}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).expect("a temporary directory");
-            Self(path)
-        }
-
-        fn file(&self) -> PathBuf {
-            self.0.join("limits")
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use std::sync::atomic::AtomicBool;
 
     const A: DeviceId = DeviceId::gpu([1; 16]);
     const B: DeviceId = DeviceId::mig([2; 16]);
@@ -424,12 +401,12 @@ mod tests {
 
     #[test]
     fn rules_read_back_with_the_asked_permissions() {
-        let place = Place::new();
-        assert!(Limits::create(&place.file(), 0o644, &set()).expect("created"));
-        let about = fs::metadata(place.file()).expect("there");
+        let place = Scratch::new();
+        assert!(Limits::create(&place.at("limits"), 0o644, &set()).expect("created"));
+        let about = fs::metadata(place.at("limits")).expect("there");
         assert_eq!(about.permissions().mode() & 0o7777, 0o644);
         assert_eq!(about.len(), SIZE as u64);
-        let limits = Limits::open(&place.file()).expect("opened");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         assert_eq!(limits.rules().expect("rules"), set());
         assert_eq!(limits.max(&A, 80 << 30), 4 << 30);
         assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
@@ -441,33 +418,33 @@ mod tests {
 
     #[test]
     fn no_rule_is_no_limit() {
-        let place = Place::new();
-        Limits::create(&place.file(), 0o600, &LimitSet::default()).expect("created");
-        let limits = Limits::open(&place.file()).expect("opened");
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &LimitSet::default()).expect("created");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         assert_eq!(limits.max(&A, 80 << 30), u64::MAX);
     }
 
     #[test]
     fn an_existing_file_stays() {
-        let place = Place::new();
-        assert!(Limits::create(&place.file(), 0o600, &set()).expect("created"));
+        let place = Scratch::new();
+        assert!(Limits::create(&place.at("limits"), 0o600, &set()).expect("created"));
         let other = LimitSet::all(Size::Max);
-        assert!(!Limits::create(&place.file(), 0o600, &other).expect("looked at"));
-        let limits = Limits::open(&place.file()).expect("opened");
+        assert!(!Limits::create(&place.at("limits"), 0o600, &other).expect("looked at"));
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         assert_eq!(limits.rules().expect("rules"), set());
     }
 
     #[test]
     fn a_change_reaches_those_who_have_it_open() {
-        let place = Place::new();
-        Limits::create(&place.file(), 0o600, &set()).expect("created");
-        let limits = Limits::open(&place.file()).expect("opened");
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         for round in 1..5_u64 {
             let before = limits.generation();
             let change = |set: &mut LimitSet| {
                 set.set(Selector::Device(A), Key::Max, Size::Bytes(round << 30))
             };
-            let after = Limits::write(&place.file(), change).expect("written");
+            let after = Limits::write(&place.at("limits"), change).expect("written");
             assert_eq!(
                 after.for_device(A, Key::Max),
                 Some(Size::Bytes(round << 30))
@@ -480,20 +457,20 @@ mod tests {
 
     #[test]
     fn readers_never_see_half_a_change() {
-        let place = Place::new();
+        let place = Scratch::new();
         let both = |set: &mut LimitSet, size: u64| {
             set.set(Selector::Device(A), Key::Max, Size::Bytes(size));
             set.set(Selector::Device(B), Key::Max, Size::Bytes(size));
         };
         let mut first = LimitSet::default();
         both(&mut first, 1);
-        Limits::create(&place.file(), 0o600, &first).expect("created");
-        let limits = Limits::open(&place.file()).expect("opened");
+        Limits::create(&place.at("limits"), 0o600, &first).expect("created");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for size in 0..5_000 {
-                    Limits::write(&place.file(), |set| both(set, size)).expect("written");
+                    Limits::write(&place.at("limits"), |set| both(set, size)).expect("written");
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -506,8 +483,8 @@ mod tests {
 
     #[test]
     fn too_many_rules_change_nothing() {
-        let place = Place::new();
-        Limits::create(&place.file(), 0o600, &set()).expect("created");
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
         let flood = |set: &mut LimitSet| {
             for i in 0..=MAX_RULES as u8 {
                 set.set(
@@ -517,16 +494,16 @@ mod tests {
                 );
             }
         };
-        let error = Limits::write(&place.file(), flood).expect_err("refused");
+        let error = Limits::write(&place.at("limits"), flood).expect_err("refused");
         assert!(matches!(error, LimitsError::Full { .. }), "{error}");
-        let limits = Limits::open(&place.file()).expect("opened");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         assert_eq!(limits.rules().expect("rules"), set());
     }
 
     #[test]
     fn whatever_else_stands_there_is_refused() {
-        let place = Place::new();
-        let path = place.file();
+        let place = Scratch::new();
+        let path = place.at("limits");
         let refused = |why: &str| {
             let error = Limits::open(&path).err().expect(why).to_string();
             assert!(error.contains(why), "{error}");
@@ -566,12 +543,12 @@ mod tests {
 
     #[test]
     fn damage_that_comes_later_allows_nothing() {
-        let place = Place::new();
-        Limits::create(&place.file(), 0o600, &set()).expect("created");
-        let limits = Limits::open(&place.file()).expect("opened");
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
         let file = OpenOptions::new()
             .write(true)
-            .open(place.file())
+            .open(place.at("limits"))
             .expect("opened");
         let good = layout::File::bytes(&set());
         // The count of changes, which rules there are and each of them; also what would then say that there are none.
@@ -580,7 +557,7 @@ mod tests {
             for value in [0, 2, 77, u64::MAX] {
                 file.write_all_at(&value.to_ne_bytes(), at)
                     .expect("written");
-                if fs::read(place.file()).expect("readable") != good {
+                if fs::read(place.at("limits")).expect("readable") != good {
                     assert_eq!(limits.max(&B, 80 << 30), 0, "{value} at {at}");
                     assert!(limits.rules().is_err());
                 }
@@ -592,11 +569,11 @@ mod tests {
 
     #[test]
     fn a_stopped_writer_does_not_block_for_ever() {
-        let place = Place::new();
-        Limits::create(&place.file(), 0o600, &set()).expect("created");
-        let held = writers_lock(&place.file()).expect("opened");
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
+        let held = writers_lock(&place.at("limits")).expect("opened");
         assert!(map::try_lock(&held).expect("asked"));
-        let error = Limits::write(&place.file(), |_| ()).expect_err("busy");
+        let error = Limits::write(&place.at("limits"), |_| ()).expect_err("busy");
         assert!(matches!(error, LimitsError::Busy { .. }), "{error}");
     }
 }

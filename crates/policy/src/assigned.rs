@@ -87,28 +87,27 @@ mod tests {
     use super::*;
     use gpulimit_base::units::Size;
     use gpulimit_limits::LimitSet;
+    use gpulimit_scratch::Scratch;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A root with the groups `lab`, `lab/alice` and `lab/bob`.
-    struct Place(Source);
+    struct Place(
+        Source,
+        #[expect(dead_code, reason = "goes with the test")] Scratch,
+    );
 
     impl Place {
         fn new() -> Self {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gpulimit-assigned-{}-{next}", std::process::id());
-            let path: PathBuf = std::env::temp_dir().join(name);
-            fs::create_dir(&path).expect("a temporary directory");
+            let scratch = Scratch::new();
+            let path = scratch.0.clone();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
             let owner = fs::metadata(&path).expect("there").uid();
             let root = Root::at(&path).expect("a root");
             for name in ["lab", "lab/alice", "lab/alice/train", "lab/bob"] {
                 root.create(name, &LimitSet::all(Size::Max)).expect("made");
             }
-            Self(Source { root: path, owner })
+            Self(Source { root: path, owner }, scratch)
         }
 
         fn below(&self, variables: &[(&str, &str)]) -> Result<Assignment, PolicyError> {
@@ -122,12 +121,6 @@ mod tests {
         #[track_caller]
         fn refused(&self, variables: &[(&str, &str)]) -> String {
             self.below(variables).expect_err("refused").to_string()
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0.root);
         }
     }
 

@@ -1,15 +1,9 @@
 //! Who this process is, as the machine's administrator numbers users and unix groups.
 #![allow(unsafe_code)]
 
-/// The real user id.
-pub(super) fn uid() -> u32 {
-    // SAFETY: asks the kernel a question that cannot fail.
-    unsafe { libc::getuid() }
-}
-
 /// All unix groups of this process: real, effective and supplementary.
 pub(super) fn gids() -> Vec<u32> {
-    // SAFETY: as above.
+    // SAFETY: asks the kernel questions that cannot fail.
     let mut gids = unsafe { vec![libc::getgid(), libc::getegid()] };
     // SAFETY: with a size of 0 it only counts.
     let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
@@ -43,6 +37,7 @@ pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_base::process::uid;
 
     #[test]
     fn from_outside_a_process_has_the_same_ids() {

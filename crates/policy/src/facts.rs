@@ -3,6 +3,7 @@
 use super::credentials;
 use super::namespace;
 use super::rules::{Rules, RulesError};
+use gpulimit_base::process;
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +30,7 @@ impl Facts {
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
         let facts = Self {
             in_user_namespace: !namespace::is_initial()?,
-            uid: credentials::uid(),
+            uid: process::uid(),
             ..Self::default()
         };
         facts.gather("/proc/self", credentials::gids, rules)
@@ -197,7 +198,7 @@ mod tests {
     #[test]
     fn only_what_rules_ask_is_gathered() {
         let facts = Facts::of_self(&Rules::default()).expect("facts");
-        assert_eq!(facts.uid, credentials::uid());
+        assert_eq!(facts.uid, process::uid());
         let rest = Facts {
             in_user_namespace: facts.in_user_namespace,
             uid: facts.uid,

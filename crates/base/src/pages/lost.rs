@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_reads_as_zeros_everywhere_and_is_said_to_be_lost() {
-        let path = std::env::temp_dir().join(format!("gpulimit-lost-{}", std::process::id()));
+        let scratch = gpulimit_scratch::Scratch::new();
+        let path = scratch.at("file");
         let options = OpenOptions::new()
             .read(true)
             .write(true)
@@ -291,6 +292,5 @@ mod tests {
             let again = Pages::of_file(&file, LEN, true).expect("mapped");
             assert!(!again.is_lost());
         }
-        let _ = fs::remove_file(&path);
     }
 }

@@ -1,20 +1,20 @@
 use super::*;
+use gpulimit_scratch::Scratch;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A root of its own that goes away with the test.
-struct Place(Source);
+struct Place(
+    Source,
+    #[expect(dead_code, reason = "goes with the test")] Scratch,
+);
 
 impl Place {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-rules-{}-{next}", std::process::id());
-        let root = std::env::temp_dir().join(name);
-        fs::create_dir(&root).expect("a temporary directory");
+        let scratch = Scratch::new();
+        let root = scratch.0.clone();
         mode(&root, 0o755);
         let owner = fs::metadata(&root).expect("there").uid();
-        Self(Source { root, owner })
+        Self(Source { root, owner }, scratch)
     }
 
     fn file(&self) -> PathBuf {
@@ -35,12 +35,6 @@ impl Place {
     #[track_caller]
     fn error(&self) -> String {
         self.load().expect_err("refused").to_string()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0.root);
     }
 }
 
