@@ -53,7 +53,7 @@ Examples:
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
 Exit status: 0 also when there was nothing to change; 1 when the file is wrong
-or a step failed. What was done before that stays: apply again.";
+or a group could not be made what it says. The others are: apply again.";
 
 /// Held while the tree is changed.
 const LOCK: &str = ".apply.lock";
@@ -87,7 +87,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         false => Some(prepare(&root, &plan)?),
     };
     let recorded = record::read(&root)?;
-    let mut steps = difference::steps(&root, &wanted, &recorded)?;
+    let mut steps = difference::steps(&root, &wanted, &recorded);
     let rules = rules_step(&root, &plan)?;
     if alone.is_some() {
         carry_out(&root, &mut steps, &recorded, rules.as_ref())?;
@@ -112,7 +112,15 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
             install::FILE
         ));
     }
-    Ok(ExitCode::SUCCESS)
+    let mut status = ExitCode::SUCCESS;
+    for (step, why) in steps
+        .iter()
+        .filter_map(|step| Some((step, step.failure()?)))
+    {
+        output::note(&format!("{}: not changed, {why}", step.name()));
+        status = ExitCode::FAILURE;
+    }
+    Ok(status)
 }
 
 fn default_file() -> Result<PathBuf, Failure> {
@@ -292,26 +300,10 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    for step in steps.iter() {
-        match step {
-            Step::Create(wanted) => {
-                root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
-            }
-            Step::Change {
-                wanted,
-                limits,
-                access,
-                ..
-            } => {
-                let group = root.group(&wanted.name)?;
-                if *limits {
-                    group.write_limits(|set| *set = wanted.limits.clone())?;
-                }
-                if *access {
-                    group.give_access(wanted.access)?;
-                }
-            }
-            Step::Remove { .. } => {}
+    // A user has a say in what is in the way of a change of their group. It must not keep the other groups and the rules as they are.
+    for step in steps.iter_mut() {
+        if let Err(error) = change(root, step) {
+            fail(step, &error);
         }
     }
     match rules {
@@ -323,7 +315,7 @@ fn carry_out(
     }
     let before = record.clone();
     for step in steps {
-        let Step::Remove { name, kept } = step else {
+        let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
         // Groups of jobs that have ended are in the way of nobody.
@@ -333,7 +325,7 @@ fn carry_out(
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 *kept = Some(error.to_string());
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => fail(step, &error),
         }
     }
     // What somebody else has removed is not to be removed once more when it is made by hand.
@@ -342,6 +334,38 @@ fn carry_out(
         record::write(root, &record)?;
     }
     Ok(())
+}
+
+/// Makes or changes a group.
+fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
+    match step {
+        Step::Create(wanted) => {
+            root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
+        }
+        Step::Change {
+            wanted,
+            limits,
+            access,
+            ..
+        } => {
+            let group = root.group(&wanted.name)?;
+            if *limits {
+                group.write_limits(|set| *set = wanted.limits.clone())?;
+            }
+            if *access {
+                group.give_access(wanted.access)?;
+            }
+        }
+        Step::Remove { .. } | Step::Failed { .. } => {}
+    }
+    Ok(())
+}
+
+fn fail(step: &mut Step, error: &GroupError) {
+    *step = Step::Failed {
+        name: step.name().to_owned(),
+        why: error.to_string(),
+    };
 }
 
 /// The answer.
@@ -377,9 +401,9 @@ impl Shown<'_> {
             Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
             None => Ok(()),
         };
-        if out.is_empty() {
+        if out.is_empty() && self.steps.is_empty() {
             out += "nothing to change\n";
-        } else if self.dry_run {
+        } else if !out.is_empty() && self.dry_run {
             out += "dry run: nothing was changed\n";
         }
         out

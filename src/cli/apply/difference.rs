@@ -35,6 +35,11 @@ pub enum Step {
         /// Why it could not be.
         kept: Option<String>,
     },
+    /// Could not be looked at, or done.
+    Failed {
+        name: String,
+        why: String,
+    },
 }
 
 /// One key that is not what it should be; `None` where nothing is said.
@@ -47,17 +52,18 @@ pub struct Change {
 }
 
 /// Everything that has to be done, those above before those below, and removals from the bottom.
-pub fn steps(
-    root: &Root,
-    wanted: &[Wanted],
-    recorded: &BTreeSet<String>,
-) -> Result<Vec<Step>, Failure> {
+pub fn steps(root: &Root, wanted: &[Wanted], recorded: &BTreeSet<String>) -> Vec<Step> {
     let mut steps = Vec::new();
     for wanted in wanted {
-        match root.group(&wanted.name) {
-            Err(error) if error.is_missing() => steps.push(Step::Create(wanted.clone())),
-            group => steps.extend(change(root, &group?, wanted)?),
-        }
+        let step = match root.group(&wanted.name) {
+            Err(error) if error.is_missing() => Ok(Some(Step::Create(wanted.clone()))),
+            Err(error) => Err(error.into()),
+            Ok(group) => change(root, &group, wanted),
+        };
+        steps.extend(step.unwrap_or_else(|failure| {
+            let (name, why) = (wanted.name.clone(), failure.to_string());
+            Some(Step::Failed { name, why })
+        }));
     }
     for name in recorded.iter().rev() {
         let is_named = wanted.iter().any(|wanted| wanted.name == *name);
@@ -68,7 +74,7 @@ pub fn steps(
             });
         }
     }
-    Ok(steps)
+    steps
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
@@ -175,7 +181,23 @@ impl Step {
         }
     }
 
-    /// For people; `done`: else it would be.
+    /// The group that it is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
+            Self::Remove { name, .. } | Self::Failed { name, .. } => name,
+        }
+    }
+
+    /// Why it could not be done; `None` where it could.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed { why, .. } => Some(why),
+            _ => None,
+        }
+    }
+
+    /// For people; `done`: else it would be. What failed is for standard error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is: &str, would: &str| {
             if done {
@@ -223,6 +245,7 @@ impl Step {
                 name,
                 kept: Some(why),
             } => vec![format!("{name}: kept, {why}")],
+            Self::Failed { .. } => Vec::new(),
         }
     }
 
@@ -262,6 +285,7 @@ impl Step {
                 name,
                 kept: Some(why),
             } => json!({ "name": name, "action": "kept", "why": why }),
+            Self::Failed { name, why } => json!({ "name": name, "action": "failed", "why": why }),
         }
     }
 }
