@@ -8,6 +8,8 @@ mod apply;
 mod damage;
 #[path = "hostile/doctor.rs"]
 mod doctor;
+#[path = "hostile/leases.rs"]
+mod leases;
 #[path = "hostile/library.rs"]
 mod library;
 #[path = "groups/nothing.rs"]

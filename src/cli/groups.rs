@@ -322,6 +322,19 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
+/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger (`F_SETLEASE`) is no way out of that.
+pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
+    match readable(group) {
+        Err(GroupError::Ledger(LedgerError::Io { error, .. }))
+            if error.kind() == ErrorKind::WouldBlock =>
+        {
+            let _open = group.await_lease()?;
+            readable(group)
+        }
+        opened => opened,
+    }
+}
+
 /// A ledger that somebody asked for by name and that is not his to read.
 pub fn unreadable(path: PathBuf) -> Failure {
     Failure::new(format_args!(

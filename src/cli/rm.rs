@@ -126,7 +126,8 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 
 /// Kills what runs in a group until nothing does, or `end` has come.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
-    let ledger = group.ledger()?;
+    let ledger = groups::to_signal(group)?;
+    let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
