@@ -4,6 +4,8 @@
 
 #[path = "hostile/apply.rs"]
 mod apply;
+#[path = "hostile/containers.rs"]
+mod containers;
 #[path = "hostile/damage.rs"]
 mod damage;
 #[path = "hostile/doctor.rs"]
