@@ -53,7 +53,8 @@ Examples:
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
 Exit status: 0 also when there was nothing to change; 1 when the file is wrong
-or a group could not be made what it says. The others are: apply again.";
+or a step failed. Where users could be the cause of that, all other steps are
+done; else what was done before stays: apply again.";
 
 /// Held while the tree is changed.
 const LOCK: &str = ".apply.lock";
@@ -87,7 +88,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         false => Some(prepare(&root, &plan)?),
     };
     let recorded = record::read(&root)?;
-    let mut steps = difference::steps(&root, &wanted, &recorded);
+    let mut steps = difference::steps(&root, &wanted, &recorded)?;
     let rules = rules_step(&root, &plan)?;
     if alone.is_some() {
         carry_out(&root, &mut steps, &recorded, rules.as_ref())?;
@@ -303,7 +304,7 @@ fn carry_out(
     // A user has a say in what is in the way of a change of their group. It must not keep the other groups and the rules as they are.
     for step in steps.iter_mut() {
         if let Err(error) = change(root, step) {
-            fail(step, &error);
+            fail(root, step, error)?;
         }
     }
     match rules {
@@ -325,7 +326,7 @@ fn carry_out(
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 *kept = Some(error.to_string());
             }
-            Err(error) => fail(step, &error),
+            Err(error) => fail(root, step, error)?,
         }
     }
     // What somebody else has removed is not to be removed once more when it is made by hand.
@@ -361,11 +362,16 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-fn fail(step: &mut Step, error: &GroupError) {
+/// Where no user has a say, as on a full file system, it is the end of all steps.
+fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
+    if !difference::is_users(root, step.name()) {
+        return Err(error);
+    }
     *step = Step::Failed {
         name: step.name().to_owned(),
         why: error.to_string(),
     };
+    Ok(())
 }
 
 /// The answer.

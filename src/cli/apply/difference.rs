@@ -2,7 +2,7 @@
 
 use crate::cli::accounts;
 use crate::cli::failure::Failure;
-use gpulimit::group::{Access, Group, Members, Root};
+use gpulimit::group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit::limits::{Key, LimitSet, OptionKey, Selector};
 use gpulimit::units::Size;
 use serde_json::{Value, json};
@@ -52,7 +52,11 @@ pub struct Change {
 }
 
 /// Everything that has to be done, those above before those below, and removals from the bottom.
-pub fn steps(root: &Root, wanted: &[Wanted], recorded: &BTreeSet<String>) -> Vec<Step> {
+pub fn steps(
+    root: &Root,
+    wanted: &[Wanted],
+    recorded: &BTreeSet<String>,
+) -> Result<Vec<Step>, Failure> {
     let mut steps = Vec::new();
     for wanted in wanted {
         let step = match root.group(&wanted.name) {
@@ -60,10 +64,13 @@ pub fn steps(root: &Root, wanted: &[Wanted], recorded: &BTreeSet<String>) -> Vec
             Err(error) => Err(error.into()),
             Ok(group) => change(root, &group, wanted),
         };
-        steps.extend(step.unwrap_or_else(|failure| {
-            let (name, why) = (wanted.name.clone(), failure.to_string());
-            Some(Step::Failed { name, why })
-        }));
+        match step {
+            Err(failure) if is_users(root, &wanted.name) => {
+                let (name, why) = (wanted.name.clone(), failure.to_string());
+                steps.push(Step::Failed { name, why });
+            }
+            step => steps.extend(step?),
+        }
     }
     for name in recorded.iter().rev() {
         let is_named = wanted.iter().any(|wanted| wanted.name == *name);
@@ -74,7 +81,18 @@ pub fn steps(root: &Root, wanted: &[Wanted], recorded: &BTreeSet<String>) -> Vec
             });
         }
     }
-    steps
+    Ok(steps)
+}
+
+/// Whether a user has a say in what is in the way of this group: it, or one above it, is not ours.
+pub fn is_users(root: &Root, name: &str) -> bool {
+    let ours = |name: &str| match root.group(name) {
+        Ok(group) => group
+            .access()
+            .is_ok_and(|access| access.owner == Some(effective_user())),
+        Err(error) => error.is_missing(),
+    };
+    !upwards(name).all(ours)
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
