@@ -138,7 +138,10 @@ impl Root {
     }
 
     /// Every directory that a group could be in, each before those below it.
-    fn directories_below(&self, group: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+    pub(super) fn directories_below(
+        &self,
+        group: Option<&Group>,
+    ) -> Result<Vec<Group>, GroupError> {
         let mut found = Vec::new();
         let mut ahead = self.directories_in(group)?;
         ahead.reverse();
