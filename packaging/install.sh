@@ -47,15 +47,20 @@ case $prefix/ in
 esac
 
 # Root follows no link below the prefix, and works only where nobody else can change what is there or on the way to it.
-trusted() { # PATH below the prefix, or the prefix, which need not be there
+trusted() { # PATH below the prefix, or the prefix, which need not be there; NEXT: what is looked for in it
     [ "$(id -u)" = 0 ] || return 0
-    at=$1 next=''
+    at=$1 next=${2:-}
     while [ -n "$at" ]; do
         case $at in
             "$prefix"/*) [ ! -h "$at" ] || die "$at is a symbolic link: put a folder in its place, or name another one in --prefix" ;;
         esac
         if [ -e "$at" ] || [ -h "$at" ]; then
-            # Of a link both count: who can change it, and what it leads to.
+            # Of a link all count: who can change it, what it leads to, and the way there.
+            if [ -h "$at" ] && [ -e "$at" ]; then
+                to=$(readlink "$at")
+                case $to in /*) ;; *) to=${at%/*}/$to ;; esac
+                (trusted "$to" "$next") || exit 1
+            fi
             for owner in "$(stat -c %u "$at")" "$(stat -Lc %u "$at" || echo 0)"; do
                 [ "$owner" = 0 ] ||
                     die "$at belongs to user $owner, who could lead root elsewhere: run this as that user, or name another folder in --prefix"

@@ -53,7 +53,8 @@ Examples:
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
 Exit status: 0 also when there was nothing to change; 1 when the file is wrong
-or a step failed. What was done before that stays: apply again.";
+or a step failed. Where users could be the cause of that, all other steps are
+done; else what was done before stays: apply again.";
 
 /// Held while the tree is changed.
 const LOCK: &str = ".apply.lock";
@@ -112,7 +113,15 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
             install::FILE
         ));
     }
-    Ok(ExitCode::SUCCESS)
+    let mut status = ExitCode::SUCCESS;
+    for (step, why) in steps
+        .iter()
+        .filter_map(|step| Some((step, step.failure()?)))
+    {
+        output::note(&format!("{}: not changed, {why}", step.name()));
+        status = ExitCode::FAILURE;
+    }
+    Ok(status)
 }
 
 fn default_file() -> Result<PathBuf, Failure> {
@@ -292,26 +301,10 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    for step in steps.iter() {
-        match step {
-            Step::Create(wanted) => {
-                root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
-            }
-            Step::Change {
-                wanted,
-                limits,
-                access,
-                ..
-            } => {
-                let group = root.group(&wanted.name)?;
-                if *limits {
-                    group.write_limits(|set| *set = wanted.limits.clone())?;
-                }
-                if *access {
-                    group.give_access(wanted.access)?;
-                }
-            }
-            Step::Remove { .. } => {}
+    // A user has a say in what is in the way of a change of their group. It must not keep the other groups and the rules as they are.
+    for step in steps.iter_mut() {
+        if let Err(error) = change(root, step) {
+            fail(root, step, error)?;
         }
     }
     match rules {
@@ -323,7 +316,7 @@ fn carry_out(
     }
     let before = record.clone();
     for step in steps {
-        let Step::Remove { name, kept } = step else {
+        let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
         // Groups of jobs that have ended are in the way of nobody.
@@ -333,7 +326,7 @@ fn carry_out(
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 *kept = Some(error.to_string());
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => fail(root, step, error)?,
         }
     }
     // What somebody else has removed is not to be removed once more when it is made by hand.
@@ -341,6 +334,43 @@ fn carry_out(
     if record != before {
         record::write(root, &record)?;
     }
+    Ok(())
+}
+
+/// Makes or changes a group.
+fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
+    match step {
+        Step::Create(wanted) => {
+            root.create_for(&wanted.name, &wanted.limits, wanted.access)?;
+        }
+        Step::Change {
+            wanted,
+            limits,
+            access,
+            ..
+        } => {
+            let group = root.group(&wanted.name)?;
+            if *limits {
+                group.write_limits(|set| *set = wanted.limits.clone())?;
+            }
+            if *access {
+                group.give_access(wanted.access)?;
+            }
+        }
+        Step::Remove { .. } | Step::Failed { .. } => {}
+    }
+    Ok(())
+}
+
+/// Where no user has a say, as on a full file system, it is the end of all steps.
+fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
+    if !difference::is_users(root, step.name()) {
+        return Err(error);
+    }
+    *step = Step::Failed {
+        name: step.name().to_owned(),
+        why: error.to_string(),
+    };
     Ok(())
 }
 
@@ -377,9 +407,9 @@ impl Shown<'_> {
             Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
             None => Ok(()),
         };
-        if out.is_empty() {
+        if out.is_empty() && self.steps.is_empty() {
             out += "nothing to change\n";
-        } else if self.dry_run {
+        } else if !out.is_empty() && self.dry_run {
             out += "dry run: nothing was changed\n";
         }
         out

@@ -85,9 +85,10 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
 fn going_on(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
+    let ended = Group::ended(&groups);
     // Those below come before the one that they are in.
-    for group in groups.into_iter().rev() {
-        if parents.contains(group.name()) || !group.has_ended() {
+    for (group, ended) in groups.into_iter().zip(ended).rev() {
+        if parents.contains(group.name()) || !ended {
             parents.extend(parent(group.name()).map(str::to_owned));
             kept.push(group);
         }
@@ -331,6 +332,19 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
             opened => Ok(Some(opened?)),
         },
         opened => Ok(Some(opened?)),
+    }
+}
+
+/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger (`F_SETLEASE`) is no way out of that.
+pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
+    match readable(group) {
+        Err(GroupError::Ledger(LedgerError::Io { error, .. }))
+            if error.kind() == ErrorKind::WouldBlock =>
+        {
+            let _open = group.await_lease()?;
+            readable(group)
+        }
+        opened => opened,
     }
 }
 

@@ -48,7 +48,7 @@ fn process(text: &str) -> Result<u32, &'static str> {
 /// Sends the signal.
 pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
-    let ledger = groups::readable(&group)?;
+    let ledger = groups::to_signal(&group)?;
     let Some(ledger) = ledger else {
         return Err(groups::unreadable(group.ledger_path()));
     };
@@ -131,10 +131,15 @@ pub fn proven<'a>(
     ledger: &'a Ledger,
     look: &'a Look<'a>,
 ) -> Result<Targets<'a>, Failure> {
-    Targets::of(ledger, look).map_err(|error| {
-        let path = group.ledger_path();
-        Failure::new(format_args!("cannot look at {}: {error}", path.display()))
-    })
+    let path = group.ledger_path();
+    if !group.owns(ledger)? {
+        return Err(Failure::new(format_args!(
+            "{} is not this group's own, so that nobody gets a signal: whoever owns its directory has put it there",
+            path.display()
+        )));
+    }
+    Targets::of(ledger, look)
+        .map_err(|error| Failure::new(format_args!("cannot look at {}: {error}", path.display())))
 }
 
 /// How long `kill` waits in all for slots whose holders got no signal.

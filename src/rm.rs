@@ -62,7 +62,10 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
     if args.force {
         if !args.recursive
             && let below = root.groups_below(Some(&group))?
-            && let Some(first) = below.iter().find(|below| !below.has_ended())
+            && let Some((first, _)) = below
+                .iter()
+                .zip(Group::ended(&below))
+                .find(|(_, ended)| !ended)
         {
             return Err(GroupError::HasGroups {
                 name: name.into(),
@@ -92,6 +95,7 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
         }
         .into());
     }
+    root.remove_jobs_within(group);
     let below = root.groups_within(group)?;
     for group in below.iter().rev().chain([group]) {
         remove_one(root, group)?;
@@ -126,7 +130,8 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 
 /// Kills what runs in a group until nothing does, or `end` has come.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
-    let ledger = group.ledger()?;
+    let ledger = groups::to_signal(group)?;
+    let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {

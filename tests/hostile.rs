@@ -4,10 +4,14 @@
 
 #[path = "hostile/apply.rs"]
 mod apply;
+#[path = "hostile/containers.rs"]
+mod containers;
 #[path = "hostile/damage.rs"]
 mod damage;
 #[path = "hostile/doctor.rs"]
 mod doctor;
+#[path = "hostile/leases.rs"]
+mod leases;
 #[path = "hostile/library.rs"]
 mod library;
 #[path = "groups/nothing.rs"]

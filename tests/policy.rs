@@ -443,12 +443,16 @@ fn owners_and_members_are_made_what_the_file_says() {
     assert_eq!(place.applied(policy, &[]), "nothing to change\n");
     // Not while there is a group of his in it: root could neither change nor remove that where it is.
     let roots = policy.replace("daemon", "root");
-    let said = place.refused("apply", &roots);
+    let output = place.run("apply", &roots, &[]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
         said.contains("'a/b' cannot get another owner, as group 'a/b/c'"),
         "{said}"
     );
-    assert_eq!(place.applied(policy, &[]), "nothing to change\n");
+    // The other group is what it says.
+    assert_eq!(text(&output.stdout), "a: members all -> owner\n");
+    assert_eq!(place.applied(policy, &[]), "a: members owner -> all\n");
     place.root().remove("a/b/c").expect("removed");
     place.applied(&roots, &[]);
     assert_eq!(access("a/b/c").owner, Some(0));

@@ -3,7 +3,7 @@
 use crate::accounts;
 use crate::failure::Failure;
 use gpulimit_base::units::Size;
-use gpulimit_group::{Access, Group, Members, Root};
+use gpulimit_group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -35,6 +35,11 @@ pub enum Step {
         /// Why it could not be.
         kept: Option<String>,
     },
+    /// Could not be looked at, or done.
+    Failed {
+        name: String,
+        why: String,
+    },
 }
 
 /// One key that is not what it should be; `None` where nothing is said.
@@ -54,9 +59,17 @@ pub fn steps(
 ) -> Result<Vec<Step>, Failure> {
     let mut steps = Vec::new();
     for wanted in wanted {
-        match root.group(&wanted.name) {
-            Err(error) if error.is_missing() => steps.push(Step::Create(wanted.clone())),
-            group => steps.extend(change(root, &group?, wanted)?),
+        let step = match root.group(&wanted.name) {
+            Err(error) if error.is_missing() => Ok(Some(Step::Create(wanted.clone()))),
+            Err(error) => Err(error.into()),
+            Ok(group) => change(root, &group, wanted),
+        };
+        match step {
+            Err(failure) if is_users(root, &wanted.name) => {
+                let (name, why) = (wanted.name.clone(), failure.to_string());
+                steps.push(Step::Failed { name, why });
+            }
+            step => steps.extend(step?),
         }
     }
     for name in recorded.iter().rev() {
@@ -69,6 +82,17 @@ pub fn steps(
         }
     }
     Ok(steps)
+}
+
+/// Whether a user has a say in what is in the way of this group: it, or one above it, is not ours.
+pub fn is_users(root: &Root, name: &str) -> bool {
+    let ours = |name: &str| match root.group(name) {
+        Ok(group) => group
+            .access()
+            .is_ok_and(|access| access.owner == Some(effective_user())),
+        Err(error) => error.is_missing(),
+    };
+    !upwards(name).all(ours)
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
@@ -175,7 +199,23 @@ impl Step {
         }
     }
 
-    /// For people; `done`: else it would be.
+    /// The group that it is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
+            Self::Remove { name, .. } | Self::Failed { name, .. } => name,
+        }
+    }
+
+    /// Why it could not be done; `None` where it could.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed { why, .. } => Some(why),
+            _ => None,
+        }
+    }
+
+    /// For people; `done`: else it would be. What failed is for standard error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is: &str, would: &str| {
             if done {
@@ -223,6 +263,7 @@ impl Step {
                 name,
                 kept: Some(why),
             } => vec![format!("{name}: kept, {why}")],
+            Self::Failed { .. } => Vec::new(),
         }
     }
 
@@ -262,6 +303,7 @@ impl Step {
                 name,
                 kept: Some(why),
             } => json!({ "name": name, "action": "kept", "why": why }),
+            Self::Failed { name, why } => json!({ "name": name, "action": "failed", "why": why }),
         }
     }
 }

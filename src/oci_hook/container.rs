@@ -125,7 +125,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     });
     if made.is_err() {
         // Nothing half-made stays; what does is swept away when the container has ended.
-        let _ = take_away(root, &place, &record, Duration::ZERO);
+        let _ = take_away(root, &place, &record);
     }
     made
 }
@@ -212,11 +212,30 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
     }
-    let _turn = turn(root)?;
     let place = Place::of(root, &name_of(&state.id));
-    match place.read()? {
-        Some(record) if record.id == state.id => take_away(root, &place, &record, END),
-        _ => Ok(()),
+    let start = Instant::now();
+    let mut before = None;
+    loop {
+        // For each attempt anew. Who has been in the container can keep its group in use for as long as they like, and others must not
+        // wait for that to make or remove theirs.
+        let turn = turn(root)?;
+        let record = match place.read()? {
+            Some(record) if record.id == state.id => record,
+            _ => return Ok(()),
+        };
+        if before.is_some_and(|before| before != record) {
+            // Somebody else has removed it, and it is another container's of this id.
+            return Ok(());
+        }
+        let Err(stays) = take_away(root, &place, &record) else {
+            return Ok(());
+        };
+        drop(turn);
+        if start.elapsed() >= stays.patience() {
+            return Err(stays.into());
+        }
+        before = Some(record);
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -244,7 +263,7 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     for (name, place) in Place::all(root)? {
         let done = match place.read() {
             Ok(Some(record)) if record.init.lives() => continue,
-            Ok(Some(record)) => take_away(root, &place, &record, Duration::ZERO),
+            Ok(Some(record)) => take_away(root, &place, &record).map_err(Failure::from),
             // Its maker was killed before he wrote it: there is no group yet.
             Ok(None) => place.remove_unrecorded(),
             Err(failure) => Err(failure),
@@ -257,38 +276,50 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Removes the group, where it is the container's own, and then the record, waiting for the container's last processes.
-fn take_away(
-    root: &Root,
-    place: &Place,
-    record: &Record,
-    patience: Duration,
-) -> Result<(), Failure> {
-    let start = Instant::now();
-    let wait = |patience: Duration| {
-        let more = start.elapsed() < patience;
-        if more {
-            thread::sleep(Duration::from_millis(10));
-        }
-        more
-    };
-    while record.init.lives() {
-        if !wait(patience.min(FIRST_END)) {
-            return Err(Failure::new(format_args!(
-                "container {} runs, and keeps group {}",
-                record.id, record.group
-            )));
+/// Why a container's group stays.
+enum Stays {
+    /// Its first process lives.
+    Runs(Failure),
+    /// A process uses the group.
+    Used(Failure),
+    /// It cannot be removed.
+    Fails(Failure),
+}
+
+impl Stays {
+    /// How long to try again.
+    fn patience(&self) -> Duration {
+        match self {
+            Self::Runs(_) => FIRST_END,
+            Self::Used(_) => END,
+            Self::Fails(_) => Duration::ZERO,
         }
     }
-    loop {
-        let removed = match record.own {
-            true => root.remove(&record.group),
-            false => Ok(()),
-        };
-        match removed {
-            Err(GroupError::InUse { .. }) if wait(patience) => {}
-            Err(error) if !error.is_missing() => return Err(error.into()),
-            _ => return place.remove(),
+}
+
+impl From<Stays> for Failure {
+    fn from(stays: Stays) -> Self {
+        match stays {
+            Stays::Runs(failure) | Stays::Used(failure) | Stays::Fails(failure) => failure,
         }
+    }
+}
+
+/// Removes the group, where it is the container's own, and then the record.
+fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
+    if record.init.lives() {
+        return Err(Stays::Runs(Failure::new(format_args!(
+            "container {} runs, and keeps group {}",
+            record.id, record.group
+        ))));
+    }
+    let removed = match record.own {
+        true => root.remove(&record.group),
+        false => Ok(()),
+    };
+    match removed {
+        Err(error @ GroupError::InUse { .. }) => Err(Stays::Used(error.into())),
+        Err(error) if !error.is_missing() => Err(Stays::Fails(error.into())),
+        _ => place.remove().map_err(Stays::Fails),
     }
 }

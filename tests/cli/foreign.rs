@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -336,7 +337,7 @@ fn a_record_names_no_group_but_the_containers_own() {
 }
 
 #[test]
-fn a_full_directory_of_a_user_costs_root_little() {
+fn a_full_directory_of_a_user_costs_others_little() {
     if !is_root() {
         return;
     }
@@ -356,6 +357,16 @@ fn a_full_directory_of_a_user_costs_root_little() {
     assert_eq!(survey.cut_short, std::slice::from_ref(&below));
     let seen = survey.groups.len() + survey.unfinished.len();
     assert!(seen <= MOST_OF_A_USER + 3, "{seen}");
+    // Another user, whose `run` cleans up as well.
+    let lab = root.path().join("lab");
+    let (limits, root) = (lab.join("limits"), root.path().into());
+    for path in [&place.0, &root, &lab, &limits, &below] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
+    }
+    let mut command = place.gpulimit(&["gc"]);
+    let output = command.uid(ALICE + 1).current_dir("/").output();
+    let said = text(&output.expect("started").stderr);
+    assert!(said.contains("more than 4096 entries"), "{said}");
     let output = place.output(&["gc"]);
     let said = text(&output.stderr);
     assert!(said.contains("more than 4096 entries"), "{said}");

@@ -186,6 +186,60 @@ fn files_that_are_exchanged_all_the_time_lead_apply_nowhere() {
     );
 }
 
+/// Whatever a user does to groups in their own directory, `apply` changes the groups of the others, and writes the rules.
+#[test]
+fn a_user_keeps_nobody_elses_groups_from_being_changed() {
+    let Some(ground) = Ground::new() else { return };
+    let tree = Tree::new(&ground);
+    tree.create("zoo", 0);
+    let policy = |max: u32, removed: &str| {
+        format!(
+            "[group.lab]\nmembers = 'all'\n\
+             [group.'lab/hers']\nowner = '{DAEMON}'\n\
+             [group.'lab/hers/team']\nowner = '{DAEMON}'\n{removed}\
+             [group.'lab/new{max}']\n\
+             [group.zoo]\nmax = '{max}G'\n\
+             [[rule]]\nuser = '{DAEMON}'\ngroup = 'lab/new{max}'\n"
+        )
+    };
+    let apply = |max: u32, removed: &str| {
+        let policy = ground.write("policy.toml", policy(max, removed), 0, 0o644);
+        run(ground.gpulimit(&["apply"]).arg(policy))
+    };
+    let is_done = |max: u32| {
+        let zoo = run(&mut ground.gpulimit(&["get", "zoo", "max"])).1;
+        let rules = fs::read_to_string(tree.root.path().join(".rules")).unwrap_or_default();
+        zoo.contains(&format!("{max}GiB")) && rules.contains(&format!("lab/new{max}"))
+    };
+    let own = format!("[group.'lab/hers/own']\nowner = '{DAEMON}'\n");
+    let (status, said) = apply(1, &own);
+    assert!(status == Some(0) && is_done(1), "{said}");
+    // What is there already, what is to be made, and what is to be removed.
+    type Trap<'a> = (&'a str, &'a str, &'a dyn Fn());
+    let sub = tree.team.parent().expect("above");
+    let traps: [Trap<'_>; 3] = [
+        ("lab/hers/team", &own, &|| {
+            fs::set_permissions(&tree.team, Permissions::from_mode(0o777)).expect("set");
+        }),
+        ("lab/hers/team", &own, &|| {
+            fs::set_permissions(&tree.team, Permissions::from_mode(0o755)).expect("set");
+            fs::write(tree.team.join("limits"), "spoiled").expect("written");
+        }),
+        ("lab/hers/own", "", &|| {
+            fs::write(sub.join("own/sub/notes"), "foreign").expect("written");
+        }),
+    ];
+    for (max, (name, policy, trap)) in (2..).zip(traps) {
+        trap();
+        let (status, said) = apply(max, policy);
+        assert!(
+            status == Some(1) && said.contains(&format!("{name}: not changed, ")),
+            "{said}"
+        );
+        assert!(is_done(max), "{name}: {said}");
+    }
+}
+
 #[test]
 fn a_root_in_a_directory_of_a_user_is_not_for_root_to_apply_in() {
     let Some(ground) = Ground::new() else { return };

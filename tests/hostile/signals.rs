@@ -3,7 +3,7 @@
 use crate::damage::{Random, SLOT, SLOTS};
 use crate::{Ground, run};
 use gpulimit_base::identity::{Identity, SeenProcess};
-use gpulimit_group::{Access, Members, Root};
+use gpulimit_group::{Access, Member, Members, Root};
 use gpulimit_ledger::{Ledger, MAX_SLOTS};
 use gpulimit_limits::LimitSet;
 use std::fs::OpenOptions;
@@ -22,6 +22,7 @@ const STRANGER: u32 = 40_018;
 /// Slots that the forger holds: with a second of patience for each, root's command would not end in [`crate::PATIENCE`].
 const HELD: usize = 300;
 
+const ROOT: &str = "GPULIMIT_TEST_ROOT";
 const LEDGER: &str = "GPULIMIT_TEST_LEDGER";
 const FORGERY: &str = "GPULIMIT_TEST_FORGERY";
 const BYSTANDERS: &str = "GPULIMIT_TEST_BYSTANDERS";
@@ -194,4 +195,69 @@ fn removal_by_force_ends_the_forger_and_no_bystander() {
         assert_eq!(status, Some(0), "{forgery}: {said}");
         assert!(!scene.ledger.exists(), "{forgery}: {said}");
     }
+}
+
+/// A member of a group of the stranger's; not a test.
+#[test]
+#[ignore = "a part of other tests"]
+fn join() {
+    let root = std::env::var(ROOT).expect("a path");
+    let root = Root::at(root).expect("a root");
+    let member = Member::join(&root, "lab/victim").expect("joined");
+    println!("joined");
+    std::thread::sleep(std::time::Duration::from_secs(600));
+    drop(member);
+}
+
+/// The links that a user can make in the directory of their own groups: to the directory of another's, which is open to look into, and
+/// to the ledger of the group above both, which both may write.
+#[test]
+fn links_to_the_ledgers_of_others_lead_to_none_of_their_processes() {
+    let Some(ground) = Ground::new() else { return };
+    let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+    for (name, owner) in [
+        ("lab", 0),
+        ("lab/victim", STRANGER),
+        ("lab/hers", FORGER),
+        ("lab/hers/file", FORGER),
+    ] {
+        let access = Access {
+            owner: Some(owner),
+            members: Members::Owner,
+        };
+        let made = root.create_for(name, &LimitSet::default(), access);
+        assert!(made.expect("created").new);
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["--exact", "signals::join", "--ignored", "--nocapture"])
+        .env(ROOT, root.path())
+        .current_dir("/")
+        .uid(STRANGER)
+        .gid(STRANGER)
+        .stdout(Stdio::piped());
+    let mut victim = Guarded::start(&mut command);
+    let out = victim.0.stdout.as_mut().expect("piped");
+    let mut lines = BufReader::new(out).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("joined"))));
+    let links = "ln -s ../../victim directory; ln -f ../../../ledger file/ledger";
+    let linked = Command::new("sh")
+        .args(["-ec", links])
+        .current_dir(root.path().join("lab/sub/hers/sub"))
+        .uid(FORGER)
+        .gid(FORGER)
+        .status();
+    assert!(linked.expect("started").success());
+    for group in ["lab/hers/directory", "lab/hers/file"] {
+        for verb in [&["kill", "-s", "KILL"][..], &["rm", "--force"]] {
+            let arguments = [verb, &[group]].concat();
+            let (status, said) = run(&mut ground.gpulimit(&arguments));
+            assert!(victim.lives(), "{arguments:?}: {said}");
+            assert_eq!(status, Some(1), "{arguments:?}: {said}");
+        }
+    }
+    let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab"]));
+    assert_eq!(status, Some(0), "{said}");
+    let ended = victim.0.wait().expect("ended");
+    assert_eq!(ended.signal(), Some(9), "{said}");
 }

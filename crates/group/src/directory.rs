@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -100,6 +101,21 @@ impl Directory {
         } else {
             Err(not_regular(Errno::LOOP))
         }
+    }
+
+    /// Opens the regular file of this name for both, and waits while somebody has a lease on it (`F_SETLEASE`): the kernel ends that after
+    /// `fs.lease-break-time`, and gives no other one while the file is open.
+    pub fn open_leased(&self, name: impl AsRef<OsStr>) -> io::Result<File> {
+        let name = component(name.as_ref())?;
+        let place = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = File::from(rustix::fs::openat(&self.file, name, place, Mode::empty())?);
+        // Nothing else is waited for.
+        if !place.metadata()?.is_file() {
+            return Err(not_regular(Errno::LOOP));
+        }
+        let again = format!("/proc/self/fd/{}", place.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
+        Ok(rustix::fs::open(again, flags, Mode::empty())?.into())
     }
 
     /// Makes a file, open for reading and writing, with exactly this mode. Fails with `AlreadyExists` where the name is taken.

@@ -10,6 +10,8 @@ use gpulimit_base::held_signals;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
 use gpulimit_ledger::{Ledger, NoWitness};
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +35,7 @@ pub enum JobState {
 
 /// A process, so that it is never taken for another one.
 #[derive(Clone, Debug, Eq, PartialEq)]
-struct Job {
+pub(super) struct Job {
     /// The machine's boot; "-" unknown.
     boot: String,
     /// In its own pid namespace.
@@ -85,73 +87,180 @@ impl Job {
     }
 
     /// What became of it, as seen by the caller.
-    fn state(&self) -> JobState {
+    fn state(&self, everybody: &Everybody) -> JobState {
         let known = |one: &str, other: &str| one != "-" && other != "-";
         let now = boot();
         if known(&self.boot, &now) && self.boot != now {
             return JobState::Ended;
         }
         let own_pid_ns = namespace("pid");
-        if self.pid_ns != 0 && self.pid_ns == own_pid_ns {
-            return self.state_of(self.pid);
-        }
-        // Where `/proc` hides the processes of others it hides the first one, too.
-        if own_pid_ns != FIRST_PID_NS || fs::read("/proc/1/stat").is_err() {
-            return JobState::Unseen;
-        }
-        let Ok(entries) = fs::read_dir("/proc") else {
-            return JobState::Unseen;
-        };
-        let mut pids = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        if pids.any(|pid| self.may_be(pid) && self.state_of(pid) == JobState::Lives) {
-            JobState::Lives
+        let lives = if self.pid_ns != 0 && self.pid_ns == own_pid_ns {
+            Seen::by_pid(self.pid).is_some_and(|seen| self.has_started(seen.start))
+        } else if let Some(processes) = everybody.by_pid() {
+            let mut namesakes = processes.get(&self.pid).into_iter().flatten();
+            namesakes.any(|seen| self.may_be_in(seen.pid_ns) && self.has_started(seen.start))
         } else {
-            JobState::Ended
-        }
-    }
-
-    /// Whether the process that has this pid here may have the recorded one in its own namespace.
-    fn may_be(&self, pid: u32) -> bool {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-        let innermost = pids.and_then(|pids| pids.split_ascii_whitespace().next_back());
-        if innermost.and_then(|pid| pid.parse().ok()) != Some(self.pid) {
-            return false;
-        }
-        // The namespace of another user's process is not told.
-        let there = fs::metadata(format!("/proc/{pid}/ns/pid"));
-        self.pid_ns == 0 || there.map_or(true, |ns| ns.ino() == self.pid_ns)
-    }
-
-    /// What became of the process that has, or had, this pid in the caller's namespace.
-    fn state_of(&self, pid: u32) -> JobState {
-        let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
-        // The name, in parentheses, may have anything in it.
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let mut fields = fields.split_ascii_whitespace();
-        let lives = match fields.next() {
-            // Hidden from the caller, or gone.
-            None => process::exists(pid),
-            // Other threads go on after the first one has ended.
-            Some("Z" | "X")
-                if fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 =>
-            {
-                false
-            }
-            Some(_) => {
-                let start = fields.nth(18).and_then(|start| start.parse().ok());
-                start.is_none_or(|start: u64| start == self.start)
-                    || self.start == 0
-                    || self.time_ns != namespace("time")
-            }
+            return JobState::Unseen;
         };
         if lives {
             JobState::Lives
         } else {
             JobState::Ended
         }
+    }
+
+    /// Whether it may be in this pid namespace. That of another user's process is not told.
+    fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
+        self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
+    }
+
+    /// Whether it may be the process that started then.
+    fn has_started(&self, then: Option<u64>) -> bool {
+        then.is_none_or(|then| then == self.start)
+            || self.start == 0
+            || self.time_ns != namespace("time")
+    }
+}
+
+/// A living process.
+struct Seen {
+    /// Inode; `None` where it is not told.
+    pid_ns: Option<u64>,
+    /// In clock ticks since boot; `None` where it is not told.
+    start: Option<u64>,
+}
+
+impl Seen {
+    /// The one that has this pid in the caller's namespace; `None` where it has ended.
+    fn by_pid(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
+        // The name, in parentheses, may have anything in it.
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = fields.split_ascii_whitespace();
+        let start = match fields.next() {
+            // Hidden from the caller, or gone.
+            None if !process::exists(pid) => return None,
+            None => None,
+            // Other threads go on after the first one has ended.
+            Some("Z" | "X")
+                if fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 =>
+            {
+                return None;
+            }
+            Some(_) => fields.nth(18).and_then(|start| start.parse().ok()),
+        };
+        let pid_ns = fs::metadata(format!("/proc/{pid}/ns/pid")).ok();
+        Some(Self {
+            pid_ns: pid_ns.map(|about| about.ino()),
+            start,
+        })
+    }
+}
+
+/// All living processes, by the pids that they have in their own namespaces; looked at when that is first asked for.
+///
+/// A look reads several files for each process, and a user can have thousands of jobs on record: it is one for all jobs that were read
+/// before it.
+#[derive(Default)]
+pub(super) struct Everybody(OnceCell<Option<BTreeMap<u32, Vec<Seen>>>>);
+
+impl Everybody {
+    /// `None` where the caller does not see all.
+    fn by_pid(&self) -> Option<&BTreeMap<u32, Vec<Seen>>> {
+        self.0.get_or_init(Self::look).as_ref()
+    }
+
+    fn look() -> Option<BTreeMap<u32, Vec<Seen>>> {
+        #[cfg(all(test, not(loom)))]
+        tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
+        // Where `/proc` hides the processes of others it hides the first one, too.
+        if namespace("pid") != FIRST_PID_NS || fs::read("/proc/1/stat").is_err() {
+            return None;
+        }
+        let mut all: BTreeMap<u32, Vec<Seen>> = BTreeMap::new();
+        for entry in fs::read_dir("/proc").ok()?.flatten() {
+            let pid = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if let Some(pid) = pid
+                && let Some(own) = pid_in_its_namespace(pid)
+                && let Some(seen) = Seen::by_pid(pid)
+            {
+                all.entry(own).or_default().push(seen);
+            }
+        }
+        Some(all)
+    }
+}
+
+/// Of the process that has this pid here.
+fn pid_in_its_namespace(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let pids = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    pids.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// What a group's directory says of its job.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Record {
+    Job(Job),
+    /// Its writer was killed, or the group has none.
+    None,
+    /// It is not for the caller to read.
+    Hidden,
+}
+
+impl Record {
+    pub fn of(directory: &Directory) -> Self {
+        let mut text = String::new();
+        let read = directory
+            .open_file(JOB, false)
+            .and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+        match (read, Job::parse(&text)) {
+            (Ok(_), Some(job)) => Self::Job(job),
+            (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => Self::Hidden,
+            _ => Self::None,
+        }
+    }
+
+    /// What became of the job. The record is to be older than the look at everybody.
+    pub fn state(&self, everybody: &Everybody) -> JobState {
+        match self {
+            Self::Job(job) => job.state(everybody),
+            Self::None => JobState::Ended,
+            Self::Hidden => JobState::Unseen,
+        }
+    }
+}
+
+/// The records of groups, and one look at everybody for all of them.
+pub(super) struct Records {
+    records: Vec<Record>,
+    everybody: Everybody,
+}
+
+impl Records {
+    pub fn of(groups: &[Group]) -> Self {
+        let record = |group: &Group| {
+            let is_job = group.kind() == Kind::Job;
+            let directory = is_job.then(|| Directory::open(&group.path).ok()).flatten();
+            directory.map_or(Record::None, |directory| Record::of(&directory))
+        };
+        Self {
+            records: groups.iter().map(record).collect(),
+            everybody: Everybody::default(),
+        }
+    }
+
+    /// What became of the job of each group, in their order.
+    pub fn states(&self) -> impl Iterator<Item = (&Record, JobState)> {
+        let state = |record: &Record| record.state(&self.everybody);
+        self.records
+            .iter()
+            .map(move |record| (record, state(record)))
     }
 }
 
@@ -183,13 +292,22 @@ impl Group {
 
     /// Whether this is the group of a job that has ended, with all that ran in it: the next clean-up removes it.
     pub fn has_ended(&self) -> bool {
-        if self.kind() != Kind::Job {
-            return false;
-        }
-        let state = Directory::open(&self.path).map(|directory| state(&directory));
-        if state.is_ok_and(|state| state != JobState::Ended) {
-            return false;
-        }
+        Self::ended(std::slice::from_ref(self)) == [true]
+    }
+
+    /// Of each of these groups, in their order, what [`Group::has_ended`] says.
+    pub fn ended(groups: &[Self]) -> Vec<bool> {
+        let records = Records::of(groups);
+        let states = groups.iter().zip(records.states());
+        states
+            .map(|(group, (_, state))| {
+                group.kind() == Kind::Job && state == JobState::Ended && group.is_idle()
+            })
+            .collect()
+    }
+
+    /// Whether nothing runs in it, and the driver has let go of what its dead processes held.
+    fn is_idle(&self) -> bool {
         match self.clean(&NoWitness) {
             Ok(left) if left.draining > 0 => return false,
             _ => {}
@@ -199,20 +317,6 @@ impl Group {
             Ok(ledger) => !ledger.has_live(),
             Err(_) => !Ledger::is_used(&self.ledger_path()),
         }
-    }
-}
-
-/// What became of the process that the group in this directory was made for.
-pub(super) fn state(directory: &Directory) -> JobState {
-    let mut text = String::new();
-    let read = directory
-        .open_file(JOB, false)
-        .and_then(|file| file.take(LONGEST).read_to_string(&mut text));
-    match (read, Job::parse(&text)) {
-        (Ok(_), Some(job)) => job.state(),
-        (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => JobState::Unseen,
-        // Its writer was killed, or the group has none.
-        _ => JobState::Ended,
     }
 }
 
@@ -231,8 +335,17 @@ fn boot() -> String {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::{Garbage, Root};
     use super::*;
+    use gpulimit_limits::LimitSet;
+    use gpulimit_scratch::Scratch;
+    use std::cell::Cell;
     use std::process::{Child, Command, Stdio};
+
+    thread_local! {
+        /// How often this thread has looked at everybody.
+        pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
+    }
 
     /// A process and what is recorded of it.
     fn job_of(child: &Child) -> Job {
@@ -262,21 +375,21 @@ mod tests {
         }
         assert_eq!(Job::parse(&format!("{text}more\n")), None);
         assert!(text.len() < LONGEST as usize);
-        assert_eq!(job.state(), JobState::Lives);
+        assert_eq!(job.state(&Everybody::default()), JobState::Lives);
     }
 
     #[test]
     fn a_process_that_ended_does_not_live_reaped_or_not() {
         let mut child = cat();
         let job = job_of(&child);
-        assert_eq!(job.state(), JobState::Lives);
+        assert_eq!(job.state(&Everybody::default()), JobState::Lives);
         child.kill().expect("killed");
         let start = std::time::Instant::now();
-        while job.state() == JobState::Lives {
+        while job.state(&Everybody::default()) == JobState::Lives {
             assert!(start.elapsed().as_secs() < 60, "it is a zombie");
         }
         child.wait().expect("reaped");
-        assert_eq!(job.state(), JobState::Ended);
+        assert_eq!(job.state(&Everybody::default()), JobState::Ended);
     }
 
     #[test]
@@ -286,22 +399,26 @@ mod tests {
             start: own.start + 1,
             ..own.clone()
         };
-        assert_eq!(later.state(), JobState::Ended);
+        assert_eq!(later.state(&Everybody::default()), JobState::Ended);
         let shifted = Job {
             time_ns: own.time_ns + 1,
             ..later
         };
-        assert_eq!(shifted.state(), JobState::Lives, "not comparable");
+        assert_eq!(
+            shifted.state(&Everybody::default()),
+            JobState::Lives,
+            "not comparable"
+        );
         let before = Job {
             boot: "0-0".into(),
             ..own.clone()
         };
-        assert_eq!(before.state(), JobState::Ended);
+        assert_eq!(before.state(&Everybody::default()), JobState::Ended);
         let unknown = Job {
             boot: "-".into(),
             ..own
         };
-        assert_eq!(unknown.state(), JobState::Lives);
+        assert_eq!(unknown.state(&Everybody::default()), JobState::Lives);
     }
 
     #[test]
@@ -316,7 +433,46 @@ mod tests {
         } else {
             JobState::Unseen
         };
-        assert_eq!(elsewhere.state(), expected);
-        assert!(own.may_be(own.pid) && !elsewhere.may_be(own.pid));
+        assert_eq!(elsewhere.state(&Everybody::default()), expected);
+        let seen = Seen::by_pid(own.pid).expect("alive");
+        assert!(own.may_be_in(seen.pid_ns) && !elsewhere.may_be_in(seen.pid_ns));
+        assert_eq!(pid_in_its_namespace(own.pid), Some(own.pid));
+    }
+
+    #[test]
+    fn the_jobs_of_others_cost_one_look_at_everybody() {
+        let scratch = Scratch::new();
+        let root = Root::at(scratch.at("root")).expect("a root");
+        let own = Job::of_self();
+        let gone = Job {
+            pid_ns: own.pid_ns + 1,
+            ..own
+        };
+        root.create("lab", &LimitSet::default()).expect("created");
+        let names: Vec<_> = (0..8).map(|number| format!("lab/run-{number}-1")).collect();
+        let make = || {
+            for name in &names {
+                let made = root.create(name, &LimitSet::default()).expect("created");
+                fs::write(made.group.path().join(JOB), gone.to_text()).expect("written");
+            }
+        };
+        let looks = |what: &dyn Fn()| {
+            let before = LOOKS.get();
+            what();
+            LOOKS.get() - before
+        };
+        make();
+        let all = root.groups().expect("listed");
+        let ended = looks(&|| drop(Group::ended(&all)));
+        if ended == 0 {
+            eprintln!("SKIPPED: not all processes are seen from here");
+            return;
+        }
+        assert_eq!(ended, 1);
+        let collected = looks(&|| drop(root.collect_garbage(Garbage::Everywhere)));
+        assert_eq!((collected, root.groups().expect("listed").len()), (1, 1));
+        make();
+        let removed = looks(&|| root.remove("lab").expect("removed"));
+        assert_eq!((removed, root.groups().expect("listed").len()), (1, 0));
     }
 }

@@ -49,9 +49,12 @@ pub use root::{Created, Root, SYSTEM};
 pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
 
+use descent::Descent;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
+use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The directory of the groups below a group, in its own.
@@ -180,6 +183,26 @@ impl Group {
     /// Opens its ledger for looking only.
     pub fn ledger(&self) -> Result<Ledger, GroupError> {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
+    }
+
+    /// Waits until nobody has a lease on its ledger, which keeps others from opening it. Nobody gets one until the answer is dropped.
+    pub fn await_lease(&self) -> Result<File, GroupError> {
+        let place = Descent::to(self)?;
+        let opened = place.directory.open_leased(LEDGER);
+        opened.map_err(|error| self.failed("open", error))
+    }
+
+    /// Whether an open ledger is this group's own. In a directory of theirs a user can have put a link in its place: to the ledger of a
+    /// group whose processes are not theirs.
+    #[cfg(not(all(test, loom)))]
+    pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
+        let failed = |error| self.failed("open", error);
+        let open = ledger.metadata().map_err(failed)?;
+        let place = Descent::to(self)?;
+        let owner = place.directory.about().map_err(failed)?.uid();
+        let there = place.directory.entry(LEDGER).map_err(failed)?;
+        Ok((owner == 0 || owner == open.uid())
+            && there.is_some_and(|there| there.id == (open.dev(), open.ino())))
     }
 
     /// Keeps the group from being removed until the answer is dropped.

@@ -7,7 +7,7 @@ use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
 use super::directory::{Directory, EntryKind};
 use super::hold::Hold;
-use super::job::{self, JobState};
+use super::job::{Everybody, JobState, Record, Records};
 use super::{BELOW, Group, GroupError, Kind, LEDGER, LIMITS, LOCK, MAX_DEPTH, Root, name, user};
 use gpulimit_base::file_system;
 use gpulimit_base::order;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names that root reads below each directory of another user: what that user puts there costs root's clean-up a bounded time.
+/// Names that are read below each directory of another user: what that user puts there costs everybody else's clean-up a bounded time.
 pub const MOST_OF_A_USER: usize = 4_096;
 
 /// Which garbage to collect.
@@ -99,7 +99,7 @@ impl Root {
         budget: &mut Budget,
     ) -> io::Result<Vec<OsString>> {
         let owner = directory.about()?.uid();
-        if user::effective() == 0 && owner != 0 && budget.is_none() {
+        if owner != user::effective() && owner != 0 && budget.is_none() {
             *budget = Some(MOST_OF_A_USER);
         }
         let mut names = Vec::new();
@@ -215,16 +215,17 @@ impl Root {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
         // Whoever names a group knows better than a process that does not see the job.
-        self.remove_if(&group, JobState::Unseen, |_| true)
+        let may_end = |job: &Record| {
+            group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
+        };
+        self.remove_if(&group, may_end, |_| true)
     }
 
     /// Removes the groups of ended jobs anywhere below a group. A group that cannot be removed stays, and the removal of the group
     /// above it then says so.
-    fn remove_jobs_within(&self, group: &Group) {
-        let below = self.groups_within(group).unwrap_or_default();
-        for parent in below.iter().rev().chain([group]) {
-            let _ = self.collect_garbage(Garbage::Below(Some(parent.name())));
-        }
+    pub fn remove_jobs_within(&self, group: &Group) {
+        let below = self.directories_below(Some(group));
+        self.remove_ended(below.unwrap_or_default());
     }
 
     /// Removes the groups of ended jobs, of all the root or of those directly below one group, and returns their names.
@@ -232,7 +233,7 @@ impl Root {
     /// A group stays while its job or a member lives, while it is held, while there are groups below it, and while the driver may not
     /// have let go of what its dead processes held.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
-        let mut groups = match within {
+        let groups = match within {
             Garbage::Everywhere => {
                 let survey = self.survey()?;
                 let mut groups = survey.groups;
@@ -243,13 +244,26 @@ impl Root {
                 self.directories_in(parent.map(|name| Group::at(self.path(), name)).as_ref())?
             }
         };
+        Ok(self.remove_ended(groups))
+    }
+
+    /// Removes those of these groups that are of jobs which have ended, and returns their names. A job that may live keeps its group.
+    fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
         // Those below before the one that they are in.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
+        let records = Records::of(&groups);
+        let mut states = records.states();
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
-        // A job that may live keeps its group.
-        groups.retain(|group| self.remove_if(group, JobState::Ended, idle).is_ok());
-        Ok(groups.into_iter().map(|group| group.name).collect())
+        groups.retain(|group| {
+            let state = states.next();
+            // What was written since then, by who makes the group anew, is left to the next clean-up.
+            let has_ended = |now: &Record| {
+                state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
+            };
+            self.remove_if(group, has_ended, idle).is_ok()
+        });
+        groups.into_iter().map(|group| group.name).collect()
     }
 
     /// Removes the directories that never became a group, or are one no longer, and that nobody is making one of; returns their paths.
@@ -276,11 +290,11 @@ impl Root {
         remove_held(group, &descent, alone, |_| true).map(|()| true)
     }
 
-    /// Removes a group whose job has ended, or is in this state.
+    /// Removes a group, if what its directory says of its job allows it.
     fn remove_if(
         &self,
         group: &Group,
-        job: JobState,
+        job: impl FnOnce(&Record) -> bool,
         idle: impl FnOnce(&Ledger) -> bool,
     ) -> Result<(), GroupError> {
         let descent = Descent::to(group)?;
@@ -289,8 +303,7 @@ impl Root {
             return Ok(());
         };
         // Only now: whoever makes the group holds it until the job is on record.
-        let now = job::state(&descent.directory);
-        if now != JobState::Ended && now != job {
+        if !job(&Record::of(&descent.directory)) {
             return Err(GroupError::InUse {
                 name: group.name.clone(),
             });

@@ -138,7 +138,10 @@ impl Root {
     }
 
     /// Every directory that a group could be in, each before those below it.
-    fn directories_below(&self, group: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+    pub(super) fn directories_below(
+        &self,
+        group: Option<&Group>,
+    ) -> Result<Vec<Group>, GroupError> {
         let mut found = Vec::new();
         let mut ahead = self.directories_in(group)?;
         ahead.reverse();
@@ -190,7 +193,8 @@ impl Root {
         let group = Group::at(&self.path, name);
         // Somebody who could replace one of the directories on the way could put another group in this one's place.
         for directory in group.directories().skip(1) {
-            if is_directory(&directory) {
+            let about = fs::symlink_metadata(&directory);
+            if about.is_ok_and(|about| about.is_dir() || about.is_symlink()) {
                 check(&directory)?;
             }
         }
@@ -347,8 +351,8 @@ impl Root {
     }
 
     /// Makes the root's directory. In a directory of a user root makes it with that user's rights, so that it is the user's, and by
-    /// descriptor, so that nothing else gets these permissions.
-    pub(super) fn make_directory(&self, mode: u32) -> Result<(), GroupError> {
+    /// descriptor, so that nothing else gets these permissions. `false`: something has the name already.
+    pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::Io {
             what: "create",
             path: self.path.clone(),
@@ -364,8 +368,8 @@ impl Root {
         let power = is_users.then(|| Lowered::to(&Rights::of_user(owner)));
         let _power = power.transpose().map_err(failed)?;
         match above.create_directory(name, mode) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            made => made.map(drop).map_err(failed),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            made => made.map(|_| true).map_err(failed),
         }
     }
 

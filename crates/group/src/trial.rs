@@ -29,14 +29,29 @@ impl Root {
         let above = above.ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
         let above = fs::canonicalize(above).and_then(|above| Directory::open(&above));
         let above = above.map_err(failed)?;
-        let name = format!(".gpulimit-{}", std::process::id());
-        let draft = Self {
-            path: above.path().join(&name),
-        };
-        draft.make_directory(0o700)?;
+        let (name, draft) = self.draft(&above)?;
         let tried = draft.try_group();
         let removed = above.remove_directory(&name).map_err(failed);
         tried.and(removed).map(|()| true)
+    }
+
+    /// Makes a directory of this process's own. In a place such as `/dev/shm` others may have made any name that they could think of.
+    fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
+        const NAMES: u32 = 1_000;
+        let me = Identity::of_self();
+        for number in 0..NAMES {
+            let name = format!(".gpulimit-{}-{}-{number}", me.pid, me.start_time);
+            let path = above.path().join(&name);
+            let draft = Self { path };
+            if draft.make_directory(0o700)? {
+                return Ok((name, draft));
+            }
+        }
+        Err(GroupError::Io {
+            what: "create",
+            path: self.path().into(),
+            error: ErrorKind::AlreadyExists.into(),
+        })
     }
 
     /// The group has the name of a job's, so that what is left of it where this process is killed is cleaned up as that is.
@@ -56,5 +71,23 @@ impl Root {
         let is_denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
         matches!(error, GroupError::Io { error, .. } if is_denied(error))
             && fs::metadata(self.path()).is_ok_and(|about| about.uid() != user::effective())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use gpulimit_scratch::Scratch;
+
+    #[test]
+    fn a_directory_that_others_have_made_before_is_not_tried() {
+        let scratch = Scratch::new();
+        let me = Identity::of_self();
+        let theirs = scratch.at(&format!(".gpulimit-{}-{}-0", me.pid, me.start_time));
+        fs::create_dir_all(theirs.join("precious")).expect("made");
+        let root = Root::at(scratch.at("groups")).expect("a root");
+        assert!(root.try_out().expect("tried"));
+        let names = fs::read_dir(&scratch.0).expect("listed").count();
+        assert!(names == 1 && theirs.join("precious").exists());
     }
 }

@@ -363,6 +363,20 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
         assert!(refused(&folder, &to).contains("may be written by others"));
         fs::remove_dir_all(&other).expect("removed");
     }
+    // A folder of root's behind links of root's, in one of somebody else's, who can put another there; and behind a link of theirs.
+    let hers = world.file("hers");
+    fs::create_dir_all(hers.join("roots")).expect("made");
+    std::os::unix::fs::symlink(world.file("elsewhere"), hers.join("link")).expect("linked");
+    std::os::unix::fs::symlink("hers/roots", world.file("relative")).expect("linked");
+    std::os::unix::fs::symlink(hers.join("link"), world.file("absolute")).expect("linked");
+    assert!(give(&hers, 40_001));
+    for name in ["relative", "absolute"] {
+        let to = world.file(name).join("prefix");
+        let to = ["--prefix", to.to_str().expect("text")];
+        let said = refused(&folder, &to);
+        assert!(said.contains("belongs to user 40001"), "{name}: {said}");
+    }
+    assert!(!hers.join("roots/prefix").exists() && !elsewhere.join("prefix").exists());
 }
 
 #[test]
