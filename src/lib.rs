@@ -13,6 +13,7 @@ pub mod order;
 #[cfg_attr(all(test, loom), allow(dead_code))]
 mod pages;
 pub mod policy;
+pub mod proc;
 #[cfg(test)]
 mod scratch;
 pub mod text_file;

@@ -9,6 +9,7 @@ use super::{doctor, install, look, output};
 use gpulimit::device::DeviceId;
 use gpulimit::ledger::{Identity, MappedFile, Mappings};
 use gpulimit::policy;
+use gpulimit::proc;
 use libloading::os::unix::{Library, Symbol};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
@@ -267,7 +268,7 @@ fn preload(library: Option<&Path>) -> String {
 
 /// The path of the file mapped here whose name contains `name`.
 fn mapped(name: &str) -> Option<String> {
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = proc::read("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     maps.lines()
         .filter_map(path)

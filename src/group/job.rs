@@ -8,6 +8,7 @@ use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
 use crate::held_signals;
 use crate::ledger::{Identity, Ledger, NoWitness, process_exists};
+use crate::proc;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -112,7 +113,7 @@ impl Job {
 
     /// Whether the process that has this pid here may have the recorded one in its own namespace.
     fn may_be(&self, pid: u32) -> bool {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = proc::read(format!("/proc/{pid}/status")).unwrap_or_default();
         let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
         let innermost = pids.and_then(|pids| pids.split_ascii_whitespace().next_back());
         if innermost.and_then(|pid| pid.parse().ok()) != Some(self.pid) {
@@ -125,7 +126,7 @@ impl Job {
 
     /// What became of the process that has, or had, this pid in the caller's namespace.
     fn state_of(&self, pid: u32) -> JobState {
-        let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
+        let stat = proc::read(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
         // The name, in parentheses, may have anything in it.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = fields.split_ascii_whitespace();

@@ -9,6 +9,7 @@ use gpulimit::group::{Root, effective_user};
 use gpulimit::ledger::{NoWitness, ProcessUsage, SeenProcess};
 use gpulimit::policy::rules::{Assigned, Rules, Source};
 use gpulimit::policy::{self, Assignment, Facts};
+use gpulimit::proc;
 use gpulimit::units::gib;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -154,7 +155,7 @@ impl Process {
     }
 
     fn itself(&self) -> Finding {
-        let name = fs::read_to_string(self.path("comm")).unwrap_or_default();
+        let name = proc::read(self.path("comm")).unwrap_or_default();
         let place = if self.is_contained() {
             ", with a file system of its own (a container)"
         } else {
