@@ -1,6 +1,7 @@
 //! A cgroup for GPU memory.
 
 pub mod device;
+pub mod escaped;
 pub mod file_system;
 pub mod group;
 pub mod held_signals;
