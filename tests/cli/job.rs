@@ -96,6 +96,9 @@ fn ended_jobs_are_not_shown_and_go_with_the_next_clean_up() {
     assert_eq!(jobs, 1, "nobody has removed it yet");
     assert_eq!(place.said(&["ls"]), "lab\n");
     assert_eq!(place.said(&["ls", "lab"]), "");
+    // Nor taken for what somebody may have meant.
+    let error = place.refused(1, &["show", "lob"]);
+    assert!(error.contains("(known: lab)"), "{error}");
     for verb in ["show", "tree"] {
         let out = place.said(&[verb]);
         assert!(out.contains("lab") && !out.contains("run-"), "{out}");
