@@ -56,6 +56,9 @@ Exit status: 0 also when there was nothing to change; 1 when the file is wrong
 or a step failed. Where users could be the cause of that, all other steps are
 done; else what was done before stays: apply again.";
 
+/// What mistakes in the file mean here.
+const UNCHANGED: &str = ": nothing was changed";
+
 /// Held while the tree is changed.
 const LOCK: &str = ".apply.lock";
 
@@ -65,14 +68,14 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         Some(file) => file.clone(),
         None => default_file()?,
     };
-    let check::Found { plan, absent, .. } = check::read(&file)?;
+    let check::Found { plan, absent, .. } = check::read(&file, UNCHANGED)?;
     let driver = names_gpus(&plan).then(|| Driver::load().ok()).flatten();
     let driver = driver.as_ref();
     let (wanted, mut mistakes) = wanted(&file, &plan, driver)?;
     mistakes.extend(absent);
     if !mistakes.is_empty() {
         check::tidy(&mut mistakes);
-        return Err(check::refused(&file, &mistakes));
+        return Err(check::refused(&file, &mistakes, UNCHANGED));
     }
     check::warn(&file, &plan, &wanted, driver);
     let root = root()?;

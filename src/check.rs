@@ -33,12 +33,12 @@ Exit status: 0 when the file is right, 1 when it is not.";
 
 /// Checks a policy file.
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
-    let found = read(&args.file)?;
+    let found = read(&args.file, "")?;
     let driver = Driver::load().ok();
     let (wanted, mistakes) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
     let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
     if !wrong.is_empty() {
-        return Err(refused(&args.file, &wrong));
+        return Err(refused(&args.file, &wrong, ""));
     }
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
@@ -107,8 +107,8 @@ pub struct Found {
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file.
-pub fn read(path: &Path) -> Result<Found, Failure> {
+/// Reads a policy file. `outcome`: as [`refused`].
+pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
@@ -129,7 +129,7 @@ pub fn read(path: &Path) -> Result<Found, Failure> {
             absent,
         })
     } else {
-        Err(refused(path, &wrong))
+        Err(refused(path, &wrong, outcome))
     }
 }
 
@@ -139,13 +139,13 @@ pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.dedup();
 }
 
-/// Says all mistakes, and that they are in the way.
-pub fn refused(path: &Path, mistakes: &[Mistake]) -> Failure {
+/// Says all mistakes, how many they are, and then `outcome`: what that means for the verb.
+pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());
     }
     Failure::new(format_args!(
-        "{} has {}: nothing was changed",
+        "{} has {}{outcome}",
         path.display(),
         match mistakes.len() {
             1 => "1 mistake".to_owned(),

@@ -13,6 +13,7 @@ use super::output::{self, Escaped};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::process::ExitCode;
 
 /// Options of `doctor`.
@@ -138,9 +139,35 @@ pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
+/// What is wrong where so few files can be opened that the other checks would take that for a fault of what they look at.
+fn too_few_descriptors() -> Option<Finding> {
+    /// More than the checks of this process, or of a child process, have open at a time.
+    const NEEDED: usize = 32;
+    let mut open = Vec::with_capacity(NEEDED);
+    while open.len() < NEEDED {
+        match File::open("/") {
+            Ok(file) => open.push(file),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return Some(Finding::error(
+                    "descriptors",
+                    format!(
+                        "nothing can be found out: only {} more files can be opened here, and {NEEDED} are needed ({error})",
+                        open.len()
+                    ),
+                    "raise the limit on open files (`ulimit -n`)",
+                ));
+            }
+            // Not for want of descriptors.
+            Err(_) => break,
+        }
+    }
+    None
+}
+
 /// Looks, and says what was found.
 pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     let findings = match (&args.container, args.pid, &args.user) {
+        _ if let Some(found) = too_few_descriptors() => vec![found],
         (Some(name), ..) => match container::pid(name) {
             Ok((pid, found)) => [vec![found], process::checks(pid)].concat(),
             Err(found) => vec![found],

@@ -5,6 +5,7 @@ use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::{look, output, signal};
+use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets};
 use gpulimit_ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
 use std::fmt::Write as _;
@@ -95,7 +96,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             None => format!("({})", process.identity.command()),
         };
         match send_to(&ledger, process, target, args.signal) {
-            Ok(()) => note(&of(&group, process), &who),
+            Ok(_) => note(&of(&group, process), &who),
             // Gone meanwhile.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error)),
@@ -198,8 +199,9 @@ fn send_to(
     process: &ProcessUsage,
     target: std::io::Result<Target>,
     signal: i32,
-) -> std::io::Result<()> {
-    target?.send(signal)?;
+) -> std::io::Result<Target> {
+    let target = target?;
+    target.send(signal)?;
     if matches!(signal, libc::SIGTERM | libc::SIGKILL) {
         let most = process.devices.iter().max_by_key(|usage| usage.charged);
         ledger.record(&Happening {
@@ -211,32 +213,75 @@ fn send_to(
             max: u64::MAX,
         });
     }
-    Ok(())
+    Ok(target)
 }
 
-/// Kills all processes of a group; what stands in the way.
-pub fn end_all(group: &Group, ledger: &Ledger, targets: &Targets<'_>) -> Option<Failure> {
+/// Kills all processes of a group, and returns those that were sent the signal; or what stands in the way.
+pub fn end_all(
+    group: &Group,
+    ledger: &Ledger,
+    targets: &Targets<'_>,
+) -> Result<Vec<Target>, Failure> {
     let mut processes = ledger.processes(&NoWitness);
     processes.retain(|process| process.alive);
     let (named, unnamed, silent) = targets.all(&processes);
-    let killed = unnamed.iter().map(|target| target.send(libc::SIGKILL));
-    let found = killed.filter(Result::is_ok).count();
+    let mut killed: Vec<Target> = unnamed
+        .into_iter()
+        .filter(|target| target.send(libc::SIGKILL).is_ok())
+        .collect();
+    let found = killed.len();
     let mut missed = Vec::new();
     for (process, target) in processes.iter().zip(named) {
-        if let Err(error) = send_to(ledger, process, target, libc::SIGKILL)
-            && targets.is_held(process)
-        {
-            missed.push((process, error));
+        match send_to(ledger, process, target, libc::SIGKILL) {
+            Ok(target) => killed.push(target),
+            Err(error) if targets.is_held(process) => missed.push((process, error)),
+            Err(_) => {}
         }
     }
-    missed.into_iter().nth(found).map(|(process, error)| {
-        let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
-        Failure::new(format_args!(
-            "cannot kill {} ({}) in group '{}': {}{unseen}",
-            process.identity.pid,
-            process.identity.command(),
-            of(group, process),
-            why(&error)
-        ))
-    })
+    let Some((process, error)) = missed.into_iter().nth(found) else {
+        return Ok(killed);
+    };
+    let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
+    Err(Failure::new(format_args!(
+        "cannot kill {} ({}) in group '{}': {}{unseen}",
+        process.identity.pid,
+        process.identity.command(),
+        of(group, process),
+        why(&error)
+    )))
 }
+
+/// Says which of these processes are still there, and who holds them up. Empty where none is.
+pub fn remaining(killed: &[Target]) -> String {
+    fn field<'a>(status: &'a str, key: &str) -> &'a str {
+        let mut lines = status.lines();
+        let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        value.unwrap_or_default().trim()
+    }
+    let described = |target: &Target| {
+        let threads = target.threads();
+        let name = field(threads.first()?, "Name");
+        let mut tracers = threads.iter().map(|status| field(status, "TracerPid"));
+        let held = tracers.find(|tracer| !matches!(*tracer, "" | "0"));
+        let held = held.map_or_else(String::new, |tracer| {
+            let about = |task: &str| proc::read(format!("/proc/{task}/status")).unwrap_or_default();
+            // The number is that of a thread.
+            let thread = about(tracer);
+            let tracer = Some(field(&thread, "Tgid"))
+                .filter(|pid| !pid.is_empty())
+                .unwrap_or(tracer);
+            let process = about(tracer);
+            let name = field(&process, "Name");
+            format!(", which {tracer} ({name}) traces and does not let end")
+        });
+        Some(format!("{} ({name}){held}", target.pid))
+    };
+    let all: Vec<String> = killed.iter().filter_map(described).collect();
+    match all.len().saturating_sub(REMAINING) {
+        0 => all.join("; "),
+        more => format!("{}; and {more} more", all[..REMAINING].join("; ")),
+    }
+}
+
+/// How many of those that remain are named.
+const REMAINING: usize = 8;

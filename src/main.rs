@@ -44,6 +44,7 @@ mod tree;
 mod trust;
 mod warnings;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -134,7 +135,8 @@ fn main() -> ExitCode {
     step_out(&before);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            drop_wrong_tip(&mut error);
             // Help on stdout with status 0, mistakes on stderr with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
@@ -190,6 +192,16 @@ fn step_out(inherited: &signals::Inherited) {
         }
         // Where that cannot be, as without /proc, we go on as we are.
         let _ = signals::become_command(&mut command, inherited);
+    }
+}
+
+/// Takes out the tip to write an unknown option after `--`: no group is called so, and `run` would take it for the command.
+fn drop_wrong_tip(error: &mut clap::Error) {
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        tips.retain(|tip| !tip.to_string().contains("as a value"));
+        if !tips.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+        }
     }
 }
 

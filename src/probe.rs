@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::{doctor, install, look, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
 use gpulimit_ledger::{MappedFile, Mappings};
 use gpulimit_policy as policy;
 use libloading::os::unix::{Library, Symbol};
@@ -268,7 +269,7 @@ fn preload(library: Option<&Path>) -> String {
 
 /// The path of the file mapped here whose name contains `name`.
 fn mapped(name: &str) -> Option<String> {
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = proc::read("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     maps.lines()
         .filter_map(path)

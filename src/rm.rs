@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::groups::{self, Purpose};
-use super::kill::{end_all, proven};
+use super::kill::{end_all, proven, remaining};
 use super::{look, output};
 use gpulimit_group::{Group, GroupError, Kind, Root};
 use gpulimit_ledger::Ledger;
@@ -137,14 +137,16 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     while ledger.has_live() {
         // Before the round: one that took long on a busy machine may have killed them all.
         let late = Instant::now() > end;
-        let failed = end_all(group, &ledger, &targets);
+        let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {
-            return Err(failed.unwrap_or_else(|| {
-                GroupError::InUse {
-                    name: group.name().into(),
-                }
-                .into()
-            }));
+            let remaining = remaining(&killed?);
+            let name = group.name();
+            return Err(match remaining.as_str() {
+                "" => GroupError::InUse { name: name.into() }.into(),
+                who => Failure::new(format_args!(
+                    "killed in group '{name}', and still there: {who}"
+                )),
+            });
         }
         thread::sleep(Duration::from_millis(20));
     }

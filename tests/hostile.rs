@@ -26,6 +26,8 @@ mod silent;
 mod stuck;
 #[path = "hostile/terminal.rs"]
 mod terminal;
+#[path = "hostile/unkilled.rs"]
+mod unkilled;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -227,6 +227,38 @@ fn unsafe_code_is_where_the_architecture_says() {
 }
 
 #[test]
+fn files_of_proc_are_read_whatever_bytes_are_in_them() {
+    let mut found = Vec::new();
+    for path in sources() {
+        // Users choose names of programs and mounts: text that must be UTF-8 would be read of everybody but them.
+        let product = (path.starts_with("src/") || path.starts_with("shim/src/"))
+            && !path.ends_with("tests.rs");
+        let text = read(&path);
+        let text = text.split("mod tests {").next().unwrap_or_default();
+        for name in [
+            "status",
+            "stat",
+            "comm",
+            "cgroup",
+            "maps",
+            "mountinfo",
+            "mounts",
+        ] {
+            let ends = [format!("/{name}\""), format!("(\"{name}\")")];
+            let mut lines = text.lines();
+            if product
+                && lines.any(|line| {
+                    line.contains("read_to_string(") && ends.iter().any(|end| line.contains(end))
+                })
+            {
+                found.push(format!("{path}: {name}"));
+            }
+        }
+    }
+    none("read_to_string of files of /proc (see src/proc.rs)", &found);
+}
+
+#[test]
 fn unsafe_blocks_say_who_promised_what() {
     let mut found = Vec::new();
     for path in sources() {

@@ -130,6 +130,15 @@ impl From<GroupError> for Trouble {
     }
 }
 
+/// What became of the allocations that nobody has any longer.
+#[derive(Debug, Default)]
+pub struct Swept {
+    /// Those that are gone.
+    pub removed: Vec<String>,
+    /// Why others are not.
+    pub troubles: Vec<Trouble>,
+}
+
 impl Allocations {
     /// With groups in this root and records in this directory; both are made where they are not there.
     pub fn open(root: &Path, state: &Path) -> Result<Self, Trouble> {
@@ -196,12 +205,12 @@ impl Allocations {
 
     /// Removes allocations that nobody has any longer, and says which: those whose units were given out anew, whatever their ledgers say,
     /// and those without processes whose units kubelet has said for `keep` are in no pod. `in_use`: what it says now, and when it was
-    /// asked: it knows nothing of what came after that.
+    /// asked: it knows nothing of what came after that. Says as well what could not be removed, and is tried again by the next sweep.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
         keep: Duration,
-    ) -> Result<Vec<String>, Trouble> {
+    ) -> Result<Swept, Trouble> {
         let records = self.records()?;
         let is_used = |record: &Record, in_use: &BTreeMap<Unit, String>| {
             record.units().any(|unit| in_use.contains_key(&unit))
@@ -222,7 +231,7 @@ impl Allocations {
                 }
             }
         }
-        let mut removed = Vec::new();
+        let mut swept = Swept::default();
         for (name, (record, time)) in &records {
             let replaced = records
                 .values()
@@ -238,11 +247,18 @@ impl Allocations {
             };
             let force = replaced || matches!(state, State::Spoilt);
             let wait = matches!(state, State::Busy) && !force;
-            if !wait && self.remove(name, force).is_ok() {
-                removed.push(name.clone());
+            if wait {
+                continue;
+            }
+            match self.remove(name, force) {
+                Ok(()) => swept.removed.push(name.clone()),
+                Err(trouble) => {
+                    let why = format!("{name}: cannot be removed: {trouble}");
+                    swept.troubles.push(Trouble(why));
+                }
             }
         }
-        Ok(removed)
+        Ok(swept)
     }
 
     /// The allocations, each with the first of its units.

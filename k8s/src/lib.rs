@@ -17,10 +17,12 @@ pub mod pods;
 pub mod socket;
 pub mod units;
 
+use gpulimit_base::escaped::Escaped;
 use std::fmt::Display;
 
-/// Says one line for the log of the pod. Nobody is there to hear of its failure.
+/// Says one line for the log of the pod, escaped: much of it comes from kubelet and from containers. Nobody is there to hear of its failure.
 pub fn say(text: impl Display) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr().lock(), "gpulimit-k8s: {text}");
+    let text = text.to_string();
+    let _ = writeln!(std::io::stderr().lock(), "gpulimit-k8s: {}", Escaped(&text));
 }

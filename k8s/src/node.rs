@@ -1,6 +1,6 @@
 //! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started anew, and keeps order.
 
-use crate::allocations::Allocations;
+use crate::allocations::{Allocations, Swept, Trouble};
 use crate::api::registration_client::RegistrationClient;
 use crate::api::{self, Empty, RegisterRequest};
 use crate::cards::Cards;
@@ -41,6 +41,8 @@ struct Node {
     pods: Once,
     /// Allocations whose owner was said.
     introduced: BTreeSet<String>,
+    /// What the last sweep could not do.
+    troubles: BTreeSet<String>,
 }
 
 /// Runs until it is told to end.
@@ -111,6 +113,7 @@ impl Node {
             registration: Once::default(),
             pods: Once::default(),
             introduced: BTreeSet::new(),
+            troubles: BTreeSet::new(),
         })
     }
 
@@ -235,11 +238,19 @@ impl Node {
             owners.as_ref().map(|owners| (asked, owners)),
             self.options.keep,
         );
-        let swept = swept.unwrap_or_else(|trouble| {
-            say(trouble);
-            Vec::new()
+        let swept = swept.unwrap_or_else(|trouble| Swept {
+            troubles: vec![trouble],
+            ..Swept::default()
         });
-        for name in swept {
+        let troubles = swept.troubles.iter().map(Trouble::to_string).collect();
+        for trouble in &troubles {
+            // Once, not with every sweep.
+            if !self.troubles.contains(trouble) {
+                say(trouble);
+            }
+        }
+        self.troubles = troubles;
+        for name in swept.removed {
             self.introduced.remove(&name);
             say(format_args!("{name}: removed, nobody has it"));
         }

@@ -4,6 +4,7 @@
 //! root looks for. So paths are resolved inside of the process's root directory, a file is opened only if it is a regular one, no
 //! more than a bound is read of it, and root reads with the rights of the process's user.
 
+use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -144,7 +145,7 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
 
 /// The rights of a process over files. Those of the real user where the program has more than its user.
 fn rights(pid: u32) -> io::Result<Rights> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(key));
         let words = line.unwrap_or_default().split_whitespace();

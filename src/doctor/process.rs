@@ -6,6 +6,7 @@ use crate::elf::{self, Kind};
 use crate::look::{self, PATIENCE};
 use crate::{accounts, env as own_env, install, library};
 use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Root, effective_user};
 use gpulimit_ledger::{NoWitness, ProcessUsage};
@@ -155,7 +156,7 @@ impl Process {
     }
 
     fn itself(&self) -> Finding {
-        let name = fs::read_to_string(self.path("comm")).unwrap_or_default();
+        let name = proc::read(self.path("comm")).unwrap_or_default();
         let place = if self.is_contained() {
             ", with a file system of its own (a container)"
         } else {

@@ -1,7 +1,7 @@
 //! The first process of a container: pids are used again, a pid and a start are not.
 
+use gpulimit_base::proc;
 use std::fmt;
-use std::fs;
 use std::str::FromStr;
 
 /// A process of this machine.
@@ -15,7 +15,7 @@ pub struct Process {
 impl Process {
     /// The one of this pid that lives; one that only waits to be reaped does not.
     pub fn living(pid: u32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = proc::read(format!("/proc/{pid}/stat")).ok()?;
         let start = start(&stat)?;
         Some(Self { pid, start })
     }

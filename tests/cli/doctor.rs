@@ -73,6 +73,37 @@ fn doctor_names_what_is_wrong() {
     assert!(out.contains("README was not made by gpulimit"), "{out}");
 }
 
+#[test]
+fn doctor_says_so_where_too_few_files_can_be_opened() {
+    let place = Place::new();
+    let with = |limit: u32, about: &str| {
+        let script = format!("ulimit -n {limit}; exec \"$0\" doctor --json {about}");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &script, env!("CARGO_BIN_EXE_gpulimit")])
+            .env("GPULIMIT_ROOT", place.root_path())
+            .env("GPULIMIT_LIBRARY", library());
+        let output = command.output().expect("started");
+        text(&output.stdout)
+    };
+    for limit in [4, 6, 8, 16] {
+        for about in ["", "--pid 1", "--user root"] {
+            let said = with(limit, about);
+            let json: Value = serde_json::from_str(&said).expect("JSON");
+            let findings = json["findings"].as_array().expect("findings");
+            assert_eq!((&json["ok"], findings.len()), (&false.into(), 1), "{said}");
+            assert_eq!(findings[0]["check"], "descriptors", "{said}");
+        }
+    }
+    // Enough for everything that it does.
+    let said = with(40, "");
+    assert!(said.contains("\"root\""), "{said}");
+    assert!(
+        !said.contains("descriptors") && !said.contains("os error 24"),
+        "{said}"
+    );
+}
+
 /// A process that is looked at, and ended with the test.
 struct Looked(Child);
 

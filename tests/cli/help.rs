@@ -241,6 +241,18 @@ fn an_unknown_group_is_named_with_those_that_exist() {
 }
 
 #[test]
+fn an_unknown_option_gets_no_wrong_advice() {
+    let place = Place::new();
+    let error = place.refused(2, &["run", "--stats", "--", "true"]);
+    assert!(
+        error.contains("'--stat'") && !error.contains("as a value"),
+        "{error}"
+    );
+    let error = place.refused(2, &["show", "--frob"]);
+    assert!(!error.contains("tip"), "{error}");
+}
+
+#[test]
 fn an_unsafe_root_is_refused() {
     let place = Place::new();
     symlink("/tmp", place.root_path()).expect("linked");

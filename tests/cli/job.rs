@@ -1,7 +1,7 @@
 //! `run` becomes the command, and the command's group stays as long as the command lives.
 
 use crate::place::{Place, text};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -96,6 +96,9 @@ fn ended_jobs_are_not_shown_and_go_with_the_next_clean_up() {
     assert_eq!(jobs, 1, "nobody has removed it yet");
     assert_eq!(place.said(&["ls"]), "lab\n");
     assert_eq!(place.said(&["ls", "lab"]), "");
+    // Nor taken for what somebody may have meant.
+    let error = place.refused(1, &["show", "lob"]);
+    assert!(error.contains("(known: lab)"), "{error}");
     for verb in ["show", "tree"] {
         let out = place.said(&[verb]);
         assert!(out.contains("lab") && !out.contains("run-"), "{out}");
@@ -258,6 +261,9 @@ fn a_group_lives_as_long_as_its_process_whatever_clock_and_numbers_it_has() {
         let [(mut ends, ended), (mut lives, living)] =
             [0; 2].map(|_| begin(in_namespaces(&place, job, &run)));
         assert_eq!(gc(), "", "{job:?} {looker:?}: both live");
+        // The kernel gives the number of a namespace that is gone to the next one, and gc's own may
+        // get that of the job: it knows then that the job has ended.
+        let _kept = File::open(format!("/proc/{}/ns/pid_for_children", ends.id()));
         drop(ends.stdin.take());
         ends.wait().expect("ended");
         let said = gc();

@@ -19,19 +19,19 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const ROOT: &str = "GPULIMIT_TEST_ROOT";
+pub const ROOT: &str = "GPULIMIT_TEST_ROOT";
 const FUSE: &str = "GPULIMIT_TEST_FUSE";
 const GPU: DeviceId = DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 const GIB: u64 = 1 << 30;
 
 /// A process, with what it says from now on.
-struct Role {
-    child: Child,
+pub struct Role {
+    pub child: Child,
     out: BufReader<ChildStdout>,
 }
 
 impl Role {
-    fn start(command: &mut Command, role: &str) -> Self {
+    pub fn start(command: &mut Command, role: &str) -> Self {
         let mut child = command
             .args(["--exact", role, "--ignored", "--nocapture"])
             .stdin(Stdio::piped())
@@ -43,7 +43,7 @@ impl Role {
     }
 
     /// The rest of the next line that begins so.
-    fn line(&mut self, start: &str) -> String {
+    pub fn line(&mut self, start: &str) -> String {
         let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
         let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
         found.unwrap_or_else(|| panic!("it ends before {start}"))

@@ -19,7 +19,7 @@ const EVIL_NAME: &[u8] = b"\x1b]0;x\x07\n\r\x7f\xc2\x9b2J\xe2\x80\xae\xff\x9b";
 
 /// Fails where a terminal would obey something that was printed, or show it in another order.
 #[track_caller]
-fn check(what: &dyn std::fmt::Debug, output: &Output) {
+pub fn check(what: &dyn std::fmt::Debug, output: &Output) {
     for bytes in [&output.stdout, &output.stderr] {
         let shown = bytes.escape_ascii();
         let Ok(text) = str::from_utf8(bytes) else {

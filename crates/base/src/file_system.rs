@@ -4,6 +4,7 @@
 //! mappings keep the opened file, and whose files stay the same when they are written.
 #![allow(unsafe_code)]
 
+use crate::proc;
 use std::borrow::Cow;
 use std::error::Error;
 use std::ffi::CString;
@@ -175,7 +176,7 @@ fn magic(path: &Path) -> io::Result<u32> {
 /// The name under which the file system of a path is mounted here.
 fn mounted_as(path: &Path) -> Option<String> {
     let device = fs::metadata(path).ok()?.dev();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = proc::read("/proc/self/mountinfo").ok()?;
     let wanted = format!("{}:{}", libc::major(device), libc::minor(device));
     mounts
         .lines()

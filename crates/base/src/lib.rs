@@ -2,6 +2,7 @@
 //! and the numbers of the file formats. It knows neither groups nor CUDA.
 
 pub mod device;
+pub mod escaped;
 pub mod file_system;
 pub mod held_signals;
 pub mod identity;
@@ -9,6 +10,7 @@ pub mod interrupted;
 pub mod name;
 pub mod order;
 pub mod pages;
+pub mod proc;
 pub mod process;
 pub mod text_file;
 pub mod units;

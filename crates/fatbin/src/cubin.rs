@@ -73,8 +73,13 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
 
 /// Returns what a cubin takes.
 pub fn needs(cubin: &[u8]) -> Needs {
+    needs_within(cubin, &mut cubin.len())
+}
+
+/// The same where no more than `left` bytes of headers and tables are read. In a real cubin none lies over another one.
+pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
-    let whole = found.read(File(cubin));
+    let whole = found.read(File(cubin), left);
     let sum = |of: fn(u64, u64) -> u64| {
         let each = found.globals.iter().map(|(_, says, end)| of(*says, *end));
         let all = each.fold(0, u64::saturating_add);
@@ -91,7 +96,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections of variables, by number, with the bytes of each as it says and as its symbols do, the managed ones among them.
+    /// The sections of variables, in the order of their numbers, with the bytes of each as it says and as its symbols do, the managed ones
+    /// among them.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,
@@ -101,7 +107,7 @@ struct Found {
 
 impl Found {
     /// `None` where the sections cannot be found.
-    fn read(&mut self, file: File<'_>) -> Option<()> {
+    fn read(&mut self, file: File<'_>, left: &mut usize) -> Option<()> {
         let is_cubin = file.bytes::<6>(0)? == *b"\x7fELF\x02\x01"
             && file.half(18)? == EM_CUDA
             && usize::from(file.half(58)?) == HEADER;
@@ -110,8 +116,11 @@ impl Found {
             return None;
         }
         let names = file.content(file.section(file.half(62)?)?)?;
+        let inside = count.min(u16::try_from(file.0.len() / HEADER).unwrap_or(u16::MAX));
+        self.broken |= inside < count;
+        *left = left.checked_sub(usize::from(inside).checked_mul(HEADER)?)?;
         let mut tables = Vec::new();
-        for number in 0..count {
+        for number in 0..inside {
             let read = file
                 .section(number)
                 .and_then(|header| self.section(file, number, header, names));
@@ -124,7 +133,7 @@ impl Found {
         // Without symbols the driver loads nothing (measured).
         self.broken |= tables.is_empty();
         for number in tables {
-            self.broken |= self.table(file, number).is_none();
+            self.broken |= self.table(file, number, left).is_none();
         }
         Some(())
     }
@@ -144,11 +153,13 @@ impl Found {
         Some(file.word(header + 4)? == SYMBOLS)
     }
 
-    fn table(&mut self, file: File<'_>, number: u16) -> Option<()> {
+    fn table(&mut self, file: File<'_>, number: u16, left: &mut usize) -> Option<()> {
         let header = file.section(number)?;
         let strings = u16::try_from(file.word(header + 40)?).ok()?;
         let strings = file.content(file.section(strings)?)?;
-        self.symbols(file.content(header)?, strings)
+        let table = file.content(header)?;
+        *left = left.checked_sub(table.len())?;
+        self.symbols(table, strings)
     }
 
     fn symbols(&mut self, table: &[u8], strings: &[u8]) -> Option<()> {
@@ -161,6 +172,8 @@ impl Found {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
                 let name = strings.get(usize::try_from(symbol.word(0)?).ok()?..)?;
+                // A longer one is none of those: not all of it is looked through.
+                let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.runtime = self.runtime.with(runtime::of(name));
             } else if info & 15 == OBJECT {
@@ -172,9 +185,8 @@ impl Found {
                 let section = symbol.half(6)?;
                 let found = self
                     .globals
-                    .iter_mut()
-                    .find(|(number, ..)| *number == section);
-                if let Some((_, _, end)) = found {
+                    .binary_search_by_key(&section, |(number, ..)| *number);
+                if let Some((_, _, end)) = found.ok().and_then(|at| self.globals.get_mut(at)) {
                     *end = (*end).max(start.saturating_add(size));
                 }
             }

@@ -430,4 +430,48 @@ mod tests {
             assert_eq!(found, (expected, unknown), "{count}");
         }
     }
+
+    /// What takes a step for each byte in each of many sections, or for each of many names, would take days for these.
+    #[test]
+    fn tables_over_each_other_and_endless_names_are_read_once() {
+        const SECTIONS: u16 = 40_000;
+        let mut image = vec![0u8; 64 * usize::from(SECTIONS) + 64];
+        let length = image.len() as u64 - 64;
+        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        image[18..20].copy_from_slice(&190u16.to_le_bytes());
+        image[40..48].copy_from_slice(&64u64.to_le_bytes());
+        image[58..60].copy_from_slice(&64u16.to_le_bytes());
+        image[60..62].copy_from_slice(&SECTIONS.to_le_bytes());
+        for header in image[64..].chunks_exact_mut(64) {
+            // A table of symbols that is all headers, with its names.
+            header[..4].copy_from_slice(&1u32.to_le_bytes());
+            header[4..8].copy_from_slice(&2u32.to_le_bytes());
+            header[24..32].copy_from_slice(&64u64.to_le_bytes());
+            header[32..40].copy_from_slice(&length.to_le_bytes());
+        }
+        assert!(needs_of_bytes(&image, &Vec::new).unknown);
+        // One table of symbols without sections, each with a name that has no end.
+        let symbols = vec![0u8; 24 << 17];
+        let names = vec![b'x'; 8 << 20];
+        let mut image = cubin(&[(".x", 0)]);
+        let table = section(&image, 2);
+        let (start, end) = (image.len() as u64, (image.len() + symbols.len()) as u64);
+        image.extend(&symbols);
+        image.extend(&names);
+        put(&mut image, table + 24, &start.to_le_bytes());
+        put(
+            &mut image,
+            table + 32,
+            &(symbols.len() as u64).to_le_bytes(),
+        );
+        put(&mut image, table + 40, &1u32.to_le_bytes());
+        let of_names = section(&image, 1);
+        put(&mut image, of_names + 24, &end.to_le_bytes());
+        put(
+            &mut image,
+            of_names + 32,
+            &(names.len() as u64).to_le_bytes(),
+        );
+        assert!(!needs_of_bytes(&image, &Vec::new).uses_runtime());
+    }
 }

@@ -9,6 +9,8 @@ pub const NAMES: [(&[u8], Needs); 4] = [
     (b"__assertfail", ASSERT),
     (b"vprintf", PRINTF),
 ];
+/// Bytes of the longest of them.
+pub const LONGEST: usize = b"__assertfail".len();
 const MALLOC: Needs = Needs {
     device_malloc: true,
     ..Needs::NOTHING

@@ -8,7 +8,7 @@ use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
 use gpulimit_base::held_signals;
 use gpulimit_base::identity::Identity;
-use gpulimit_base::process;
+use gpulimit_base::{proc, process};
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -133,7 +133,7 @@ struct Seen {
 impl Seen {
     /// The one that has this pid in the caller's namespace; `None` where it has ended.
     fn by_pid(pid: u32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
+        let stat = proc::read(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
         // The name, in parentheses, may have anything in it.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = fields.split_ascii_whitespace();
@@ -196,7 +196,7 @@ impl Everybody {
 
 /// Of the process that has this pid here.
 fn pid_in_its_namespace(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = proc::read(format!("/proc/{pid}/status")).ok()?;
     let pids = status
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))?;

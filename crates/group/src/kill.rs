@@ -7,6 +7,7 @@
 use super::access::{Access, Members};
 use super::user;
 use gpulimit_base::identity::{Identity, SeenProcess};
+use gpulimit_base::proc;
 use gpulimit_ledger::{Ledger, MappedFile, ProcessUsage};
 use std::cell::{OnceCell, RefCell};
 use std::fs;
@@ -138,7 +139,7 @@ impl<'a> Targets<'a> {
 
     /// Whether whose group it is could signal the process, or it may be in the group as one of its unix group.
     fn may_be_signalled(&self, number: u32) -> io::Result<bool> {
-        let status = fs::read_to_string(format!("/proc/{number}/status"))?;
+        let status = proc::read(format!("/proc/{number}/status"))?;
         Ok(may_be_signalled(&self.access, &status))
     }
 }
@@ -227,6 +228,21 @@ impl Target {
                 .find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
         };
         self.descriptor.as_ref().and_then(of).unwrap_or(self.pid)
+    }
+
+    /// `/proc/PID/task/TID/status` of its threads that have not ended.
+    pub fn threads(&self) -> Vec<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.number_in_proc()));
+        let statuses = tasks.into_iter().flatten().filter_map(|task| {
+            let status = proc::read(task.ok()?.path().join("status")).ok()?;
+            (!status.contains("\nState:\tZ")).then_some(status)
+        });
+        let statuses = statuses.collect();
+        // With signal 0 only whether it is still there is asked: else the number may be another's by now.
+        match self.send(0) {
+            Ok(()) => statuses,
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Sends a signal. `NotFound`: it has ended.

@@ -215,7 +215,9 @@ impl Root {
     }
 
     pub(super) fn missing(&self, name: &str) -> GroupError {
-        let known = self.groups().unwrap_or_default();
+        // Nobody means the group of an ended job.
+        let mut known = self.groups().unwrap_or_default();
+        known.retain(|group| !group.has_ended());
         GroupError::Missing {
             name: name.into(),
             root: self.path.clone(),

@@ -17,7 +17,7 @@ pub(super) fn gids() -> Vec<u32> {
 
 /// The real user id and all unix groups of a process, in the numbers of our user namespace.
 pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let status = gpulimit_base::proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key));
         let words = line.unwrap_or_default().split_whitespace();

@@ -3,6 +3,7 @@
 use super::credentials;
 use super::namespace;
 use super::rules::{Rules, RulesError};
+use gpulimit_base::proc;
 use gpulimit_base::process;
 use std::fs;
 use std::io::Read;
@@ -70,8 +71,8 @@ impl Facts {
         }
         let asks_container = rules.iter().any(|rule| !rule.container.is_empty());
         if asks_container || rules.iter().any(|rule| !rule.cgroup.is_empty()) {
-            let text = fs::read_to_string(format!("{process}/cgroup"))
-                .map_err(unknown("/proc/self/cgroup"))?;
+            let text =
+                proc::read(format!("{process}/cgroup")).map_err(unknown("/proc/self/cgroup"))?;
             facts.cgroups = cgroups(&text).map(str::to_owned).collect();
         }
         if asks_container {

@@ -85,3 +85,47 @@ fn a_kubelet_that_does_not_know_us_yet_knows_nobody() {
     node.plugin.says(&format!("{two}: removed"));
     assert!(node.has_group(&one) && !node.has_group(&two));
 }
+
+#[test]
+fn what_cannot_be_removed_is_said_once() {
+    let node = Node::with(&[], &["--keep", "0s"]);
+    let ids = [node.ids(0, 0..4), node.ids(0, 4..8)];
+    let [one, two] = ids.clone().map(|ids| {
+        let edits = node.kubelet.allocate(&ids).expect("granted");
+        group_of(&edits)
+    });
+    // What no removal of a group takes away.
+    let foreign = node.group(&one).path().join("theirs\u{1b}[2J");
+    fs::write(&foreign, "").expect("written");
+    node.kubelet.set_pods(&[]);
+    node.plugin.says(&format!("{one}: cannot be removed: "));
+    node.plugin.says(&format!("{two}: removed"));
+    // Sweeps enough to say it again.
+    let _more = node.kubelet.allocate(&ids[1]).map(|edits| {
+        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+    });
+    let said = node.plugin.said();
+    let troubles = said
+        .iter()
+        .filter(|line| line.contains("cannot be removed"));
+    assert_eq!(troubles.count(), 1, "{said:?}");
+    fs::remove_file(foreign).expect("removed");
+    node.plugin.says(&format!("{one}: removed"));
+}
+
+#[test]
+fn nothing_in_the_log_is_obeyed_by_a_terminal() {
+    let node = Node::with(&[], &["--keep", "0s"]);
+    let evil = "\u{1b}]0;x\u{7}\n\u{9b}2J\u{202e}";
+    let ids = node.ids(0, 0..4);
+    node.kubelet.set_pods(&[(evil, &ids)]);
+    let name = group_of(&node.kubelet.allocate(&ids).expect("granted"));
+    node.plugin
+        .says(&format!("{name}: has default/\\u001b]0;x\\u0007\\u000a"));
+    let refused = node.kubelet.allocate(&[evil.to_owned()]);
+    assert!(refused.is_err());
+    node.plugin.says("refused: ");
+    let said = node.plugin.said();
+    let obeyed = |c: char| c.is_control() || c == '\u{202e}';
+    assert!(!said.iter().any(|line| line.contains(obeyed)), "{said:?}");
+}

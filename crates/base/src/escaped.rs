@@ -1,0 +1,67 @@
+//! Text that others wrote, made fit for a terminal.
+
+use std::fmt;
+
+/// Displays a text as one line without characters that a terminal obeys or that hide other characters: control
+/// characters (C0, DEL, C1), separators of lines, and marks of writing direction.
+///
+/// Each becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so that escaped JSON has the same value.
+pub struct Escaped<'a>(pub &'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        escape(self.0, f, |_| false)
+    }
+}
+
+/// The same for a text of several lines: line feeds and tabs stay.
+pub fn lines(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    // Writing to a string does not fail.
+    let _ = escape(text, &mut out, |c| matches!(c, '\n' | '\t'));
+    out
+}
+
+fn escape(text: &str, out: &mut dyn fmt::Write, stays: impl Fn(char) -> bool) -> fmt::Result {
+    for c in text.chars() {
+        if is_printable(c) || stays(c) {
+            out.write_char(c)?;
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(out, "\\u{unit:04x}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_printable(c: char) -> bool {
+    let invisible = matches!(
+        c,
+        // Marks of direction, zero widths, separators, tags.
+        '\u{61c}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    !c.is_control() && !invisible
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_that_a_terminal_obeys_are_escaped() {
+        let text = "a\u{1b}]0;x\u{7}\u{7f}\u{9b}2J\r\u{202e}\u{2066}\u{e0041}\tä…│\n";
+        let seen = "a\\u001b]0;x\\u0007\\u007f\\u009b2J\\u000d\\u202e\\u2066\\udb40\\udc41";
+        assert_eq!(lines(text), format!("{seen}\tä…│\n"));
+        assert_eq!(
+            Escaped(text).to_string(),
+            format!("{seen}\\u0009ä…│\\u000a")
+        );
+    }
+}
