@@ -6,7 +6,7 @@
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -72,9 +72,9 @@ impl Directory {
 
     /// Opens the directory of this name in this one, like [`Directory::open`].
     pub fn open_directory(&self, name: impl AsRef<OsStr>) -> io::Result<Self> {
-        let name = component(name.as_ref())?;
+        let name = name.as_ref();
         let flags = CAREFUL | OFlags::DIRECTORY;
-        let file = rustix::fs::openat(&self.file, name, flags, Mode::empty());
+        let file = rustix::fs::openat(&self.file, &component(name)?, flags, Mode::empty());
         Ok(Self {
             file: file.map_err(not_directory)?.into(),
             path: self.path.join(name),
@@ -84,7 +84,7 @@ impl Directory {
     /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the name is taken.
     pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
         let name = name.as_ref();
-        rustix::fs::mkdirat(&self.file, component(name)?, Mode::RWXU)?;
+        rustix::fs::mkdirat(&self.file, &component(name)?, Mode::RWXU)?;
         let made = self.open_directory(name)?;
         made.set_mode(mode)?;
         Ok(made)
@@ -94,7 +94,7 @@ impl Directory {
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
-        let file = rustix::fs::openat(&self.file, name, CAREFUL | access, Mode::empty());
+        let file = rustix::fs::openat(&self.file, &name, CAREFUL | access, Mode::empty());
         let file = File::from(file.map_err(not_regular)?);
         if file.metadata()?.is_file() {
             Ok(file)
@@ -122,7 +122,7 @@ impl Directory {
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
         let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let name = component(name.as_ref())?;
-        let file = rustix::fs::openat(&self.file, name, flags, Mode::RUSR | Mode::WUSR)?;
+        let file = rustix::fs::openat(&self.file, &name, flags, Mode::RUSR | Mode::WUSR)?;
         let file = File::from(file);
         file.set_permissions(Permissions::from_mode(mode))?;
         Ok(file)
@@ -131,7 +131,7 @@ impl Directory {
     /// Describes what has this name; `None` where nothing has.
     pub fn entry(&self, name: impl AsRef<OsStr>) -> io::Result<Option<Entry>> {
         let name = component(name.as_ref())?;
-        let about = match rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let about = match rustix::fs::statat(&self.file, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(None),
             about => about?,
         };
@@ -165,19 +165,19 @@ impl Directory {
     /// Removes a name that is not a directory's. Fails with `NotFound` where there is none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = component(name.as_ref())?;
-        Ok(rustix::fs::unlinkat(&self.file, name, AtFlags::empty())?)
+        Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::empty())?)
     }
 
     /// Removes an empty directory. Fails with `NotFound` where there is none.
     pub fn remove_directory(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = component(name.as_ref())?;
-        Ok(rustix::fs::unlinkat(&self.file, name, AtFlags::REMOVEDIR)?)
+        Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::REMOVEDIR)?)
     }
 
     /// Gives `from` the name `to` in place of whatever file has it.
     pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> io::Result<()> {
         let (from, to) = (component(from.as_ref())?, component(to.as_ref())?);
-        Ok(rustix::fs::renameat(&self.file, from, &self.file, to)?)
+        Ok(rustix::fs::renameat(&self.file, &from, &self.file, &to)?)
     }
 
     /// The directory's own owner, permissions and identity.
@@ -206,14 +206,12 @@ impl Directory {
     }
 }
 
-/// A name that stays in its directory.
-fn component(name: &OsStr) -> io::Result<&OsStr> {
+/// A name that stays in its directory, as the kernel reads it.
+fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
-        bytes if bytes.contains(&b'/') || bytes.contains(&0) => {
-            Err(io::ErrorKind::InvalidInput.into())
-        }
-        _ => Ok(name),
+        bytes if bytes.contains(&b'/') => Err(io::ErrorKind::InvalidInput.into()),
+        bytes => Ok(CString::new(bytes)?),
     }
 }
 

@@ -127,7 +127,8 @@ impl Idle for () {
 }
 
 /// One try. `Err` is the level that was over its limit.
-#[inline]
+///
+/// Not `inline`: it would be in the library once for each crate that calls it.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
