@@ -109,16 +109,12 @@ fn refused(group: &Group, error: GroupError) -> Failure {
 
 /// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
-    let device = match changes.targets[..] {
-        [Selector::Device(id)] => ledger.find_device(&id),
-        _ => None,
+    let (device, max) = match changes.targets[..] {
+        [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
+        _ => (None, now.get(Selector::All, Key::Max)),
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
     // The largest number: none, or not known.
-    let max = match changes.targets[..] {
-        [Selector::Device(id)] => now.for_device(id, Key::Max),
-        _ => now.get(Selector::All, Key::Max),
-    };
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {

@@ -1,11 +1,11 @@
 //! The ledger as a file: made whole or not at all, checked before it is mapped.
 
-use super::layout::{self, FILE_SIZE, MAGIC, PREFACE, VERSION};
+use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
 use super::lock::{self, Description};
 use super::map::Mapping;
 use super::{LedgerError, os};
 use gpulimit_base::file_system::Unsuitable;
-use gpulimit_base::held_signals;
+use gpulimit_base::{held_signals, version};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::mem::size_of;
@@ -155,11 +155,11 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
     if found[0] != MAGIC {
         return Err(LedgerError::damaged(path, "not a ledger"));
     }
-    if found[1] != VERSION {
+    if found[1] != version::LEDGER {
         return Err(LedgerError::Version {
             path: path.to_owned(),
             found: found[1],
-            expected: VERSION,
+            expected: version::LEDGER,
         });
     }
     if found != PREFACE {
@@ -298,8 +298,8 @@ mod tests {
             words[at] = value;
             words
         };
-        write(changed(1, VERSION + 1), FILE_SIZE);
-        assert_eq!(why(false), format!("version {}", VERSION + 1));
+        write(changed(1, version::LEDGER + 1), FILE_SIZE);
+        assert_eq!(why(false), format!("version {}", version::LEDGER + 1));
         for (at, word) in PREFACE.iter().enumerate().skip(2) {
             write(changed(at, word + 1), FILE_SIZE);
             assert_eq!(why(false), "its header names other sizes");

@@ -7,7 +7,7 @@
 //! ```
 //! The words of one device lie in consecutive cache lines, because a charge reads all of them: with one page per slot
 //! instead, the same lines would fall into one set of the first-level cache and into as many TLB entries as slots.
-//! A change of any of this is a new [`VERSION`].
+//! A change of any of this is a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -16,8 +16,6 @@ use std::mem::{offset_of, size_of};
 
 /// "gpulimit" as the bytes of the file's first word.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
-/// Version of this layout and of the protocol on it.
-pub(super) const VERSION: u64 = version::LEDGER;
 
 /// Devices whose words share one cache line.
 pub(super) const LINE_DEVICES: usize = 8;
@@ -50,7 +48,7 @@ pub(super) struct Preface {
 /// The values of a [`Preface`] of this version, in its order.
 pub(super) const PREFACE: [u64; 8] = [
     MAGIC,
-    VERSION,
+    version::LEDGER,
     size_of::<Header>() as u64,
     (BLOCKS * size_of::<Block>()) as u64,
     size_of::<SlotPage>() as u64,

@@ -1,8 +1,16 @@
 //! Which process a slot belongs to, as it is written in the file.
 
+use super::Ledger;
 use super::atomic::Ordering;
 use super::layout::{COMMAND_WORDS, Owner};
 use gpulimit_base::identity::Identity;
+
+impl Ledger {
+    /// Whose a slot is, as [`Owner::read`] says.
+    pub(super) fn owner(&self, slot: usize) -> Option<Identity> {
+        self.content().slots[slot].owner.read()
+    }
+}
 
 impl Owner {
     /// Writes whose the slot is.
@@ -36,12 +44,11 @@ impl Owner {
         })
     }
 
+    /// Writes that the slot is nobody's.
     pub(super) fn erase(&self) {
         self.pid.store(0, Ordering::Relaxed);
-        for word in [&self.pid_ns, &self.start_time, &self.uid, &self.birth] {
-            word.store(0, Ordering::Relaxed);
-        }
-        for word in &self.command {
+        let words = [&self.pid_ns, &self.start_time, &self.uid, &self.birth];
+        for word in words.into_iter().chain(&self.command) {
             word.store(0, Ordering::Relaxed);
         }
         self.dead_since.store(0, Ordering::Relaxed);

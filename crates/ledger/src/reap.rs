@@ -117,7 +117,7 @@ fn withdraw(ledger: &Ledger, slot: usize) {
 
 /// Writes down what comes back.
 fn record(ledger: &Ledger, slot: usize) {
-    let Some(process) = ledger.content().slots[slot].owner.read() else {
+    let Some(process) = ledger.owner(slot) else {
         return;
     };
     for device in DeviceIndex::all() {
@@ -159,7 +159,7 @@ pub(super) fn has_drained(
         return true;
     }
     let content = ledger.content();
-    let identity = content.slots[slot].owner.read();
+    let identity = ledger.owner(slot);
     let mut known = true;
     for device in DeviceIndex::all() {
         if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
@@ -185,14 +185,11 @@ pub(super) fn has_drained(
 /// lists what he holds under it. Of two programs that are both gone only the later covers the earlier.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
+    let same = |other: Identity| other.is_same(process);
     let age = |slot: usize| (owner(slot).birth.load(Ordering::Relaxed), slot);
     (0..ledger.high_water())
         .filter(|&later| age(later) > age(slot))
-        .filter(|&later| {
-            owner(later)
-                .read()
-                .is_some_and(|other| other.is_same(process))
-        })
+        .filter(|&later| ledger.owner(later).is_some_and(same))
         .map(|later| ledger.word(later, device).load(Ordering::Acquire))
         .map(|word| charge::granted(word) * charge::UNIT)
         .sum()
@@ -204,9 +201,8 @@ fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
         bytes == 0
-            || content.slots[slot]
-                .owner
-                .read()
+            || ledger
+                .owner(slot)
                 .zip(gpu_table::id(&content.header, device))
                 .is_none_or(|(process, device)| witness.adopt(&process, &device, bytes))
     })
@@ -273,12 +269,7 @@ pub(super) fn sweep(
     } else {
         0
     };
-    let is_ending = |slot: usize| {
-        ledger.content().slots[slot]
-            .owner
-            .read()
-            .is_some_and(|owner| owner.is_ending(pid_ns))
-    };
+    let is_ending = |slot: usize| ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns));
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
         let word = ledger.word(slot, device).load(Ordering::Relaxed);
         if word == 0 {
