@@ -5,8 +5,8 @@
 )]
 
 use crate::abi::*;
+use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
-use crate::handler::lazy::is_recent as is_loaded;
 use crate::handler::{
     array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
     limits, linear, managed, measured, pool, process_list, synchronize, view, vmm,
