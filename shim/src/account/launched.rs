@@ -13,7 +13,8 @@ use crate::account::maps::{Map, Set};
 /// Handles are aligned: the number beside a kernel's says that it needs no local memory.
 const NEEDS_NONE: Opaque = 2;
 
-/// The number beside a handle that says that its code is loaded; the handle itself says that it was launched.
+/// The number beside a handle that says that its code is loaded; the handle itself says that it was
+/// launched.
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }

@@ -13,7 +13,8 @@ use crate::handler::{
 };
 use crate::table::table;
 
-/// For every hooked function of the table the exported `extern "C"` function, and for each library its rows as data.
+/// For every hooked function of the table the exported `extern "C"` function, and for each library
+/// its rows as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
