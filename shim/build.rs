@@ -20,7 +20,8 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // Every loader that we run with knows the newer of the two tables of names, and asks no other.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
-    // The symbols of other libraries may lead to ours (entry/door/front.rs), so it stays where it is.
+    // The symbols of other libraries may lead to ours (entry/door/front.rs), so it stays where it
+    // is.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // The unwinder from the archive, so that no second library (libgcc_s, 0.1 ms) is loaded with us.
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {

@@ -118,8 +118,9 @@ impl Process {
         }
     }
 
-    /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory, the reason
-    /// was said once; or, where the program is to run without a limit, another one (see [`Process::unavailable`]).
+    /// The membership in the group, joined at first use. When that failed: the status for every
+    /// call that would take memory, the reason was said once; or, where the program is to run
+    /// without a limit, another one (see [`Process::unavailable`]).
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
@@ -310,7 +311,8 @@ impl Process {
     }
 }
 
-/// Joins the group. Where the administrator's rule wants it so, a process that cannot join runs without a limit from here on.
+/// Joins the group. Where the administrator's rule wants it so, a process that cannot join runs
+/// without a limit from here on.
 fn join() -> Result<Member, Failed> {
     let joined = membership::join(&devices::all, &devices::capacity);
     if let Err(Failed::Open) = joined {

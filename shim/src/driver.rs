@@ -1,4 +1,5 @@
-//! The real libraries behind us: their addresses, the calls of their functions, and what we ask them about themselves.
+//! The real libraries behind us: their addresses, the calls of their functions, and what we ask
+//! them about themselves.
 //!
 //! Knows nothing of what stands in front of them.
 

@@ -25,7 +25,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     if image == 0 {
         return Needs::default();
     }
-    // SAFETY: the program passes an image. Of a wrapper it passes 24 bytes, with the address of one at the eighth.
+    // SAFETY: the program passes an image. Of a wrapper it passes 24 bytes, with the address of one
+    // at the eighth.
     let bytes = unsafe {
         let image = match begins(image, WRAPPER) {
             true => (image as *const u8)
@@ -48,7 +49,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
 /// A text that a NUL ends or a binary is there.
 unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: the caller's promise: there is a byte as long as those before it have not ended a text, and none of `with` is 0.
+        // SAFETY: the caller's promise: there is a byte as long as those before it have not ended a
+        // text, and none of `with` is 0.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }

@@ -3,7 +3,8 @@
 //! Read `table` (what is hooked), one `handler` (what we do there), `account` (what this process holds). ARCHITECTURE.md has the picture.
 #![cfg_attr(test, allow(dead_code, reason = "tests are built without the exports"))]
 
-// The rooms. Each knows those before it and none after it: abi, driver, account, handler, hook, entry. `tests/tidy/rooms.rs` holds them to it.
+// The rooms. Each knows those before it and none after it: abi, driver, account, handler, hook,
+// entry. `tests/tidy/rooms.rs` holds them to it.
 mod abi;
 mod account;
 mod driver;

@@ -76,7 +76,8 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
 /// Joins the group. A failure is said in one line and closes the GPU to this process, unless the administrator's rule wants it open: a limit
 /// that cannot be applied must not be none.
 ///
-/// `devices` are the GPUs that this process sees, by CUDA ordinal; `capacity` the memory of one in bytes.
+/// `devices` are the GPUs that this process sees, by CUDA ordinal; `capacity` the memory of one in
+/// bytes.
 pub fn join(
     devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
     capacity: &dyn Fn(u32) -> Option<u64>,

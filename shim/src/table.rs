@@ -1,7 +1,8 @@
 //! The hook table: every function of the driver that we stand in front of, and every one that we call.
 //!
-//! The only place that names CUDA and NVML symbols. It is read twice: `driver/functions.rs` makes the calls of the driver's functions of it,
-//! `entry/exports.rs` the functions of ours that stand in front of them. What its types and handlers are called is the readers' affair: this file knows
+//! The only place that names CUDA and NVML symbols. It is read twice: `driver/functions.rs` makes
+//! the calls of the driver's functions of it, `entry/exports.rs` the functions of ours that stand
+//! in front of them. What its types and handlers are called is the readers' affair: this file knows
 //! none of them. To add a hook see CONTRIBUTING.md.
 
 /// Hands the table to the macro of this name.

@@ -1,6 +1,7 @@
 //! The rooms of the preloaded library know each other one way only.
 //!
-//! A room is a file of `shim/src` with the folder of the same name. What a file knows is read from the paths in its code, with or without `use`.
+//! A room is a file of `shim/src` with the folder of the same name. What a file knows is read from
+//! the paths in its code, with or without `use`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -13,12 +13,14 @@ pub struct In<T>(*const T);
 
 /// The address of a code image, or 0. Same ABI as `const void *`.
 ///
-/// The call of a program brings it, and nothing else makes one: whoever has it may read what is there until that call ends.
+/// The call of a program brings it, and nothing else makes one: whoever has it may read what is
+/// there until that call ends.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
 
-/// The address of the name of a file, which a NUL ends, or 0. Same ABI as `const char *`. Made by a program's call alone, as an [`Image`].
+/// The address of the name of a file, which a NUL ends, or 0. Same ABI as `const char *`. Made by a
+/// program's call alone, as an [`Image`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct FileName(usize);

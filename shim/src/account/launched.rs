@@ -13,6 +13,12 @@ use crate::account::maps::{Map, Set};
 /// Handles are aligned: the number beside a kernel's says that it needs no local memory.
 const NEEDS_NONE: Opaque = 2;
 
+/// The number beside a handle that says that its code is loaded; the handle itself says that it was
+/// launched.
+pub const fn loaded(handle: Opaque) -> Opaque {
+    handle | 1
+}
+
 /// As many places has the table of what was lately seen launched: a training step of PyTorch launches some seventy kernels.
 const PLACES: usize = 4096;
 
@@ -34,6 +40,12 @@ fn place(function: Opaque) -> Option<&'static AtomicUsize> {
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
     function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
+}
+
+/// Whether this thread knows that the code of `handle` is loaded wherever it is needed: the whole cost of nearly every call that asks about it.
+#[inline]
+pub fn is_recently_loaded(handle: Opaque) -> bool {
+    is_recent(loaded(handle))
 }
 
 fn remember(function: Opaque) {
@@ -99,6 +111,18 @@ impl Launched {
             remember(function);
         }
         known
+    }
+
+    /// Whether the code of `handle` is known to be loaded.
+    pub fn is_loaded(&self, handle: Opaque) -> bool {
+        self.contains(loaded(handle)) || self.contains(handle)
+    }
+
+    /// The code of `function`, a `CUfunction`, is loaded.
+    pub fn note_loaded(&self, function: Opaque) {
+        if !self.is_loaded(function) {
+            self.insert(loaded(function));
+        }
     }
 
     /// `function` has been launched.
@@ -321,7 +345,7 @@ mod tests {
     fn what_is_loaded_has_not_been_launched() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
-        launched.insert(64 | 1);
+        launched.note_loaded(64);
         launched.learn_need(64, 0);
         assert!(!launched.has_begun());
         launched.begin();

@@ -8,7 +8,8 @@ use gpulimit_group::Undisturbed;
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit: the same in forked children, so not in [`super::Process`].
+/// Whether the administrator's rules or the environment ask for a limit: the same in forked
+/// children, so not in [`super::Process`].
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Whether this process is to be limited at all (also when the limit cannot be applied).

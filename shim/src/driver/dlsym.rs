@@ -1,4 +1,5 @@
-//! The C library's own `dlsym`: what our export of that name goes on to, and what finds the driver's functions.
+//! The C library's own `dlsym`: what our export of that name goes on to, and what finds the
+//! driver's functions.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};

@@ -23,7 +23,8 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// For each library of the table the names to resolve, their addresses, and a function for each of them.
+/// For each library of the table the names to resolve, their addresses, and a function for each of
+/// them.
 macro_rules! functions {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
@@ -47,7 +48,8 @@ macro_rules! functions {
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols, each ended by a NUL: one text, as a list of pointers is relocated word by word in every program.
+            /// The symbols, each ended by a NUL: one text, as a list of pointers is relocated word
+            /// by word in every program.
             const SYMBOLS: &str = concat!($( stringify!($name), "\0", )* $( stringify!($call), "\0", )*);
 
             /// The same one by one, for what is made from it at compile time.

@@ -51,7 +51,8 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Addresses of all functions, by index; null where this driver lacks one, and before the library was loaded.
+    /// Addresses of all functions, by index; null where this driver lacks one, and before the
+    /// library was loaded.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)
@@ -67,7 +68,8 @@ impl Library {
         self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
     }
 
-    /// The dynamic linker's handle. Null when it cannot be loaded. Never closed: the functions stay valid.
+    /// The dynamic linker's handle. Null when it cannot be loaded. Never closed: the functions stay
+    /// valid.
     pub fn open(&self, flags: i32) -> *mut c_void {
         // SAFETY: a NUL-terminated name.
         unsafe { libc::dlopen(self.soname.as_ptr(), flags) }

@@ -5,15 +5,16 @@
 )]
 
 use crate::abi::*;
+use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
-use crate::handler::lazy::is_recent as is_loaded;
 use crate::handler::{
     array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
     limits, linear, managed, measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::table::table;
 
-/// For every hooked function of the table the exported `extern "C"` function, and for each library its rows as data.
+/// For every hooked function of the table the exported `extern "C"` function, and for each library
+/// its rows as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {

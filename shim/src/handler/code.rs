@@ -262,7 +262,7 @@ pub fn kernel_function(
 ) -> Status {
     let status = lazy::load(call, kernel, None, None, &move || real(function, kernel));
     if let (SUCCESS, Some(made)) = (status, function.read())
-        && !lazy::is_loaded(call, made)
+        && !call.process.launched.is_loaded(made)
     {
         note(call, Kind::Code, function, status, || {
             let kernel = call.process.handles.origin(Kind::Code, kernel);
@@ -271,7 +271,7 @@ pub fn kernel_function(
                 ..handles::here()
             }
         });
-        lazy::note_loaded(call, made);
+        call.process.launched.note_loaded(made);
     }
     status
 }
@@ -300,7 +300,7 @@ pub fn module_function(
 ) -> Status {
     let status = real(function, module, name);
     if let (SUCCESS, Some(made)) = (status, function.read())
-        && !lazy::is_loaded(call, made)
+        && !call.process.launched.is_loaded(made)
     {
         note(call, Kind::Code, function, status, || {
             let module_of = call.process.handles.origin(Kind::Module, module);
@@ -311,7 +311,7 @@ pub fn module_function(
         });
         if let Ok(device) = call.process.current_device() {
             device.driver_share.measure(device);
-            lazy::note_loaded(call, made);
+            call.process.launched.note_loaded(made);
         }
     }
     status

@@ -11,6 +11,7 @@ use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_share::{Prepaid, RESERVE};
 use crate::account::handles::{Kind, Origin};
+use crate::account::launched::loaded;
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Set;
 use crate::account::pools::PATIENCE;
@@ -66,10 +67,10 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
             return real.call();
         }
     }
-    // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
-    // the handle.
+    // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run.
     let loads = capturing(call.symbol, stream);
-    if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
+    if loads && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
+    {
         return real.call();
     }
     // Where the group has less than that left, most programs need less: they get what there is.
@@ -110,7 +111,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         if let (What::Function(function) | What::OneOfSeveral(function, _), false) = (what, loads) {
             call.process.learn_need(function, need.get());
         }
-        let seen = if loads { handle | 1 } else { handle };
+        let seen = if loads { loaded(handle) } else { handle };
         remember(call, device, context, seen, need.get());
     }
     status

@@ -11,6 +11,7 @@ use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_share::RESERVE;
 use crate::account::handles::{Kind, Origin};
+use crate::account::launched::loaded;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
@@ -19,27 +20,6 @@ use crate::handler::Call;
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
-
-/// Handles are aligned: the odd number beside one says "loaded", the handle itself "launched".
-const LOADED: Opaque = 1;
-
-/// Whether this thread knows that the code of `handle` is loaded wherever it is needed: the whole cost of nearly every call that asks about it.
-pub fn is_recent(handle: Opaque) -> bool {
-    crate::account::launched::is_recent(handle | LOADED)
-}
-
-/// Whether the code of `handle` is known to be loaded.
-pub fn is_loaded(call: Call, handle: Opaque) -> bool {
-    let launched = &call.process.launched;
-    launched.contains(handle | LOADED) || launched.contains(handle)
-}
-
-/// The code of `function`, a `CUfunction`, is loaded.
-pub fn note_loaded(call: Call, function: Opaque) {
-    if !is_loaded(call, function) {
-        call.process.launched.insert(function | LOADED);
-    }
-}
 
 /// Charges ahead and measures what `real` loads for `handle` (a library, or else a function or kernel) in `context` (`None`: the current one),
 /// unless it is there: programs ask for the same kernel at every call.
@@ -50,10 +30,10 @@ pub fn load(
     context: Option<Context>,
     real: &dyn Real,
 ) -> Status {
-    if is_loaded(call, handle) {
+    if call.process.launched.is_loaded(handle) {
         return real.call();
     }
-    let (loaded, launched) = (handle | LOADED, &call.process.launched);
+    let (loaded, launched) = (loaded(handle), &call.process.launched);
     let holder = match context {
         Some(context) => call.process.greens.holder(context),
         None => current_context(),
@@ -104,7 +84,7 @@ fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -
 
 /// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current (measured, H100, 580.159.04).
 fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real) -> Status {
-    if is_loaded(call, kernel) {
+    if call.process.launched.is_loaded(kernel) {
         return real.call();
     }
     let device = match call.process.device(ordinal) {

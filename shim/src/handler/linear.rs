@@ -323,7 +323,7 @@ fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> S
 }
 
 /// Memory at `dptr` that lies in a block with others was freed, if `status` is a success.
-#[inline]
+#[inline(always)]
 fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
         match call.process.blocks.leave_small(dptr) {

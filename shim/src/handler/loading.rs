@@ -1,4 +1,5 @@
-//! Calls that load code or launch kernels: paid ahead by what the image and the kernels say, and measured after.
+//! Calls that load code or launch kernels: paid ahead by what the image and the kernels say, and
+//! measured after.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
 //! `dlopen`, as a naked tail jump: seen, not wrapped.
 //!
-//! With `RTLD_DEEPBIND` a library is bound to its own dependencies first, to libcuda past our exports and to the C library's `dlsym` past
-//! ours. Before such a library comes, the driver's own symbols are redirected (see [`super::redirect()`]). The call itself goes on as it
-//! came: the real `dlopen` looks at its return address for the caller's search path.
+//! With `RTLD_DEEPBIND` a library is bound to its own dependencies first, to libcuda past our
+//! exports and to the C library's `dlsym` past ours. Before such a library comes, the driver's own
+//! symbols are redirected (see [`super::redirect`]). The call itself goes on as it came: the real
+//! `dlopen` looks at its return address for the caller's search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
