@@ -5,8 +5,8 @@
 //! from a constructor; two threads that race resolve the same addresses twice.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use gpulimit_group::Undisturbed;
 
@@ -20,6 +20,8 @@ pub struct Library {
     /// In the order of the symbols.
     addresses: &'static [AtomicPtr<c_void>],
     resolved: AtomicBool,
+    /// What [`loads`] returned before the library was last found not to be loaded.
+    absent_at: AtomicU64,
 }
 
 impl Library {
@@ -33,6 +35,7 @@ impl Library {
             symbols,
             addresses,
             resolved: AtomicBool::new(false),
+            absent_at: AtomicU64::new(0),
         }
     }
 
@@ -64,8 +67,22 @@ impl Library {
     }
 
     /// Whether the library is loaded. Does not load it.
+    ///
+    /// The dynamic linker searches all directories for the name of a library that is not loaded, so
+    /// it is asked again only when it has loaded something since. Programs look up hundreds of names.
     pub fn loaded(&self) -> bool {
-        self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD)
+        if self.resolved.load(Ordering::Acquire) {
+            return true;
+        }
+        let loads = loads();
+        if self.absent_at.load(Ordering::Relaxed) == loads {
+            return false;
+        }
+        let is_loaded = self.resolve(libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        if !is_loaded {
+            self.absent_at.store(loads, Ordering::Relaxed);
+        }
+        is_loaded
     }
 
     /// The dynamic linker's handle. Null when it cannot be loaded. Never closed: the functions stay
@@ -93,4 +110,21 @@ impl Library {
         self.resolved.store(true, Ordering::Release);
         true
     }
+}
+
+/// How many objects the dynamic linker has loaded since the program's start.
+fn loads() -> u64 {
+    extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        loads: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the linker passes what it knows of an object, and the place below.
+        unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut loads = 0u64;
+    // SAFETY: the function ends at the first object, and writes to the place alone.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
 }
