@@ -5,12 +5,13 @@
 
 pub mod arrays;
 pub mod blocks;
+pub mod book;
 pub mod charged;
 pub mod contexts;
 mod current;
 pub mod device;
 pub mod device_runtime;
-pub mod driver_share;
+pub mod driver_part;
 pub mod graphs;
 pub mod green;
 pub mod handles;
@@ -24,6 +25,7 @@ pub mod maps;
 pub mod openings;
 pub mod packed;
 pub mod pools;
+pub mod request;
 #[cfg(test)]
 mod scratch;
 pub mod shared;
@@ -196,7 +198,7 @@ impl Process {
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
-            device.driver_share.recover(device);
+            device.recover();
         }
     }
 

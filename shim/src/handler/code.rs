@@ -203,7 +203,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         Needs::default()
     };
     let used = || match call.process.current_device() {
-        Ok(device) => device.driver_share.used(),
+        Ok(device) => device.driver_part.used(),
         Err(_) => 0,
     };
     let before = used();
@@ -310,7 +310,7 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            device.driver_share.measure(device);
+            device.measure();
             lazy::note_loaded(call, made);
         }
     }
@@ -366,7 +366,7 @@ fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);
-            device.driver_share.measure(device);
+            device.measure();
         }
     }
     status

@@ -8,6 +8,7 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec,
     GraphInstantiateParams, In, Opaque, Out, SUCCESS, Status, Stream,
 };
+use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::graphs::execs::{Exec, Need};
@@ -15,6 +16,7 @@ use crate::account::graphs::nodes::Nodes;
 use crate::account::graphs::{Hope, Launch};
 use crate::account::handles::Kind;
 use crate::account::pools::PATIENCE;
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
@@ -213,11 +215,17 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
         Err(failed) => return call.process.unavailable(failed, &next),
     };
     let memory = &device.graphs;
-    let mut under_way = memory.begin(device, need, exec.keeps, identity(call.symbol, stream));
+    let mut under_way = memory.begin(
+        &device.book,
+        need,
+        exec.keeps,
+        identity(call.symbol, stream),
+    );
     let launch = &mut under_way.launch;
-    let quietly = |rest| device.charge_ahead_without_trim(rest);
+    let book = &device.book;
+    let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
     let paid = memory
-        .pay(device, launch, None, quietly)
+        .pay(book, launch, None, quietly)
         .or_else(|_| pay(call, device, launch, stream));
     fault::point("graph");
     let status = match paid {
@@ -226,6 +234,11 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     };
     under_way.settle(status == SUCCESS);
     status
+}
+
+/// Charges what is then the graph memory's to keep.
+fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
+    device.charge_ahead(request).map(Charged::spend)
 }
 
 /// Pays for a launch in a full group.
@@ -240,17 +253,17 @@ fn pay(
         // It becomes a node of another graph.
         return Ok(());
     }
-    let memory = &device.graphs;
+    let (memory, book) = (&device.graphs, &device.book);
     let until = Instant::now() + PATIENCE;
     let mut waited = false;
     loop {
-        let quietly = |rest| device.charge_ahead_without_trim(rest);
-        if memory.pay(device, launch, Some(until), quietly).is_ok() {
+        let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
+        if memory.pay(book, launch, Some(until), quietly).is_ok() {
             return Ok(());
         }
         // What no graph uses makes room, and then what else costs nothing.
-        let quietly = |rest| device.charge_ahead_quietly(rest);
-        if memory.pay_by_trim(device, launch, quietly).is_ok() {
+        let quietly = |rest| pay_ahead(device, Request::trimming(rest));
+        if memory.pay_by_trim(book, launch, quietly).is_ok() {
             return Ok(());
         }
         if Instant::now() >= until {
@@ -266,8 +279,9 @@ fn pay(
         }
     }
     let asked = launch.bytes();
-    memory.pay(device, launch, None, |rest| {
-        device.charge_ahead_of(call.symbol, rest, asked)
+    memory.pay(book, launch, None, |rest| {
+        let request = Request::insisting(call.symbol, rest).of(asked);
+        pay_ahead(device, request)
     })
 }
 
@@ -294,7 +308,7 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
 pub fn trim(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let status = real(ordinal);
     if let Ok(device) = call.process.device(ordinal) {
-        device.graphs.trimmed(device);
+        device.graphs.trimmed(&device.book);
     }
     status
 }

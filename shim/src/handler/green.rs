@@ -1,7 +1,7 @@
 //! Green contexts. Each holds the primary context alive.
 
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
-use crate::account::driver_share::RESERVE;
+use crate::account::book::RESERVE;
 use crate::account::green::Green;
 use crate::account::handles::{Kind, Origin};
 use crate::driver::cuda;

@@ -7,9 +7,10 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS,
     Status, Stream,
 };
+use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
-use crate::account::driver_share::{Prepaid, RESERVE};
+use crate::account::driver_part::Prepaid;
 use crate::account::handles::{Kind, Origin};
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Set;
@@ -320,10 +321,10 @@ pub fn multi_device(
         };
         // Now that no lock is held. The room is not kept: others may be faster, and then it is waited for again.
         let mut paid = Prepaid::none(device);
-        if device.driver_share.await_others(Instant::now() + PATIENCE) {
+        if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;
         }
-        if insist(call, device, &mut paid, due, &|_| true).is_err() {
+        if insist(call, &mut paid, due, &|_| true).is_err() {
             break;
         }
     }

@@ -7,9 +7,9 @@ use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
     SUCCESS, Status,
 };
+use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
-use crate::account::driver_share::RESERVE;
 use crate::account::handles::{Kind, Origin};
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;

@@ -8,9 +8,10 @@ use crate::abi::{
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::device_runtime::heap;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::limit::{Limit, current};
 use crate::handler::Call;
@@ -50,11 +51,10 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     let payment = Payment {
         lock: &|| hold(Place::Alone, || context.alone.write()),
         pay: &|_, paid| {
-            let quietly = |missing| device.charge_ahead_quietly(missing);
             match due() {
                 // In use: the driver says so.
                 _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
-                due => paid.raise(due, &quietly).map_err(|_| due),
+                due => paid.raise(Request::trimming(due)),
             }
         },
         is_due: &|bytes| due() >= bytes,
@@ -93,7 +93,7 @@ fn set_stack(
         // What is launched from here on asks anew, and waits for us.
         call.process.launched.forget();
     }
-    let used = device.driver_share.used();
+    let used = device.driver_part.used();
     let status = real(value);
     let measured = paid.settle().ok();
     if status != SUCCESS {
@@ -102,17 +102,17 @@ fn set_stack(
     }
     let change = device.kernels.set(context, wanted);
     match measured {
-        None => device.driver_share.assume(device, change),
+        None => device.assume(change),
         Some(measured) if growth > 0 && measured.overrun > 0 => {
             real(before as usize);
             device.kernels.set(context, before);
-            device.driver_share.measure(device);
+            device.measure();
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // As after a failure: less than every context has from the start.
         Some(_) if context.backing() < device.kernels.start() => {
-            device.driver_share.measure(device);
+            device.measure();
         }
         Some(_) => {}
     }
@@ -136,7 +136,7 @@ fn reserve(
     paid.reserve(wanted.saturating_sub(before));
     drop(paid);
     device
-        .driver_share
-        .unreserve(device, before.saturating_sub(wanted));
+        .driver_part
+        .unreserve(&device.book, before.saturating_sub(wanted));
     status
 }

@@ -10,6 +10,7 @@ use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
 use crate::account::contexts::{self, current_context};
 use crate::account::device::Device;
+use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
@@ -168,7 +169,7 @@ fn small(
         }
         if !paid.is_lent() {
             paid.spend();
-            device.add(Category::Linear, BLOCK);
+            device.book.add(Category::Linear, BLOCK);
             device.renew(mark);
             return status;
         }
@@ -194,7 +195,7 @@ fn undo_unpaid(
         // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
         // was lent stays charged for it.
         lent.hand_over();
-        device.add(Category::Linear, BLOCK);
+        device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
@@ -211,7 +212,8 @@ fn large(
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
     let mark = call.process.mark();
-    let Ok(charged) = device.charge(call.symbol, round_up(estimate, BLOCK)) else {
+    let request = Request::insisting(call.symbol, round_up(estimate, BLOCK));
+    let Ok(charged) = device.charge(request) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     fault::point("large");
@@ -235,7 +237,7 @@ pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
 fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
-    device.add(Category::Linear, bytes);
+    device.book.add(Category::Linear, bytes);
     device.process().blocks.enter_large(
         address,
         Large {
@@ -277,16 +279,16 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Some(taken) = blocks.take_large(dptr)
         && let Ok(device) = call.process.device(taken.device)
     {
-        device.remove(Category::Linear, taken.bytes());
+        device.book.remove(Category::Linear, taken.bytes());
         let before = taken.shared.then(|| device.hidden()).flatten();
         let status = real();
         if status == SUCCESS && taken.shared {
             device.part_with(taken.bytes(), taken.bytes(), before);
         } else if status == SUCCESS {
-            device.uncharge(taken.bytes());
+            device.book.uncharge(taken.bytes());
         } else {
             blocks.enter_large(dptr, taken);
-            device.add(Category::Linear, taken.bytes());
+            device.book.add(Category::Linear, taken.bytes());
         }
         device.renew(mark);
         return status;
@@ -330,7 +332,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
             Departure::Held => {}
             Departure::Emptied(ordinal) => {
                 if let Ok(device) = call.process.device(ordinal) {
-                    device.remove(Category::Linear, BLOCK);
+                    device.book.remove(Category::Linear, BLOCK);
                     device.keep_block();
                     device.renew(mark);
                 }
@@ -350,7 +352,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
 fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dyn Real) -> Status {
     let mut before = None;
     if taken.last {
-        device.remove(Category::Linear, BLOCK);
+        device.book.remove(Category::Linear, BLOCK);
         before = device.hidden();
     }
     let status = real.call();
@@ -361,12 +363,12 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         return status;
     }
     match (device.process().blocks.put_back(dptr, taken), taken.last) {
-        (true, true) => device.add(Category::Linear, BLOCK),
+        (true, true) => device.book.add(Category::Linear, BLOCK),
         // Others have freed, or entered, it meanwhile.
         (true, false) => {
-            device.charge_over(BLOCK);
-            device.share(BLOCK);
-            device.add(Category::Linear, BLOCK);
+            device.book.charge_over(BLOCK);
+            device.book.share(BLOCK);
+            device.book.add(Category::Linear, BLOCK);
         }
         (false, true) => device.part_with(BLOCK, BLOCK, before),
         (false, false) => {}

@@ -11,7 +11,7 @@ use crate::abi::{
 };
 use crate::account::device::Device;
 use crate::account::device_runtime::Runtime;
-use crate::account::driver_share::{Measured, Prepaid};
+use crate::account::driver_part::{Measured, Prepaid};
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
@@ -57,8 +57,8 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let _alone = hold(Place::Alone, || memory.alone.write());
     if device.kernels.growth(&memory, per_thread) > 0 {
         let change = device.kernels.set(&memory, per_thread);
-        if device.driver_share.measure(device).is_none() {
-            device.driver_share.assume(device, change);
+        if device.measure().is_none() {
+            device.assume(change);
         }
     }
 }
@@ -93,7 +93,6 @@ pub fn run(
 ) -> Status {
     // The driver may open files here, and we ask it for much.
     let _undisturbed = Undisturbed::new();
-    let driver = &device.driver_share;
     // A few variables lie in the block that the reserve has for the code.
     let large = if says.variables < BLOCK {
         0
@@ -123,10 +122,7 @@ pub fn run(
     // The estimate by itself: asking for the need may load code.
     let estimate = Payment {
         lock: &|| (),
-        pay: &|_, paid| {
-            let paid_for = paid.raise_with_reserve(0);
-            paid_for.map_err(|_| paid.with_reserve(0))
-        },
+        pay: &|_, paid| paid.raise_with_reserve(0),
         is_due: &|_| true,
     };
     let payment = Payment {
@@ -142,8 +138,7 @@ pub fn run(
             };
             extra.set((growth, runtime));
             let bytes = large + growth + runtime.tables + runtime.heap;
-            let paid_for = paid.raise_with_reserve(bytes);
-            paid_for.map_err(|_| paid.with_reserve(bytes))
+            paid.raise_with_reserve(bytes)
         },
         is_due: &|_| {
             let (before, runtime) = extra.get();
@@ -172,8 +167,7 @@ pub fn run(
     }
     runtime.keep(&mut paid, &memory);
     let heap = kept();
-    driver.offer(heap);
-    let before = driver.used();
+    let before = paid.offer(heap);
     let status = real.call();
     // Measured: its limit cannot be set any more once it is there.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
@@ -184,7 +178,7 @@ pub fn run(
         }
         if is_taken { heap } else { 0 }
     };
-    let measured = paid.settle_offer(heap, before, taken);
+    let measured = paid.settle_offer(taken).ok();
     let exact = measured.filter(|measured| !measured.at_least);
     let grown = exact.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);
@@ -223,7 +217,7 @@ fn conclude_growth(
     let wanted = per_thread.max(memory.per_thread());
     let change = device.kernels.set(memory, wanted);
     if measured.is_none() {
-        device.driver_share.assume(device, change);
+        device.assume(change);
     }
 }
 
@@ -238,6 +232,6 @@ pub fn note_failure(
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
         // The measurement took what has gone for the least that there can be.
-        device.driver_share.measure(device);
+        device.measure();
     }
 }

@@ -7,6 +7,7 @@ use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Opaque, Out, SUCC
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::managed::Allocation;
+use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::fault;
@@ -44,7 +45,7 @@ fn take(
     real: &dyn Fn() -> (Status, Option<DevicePtr>),
 ) -> Status {
     let bytes = round_up(bytes, BLOCK);
-    let Ok(charged) = device.charge(call.symbol, bytes) else {
+    let Ok(charged) = device.charge(Request::insisting(call.symbol, bytes)) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     fault::point("managed");
@@ -52,7 +53,7 @@ fn take(
     match (status, taken) {
         (SUCCESS, Some(address)) => {
             charged.spend();
-            device.add(Category::Managed, bytes);
+            device.book.add(Category::Managed, bytes);
             call.process.managed.insert(
                 address,
                 Allocation {
@@ -95,8 +96,8 @@ pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let status = real.call();
     if status == SUCCESS {
         if let Ok(device) = call.process.device(taken.device) {
-            device.remove(Category::Managed, taken.bytes);
-            device.uncharge(taken.bytes);
+            device.book.remove(Category::Managed, taken.bytes);
+            device.book.uncharge(taken.bytes);
         }
     } else {
         call.process.managed.insert(dptr, taken);

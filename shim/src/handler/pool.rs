@@ -14,6 +14,7 @@ use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::pools::promise::{Growth, Promise};
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
@@ -128,13 +129,11 @@ fn allocate_unknown(
         if !device.may_hold(bytesize as u64) {
             continue;
         }
-        if device
-            .charge_ahead_of(call.symbol, growth, bytesize as u64)
-            .is_err()
-        {
+        let request = Request::insisting(call.symbol, growth).of(bytesize as u64);
+        let Ok(charged) = device.charge_ahead(request) else {
             return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        paid.push((device, Charged::ahead(device, growth)));
+        };
+        paid.push((device, charged));
     }
     fault::point("unknown-pool");
     let status = real.call();
@@ -157,7 +156,7 @@ fn allocate_unknown(
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
                 // Whatever was taken counts as the driver's part.
-                device.driver_share.measure(device);
+                device.measure();
             }
             drop(charged);
             continue;
@@ -165,7 +164,7 @@ fn allocate_unknown(
         charged.spend();
         let promise = pool.adopt(growth);
         let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
-        let whole = promise.settle(device, range);
+        let whole = promise.settle(&device.book, range);
         let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
         if whole || grown(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
@@ -228,7 +227,7 @@ fn allocate(
     if !pool.counted || !may_hold {
         return real();
     }
-    let request = Request {
+    let allocation = Allocation {
         call,
         device,
         pool,
@@ -237,18 +236,18 @@ fn allocate(
         stream,
         mark: call.process.mark(),
     };
-    if !pool.prepay(device, growth(bytes)) {
-        return request.insist(None, &real);
+    if !pool.prepay(&device.book, growth(bytes)) {
+        return allocation.insist(None, &real);
     }
-    match request.make(&real) {
+    match allocation.make(&real) {
         (status, true) => status,
-        (status, false) => request.insist(Some(status), &real),
+        (status, false) => allocation.insist(Some(status), &real),
     }
 }
 
-/// A request to a pool.
+/// An allocation from a pool.
 #[derive(Clone, Copy)]
-struct Request {
+struct Allocation {
     call: Call,
     device: &'static Device,
     pool: &'static Pool,
@@ -259,7 +258,7 @@ struct Request {
     mark: u64,
 }
 
-impl Request {
+impl Allocation {
     /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has now is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
@@ -268,7 +267,7 @@ impl Request {
         let status = real.call();
         let taken = self.dptr.read().filter(|_| status == SUCCESS);
         let range = taken.map(|start| start..start.saturating_add(self.bytes));
-        let whole = promise.settle(self.device, range);
+        let whole = promise.settle(&self.device.book, range);
         self.call.process.pools.touch();
         (status, whole)
     }
@@ -316,12 +315,9 @@ impl Request {
                 device.refuse(call.symbol, bytes);
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            // Room for the growth, and for the headroom that it would take.
-            if tries > 1
-                && device
-                    .await_room(call.symbol, growth + STEP, bytes)
-                    .is_err()
-            {
+            // Waits for room for the growth, and for the headroom that it would take. It is not kept: others may be faster.
+            let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
+            if tries > 1 && device.charge_ahead(room).map(drop).is_err() {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
             // What the driver handed back meanwhile may do.
@@ -351,12 +347,10 @@ fn pay(
 ) -> Result<Payment, Refused> {
     let growth = growth(asked);
     let until = Instant::now() + PATIENCE;
-    let paid = |until| {
-        pool.pay(device, growth, until, |rest| {
-            device.charge_ahead_without_trim(rest)
-        })
-        .is_ok()
-    };
+    let book = &device.book;
+    let ahead = |request| device.charge_ahead(request).map(Charged::spend);
+    let quietly = |rest| ahead(Request::reclaiming(rest));
+    let paid = |until| pool.pay(book, growth, until, quietly).is_ok();
     if paid(None) {
         return Ok(Payment::Done);
     }
@@ -368,7 +362,7 @@ fn pay(
         return Ok(Payment::Done);
     }
     // What the pool hands back makes room for its growth; twice as much, so that the next request of this size finds room at once.
-    pool.trim(device, growth.saturating_mul(2));
+    pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(Payment::Done);
     }
@@ -379,9 +373,9 @@ fn pay(
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
-    pool.trim(device, u64::MAX);
-    pool.pay(device, growth, Some(until), |rest| {
-        device.charge_ahead_of(call.symbol, rest, asked)
+    pool.trim(&device.book, u64::MAX);
+    pool.pay(book, growth, Some(until), |rest| {
+        ahead(Request::insisting(call.symbol, rest).of(asked))
     })?;
     Ok(Payment::Done)
 }
@@ -399,7 +393,11 @@ fn grown(
     device.renew(mark);
     // In a full group a managed pool does without a headroom where it lies in what it has had before.
     let within = pool.managed && !pool.has_overrun();
-    let stays = pool.restore_headroom(device) || status != SUCCESS || within;
+    let ahead = |short| {
+        let request = Request::reclaiming(short);
+        device.charge_ahead(request).map(Charged::spend)
+    };
+    let stays = pool.restore_headroom(&device.book, ahead) || status != SUCCESS || within;
     if !stays {
         undo();
     }
@@ -421,7 +419,7 @@ fn take_back(
             false => cuda::cuMemFreeAsync(address, stream),
         });
     }
-    pool.trim(device, growth);
+    pool.trim(&device.book, growth);
 }
 
 /// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at least, which then looks at the pools.
@@ -516,11 +514,11 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
             call.process.pools.release_lent(call.process);
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
-            let before = device.driver_share.used();
-            let held = known.close(device);
-            device.driver_share.measure(device);
-            device.uncharge_idle(held);
-            let left = device.driver_share.used().saturating_sub(before);
+            let before = device.driver_part.used();
+            let held = known.close(&device.book);
+            device.measure();
+            device.book.uncharge_idle(held);
+            let left = device.driver_part.used().saturating_sub(before);
             call.process.pools.orphan(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),

@@ -7,6 +7,7 @@ use crate::abi::{
     Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
+use crate::account::request::Request;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
@@ -38,7 +39,7 @@ pub fn create(
     };
     let mark = call.process.mark();
     let bytes = round_up(size as u64, BLOCK);
-    let Ok(charged) = device.charge(call.symbol, bytes) else {
+    let Ok(charged) = device.charge(Request::insisting(call.symbol, bytes)) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     fault::point("vmm");
@@ -46,7 +47,7 @@ pub fn create(
     match (status, handle.read()) {
         (SUCCESS, Some(created)) => {
             charged.spend();
-            device.add(Category::Vmm, bytes);
+            device.book.add(Category::Vmm, bytes);
             call.process.vmm.created(created, ordinal, bytes);
         }
         _ => drop(charged),
@@ -129,7 +130,7 @@ pub fn export(
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
-        device.share(bytes);
+        device.book.share(bytes);
     }
     real(shareable, handle, kind, flags)
 }
@@ -167,7 +168,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
 fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
-            device.remove(Category::Vmm, bytes);
+            device.book.remove(Category::Vmm, bytes);
         }
     }
 }
@@ -176,7 +177,7 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
 fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
-            device.add(Category::Vmm, bytes);
+            device.book.add(Category::Vmm, bytes);
         }
     }
 }
@@ -200,7 +201,7 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status 
             if gone.shared {
                 device.part_with(gone.bytes, gone.size, before);
             } else {
-                device.uncharge(gone.bytes);
+                device.book.uncharge(gone.bytes);
             }
             device.renew(mark);
         }
