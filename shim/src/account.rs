@@ -46,7 +46,7 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
     Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
 };
-use crate::driver::{Real, cuda, devices};
+use crate::driver::{cuda, devices};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -121,7 +121,7 @@ impl Process {
     }
 
     /// The membership in the group, joined at first use. When that failed: the status for every call that would take memory, the reason
-    /// was said once; or, where the program is to run without a limit, another one (see [`Process::unavailable`]).
+    /// was said once; or, where the program is to run without a limit, another one.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
@@ -163,17 +163,6 @@ impl Process {
     #[inline]
     fn place(&self, ordinal: Ordinal) -> Option<&OnceBox<Device>> {
         self.devices.get(usize::try_from(ordinal).ok()?)
-    }
-
-    /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device, no limit) the driver's
-    /// own answer.
-    #[cold]
-    pub fn unavailable(&self, failed: Status, real: &dyn Real) -> Status {
-        if failed == CUDA_ERROR_NOT_PERMITTED {
-            failed
-        } else {
-            real.call()
-        }
     }
 
     /// Gives back what this process holds unused, if another member of the group has asked for it. Called in

@@ -8,8 +8,7 @@ use gpulimit_ledger::Category;
 
 use crate::abi::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, ArrayDescriptor,
-    ArrayMemoryRequirements, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, Out,
-    SUCCESS, Status,
+    ArrayMemoryRequirements, Context, Device as Ordinal, In, Out, SUCCESS, Status,
 };
 use crate::account::arrays::{Entry, Handle, Kind, Memory, Shape};
 use crate::account::contexts::current_context;
@@ -22,6 +21,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda::{self, has};
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
@@ -86,18 +86,23 @@ fn plain(
 }
 
 fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) -> Status {
-    let Some(shape) = shape else {
-        return real.call();
-    };
+    attempt(real, || {
+        make_charged(call, shape.ok_or(Aside::NothingToCharge)?, array, real)
+    })
+}
+
+fn make_charged(
+    call: Call,
+    shape: Shape,
+    array: Out<Array>,
+    real: &dyn Real,
+) -> Result<Status, Aside> {
     let descriptor = &shape.descriptor;
     if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
         // It takes nothing, and neither does what is mapped into it, which has handles of its own.
-        return real.call();
+        return Err(Aside::NothingToCharge);
     }
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
+    let device = call.process.current_device()?;
     let making = Making {
         call,
         device,
@@ -108,9 +113,9 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
         Some(bytes) => making.measured(bytes, BLOCK, real),
         // What no GPU has is the driver's to refuse, in its own words.
-        None if tiling::least(descriptor) > device.capacity => real.call(),
+        None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
         None => match tiling::most(descriptor, shape.levels) {
-            0 => real.call(),
+            0 => Err(Aside::NoSize),
             most => making.measured(0, most, real),
         },
     }
@@ -185,12 +190,10 @@ impl Making {
     }
 
     /// It takes these whole blocks.
-    fn large(&self, bytes: u64, real: &dyn Real) -> Status {
+    fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let device = self.device;
         let mark = self.call.process.mark();
-        let Ok(charged) = device.charge(Request::insisting(self.call.symbol, bytes)) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
+        let charged = device.charge(Request::insisting(self.call.symbol, bytes))?;
         fault::point("array");
         let status = real.call();
         match self.handle(status) {
@@ -202,7 +205,7 @@ impl Making {
             None => drop(charged),
         }
         device.renew(mark);
-        status
+        Ok(status)
     }
 
     /// Pays for `grown` bytes of growth, as far as they have come out of the reserve.
@@ -218,12 +221,10 @@ impl Making {
     }
 
     /// It needs at least and takes at most so many bytes.
-    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Status {
+    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
-        let Ok(paid) = Prepaid::pay(device, Request::insisting(symbol, most)) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
+        let paid = Prepaid::pay(device, Request::insisting(symbol, most))?;
         let context = current_context();
         let before = part.packed(|packed| packed.begin(context, most));
         let status = real.call();
@@ -232,7 +233,7 @@ impl Making {
                 packed.gone(context, 0, most);
                 packed.end(context)
             });
-            return status;
+            return Ok(status);
         };
         part.packed(|packed| packed.made(context, least));
         let measured = match paid.settle() {
@@ -246,7 +247,7 @@ impl Making {
                 paid.hand_over();
                 device.book.add(Category::Arrays, most);
                 self.enter(handle, context, Memory::Own(most));
-                return status;
+                return Ok(status);
             }
         };
         let after = part.packed(|packed| packed.end(context));
@@ -255,7 +256,7 @@ impl Making {
             device.refuse(symbol, grown);
         } else if self.make_whole(grown).is_ok() {
             self.enter(handle, context, Memory::Packed { least, most });
-            return status;
+            return Ok(status);
         }
         discard(handle);
         part.packed(|packed| {
@@ -264,7 +265,7 @@ impl Making {
         });
         device.measure();
         part.packed(|packed| packed.end(context));
-        CUDA_ERROR_OUT_OF_MEMORY
+        Err(Aside::Refused)
     }
 }
 

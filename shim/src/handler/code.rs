@@ -13,6 +13,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::loading::{self, Use};
 use crate::handler::{handles, lazy, managed};
 use crate::image::{self, Needs};
@@ -27,22 +28,12 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
 
 /// Loads something that needs this.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
-    match call.process.current_device() {
-        Ok(device) => {
-            let load = Use::Load;
-            loading::run(
-                call,
-                device,
-                current_context(),
-                load,
-                needs,
-                0,
-                real,
-                unload,
-            )
-        }
-        Err(failed) => call.process.unavailable(failed, real),
-    }
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        let load = Use::Load;
+        let context = current_context();
+        loading::run(call, device, context, load, needs, 0, real, unload)
+    })
 }
 
 fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -> Status {

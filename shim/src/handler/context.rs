@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
-};
+use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status};
 use crate::account::contexts::note_flags;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
@@ -23,6 +21,7 @@ use crate::driver::Real;
 use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::array;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
 /// Held ready for a first context of unknown size: more than any measured, bytes.
@@ -49,13 +48,21 @@ fn make(
     made: Out<Context>,
     undo: &dyn Fn(Context),
 ) -> Status {
-    let device = match call.process.device(ordinal) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
+    attempt(real, || make_charged(call, kind, ordinal, real, made, undo))
+}
+
+fn make_charged(
+    call: Call,
+    kind: Kind,
+    ordinal: Ordinal,
+    real: &dyn Real,
+    made: Out<Context>,
+    undo: &dyn Fn(Context),
+) -> Result<Status, Aside> {
+    let device = call.process.device(ordinal)?;
     let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
     if is_made() {
-        return real.call();
+        return Ok(real.call());
     }
     await_hint(device);
     let hint = Cell::new(0);
@@ -72,11 +79,9 @@ fn make(
         },
         is_due: &|_| !is_made(),
     };
-    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
+    let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
     if is_made() {
-        return real.call();
+        return Ok(real.call());
     }
     let hint = hint.get();
     let before = device.driver_part.used();
@@ -89,7 +94,7 @@ fn make(
     if context.is_some() && hint > 0 {
         // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
         paid.settle_assumed(hint);
-        return status;
+        return Ok(status);
     }
     let measured = match paid.settle() {
         Ok(measured) => measured,
@@ -98,11 +103,11 @@ fn make(
             if context.is_some() {
                 paid.settle_assumed(UNMEASURED);
             }
-            return status;
+            return Ok(status);
         }
     };
     let Some(context) = context else {
-        return status;
+        return Ok(status);
     };
     let grown = measured.used.saturating_sub(before);
     // Not where another context goes meanwhile: it may hide a part of this one.
@@ -117,9 +122,9 @@ fn make(
         device.contexts.remove(context);
         device.measure();
         device.refuse(call.symbol, grown);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return Err(Aside::Refused);
     }
-    status
+    Ok(status)
 }
 
 /// Whether the primary context is there already.

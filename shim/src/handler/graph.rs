@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec,
-    GraphInstantiateParams, In, Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In,
+    Opaque, Out, SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
@@ -21,6 +21,7 @@ use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::handler::launch::{self, What};
 use crate::handler::loading::{self, Use};
@@ -117,30 +118,29 @@ fn prepare(
     per_thread: &Cell<u64>,
     real: &dyn Real,
 ) -> Status {
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    let undo = || undo(exec);
-    if !has_known_code(call, nodes) {
-        per_thread.set(most(call, device, nodes));
-        return measured::unknown(call, measured::ALL, real, Some(&undo));
-    }
-    let most = || {
-        per_thread.set(most(call, device, nodes));
-        per_thread.get()
-    };
-    let context = current_context();
-    loading::run(
-        call,
-        device,
-        context,
-        Use::Graph(&most),
-        Needs::default(),
-        0,
-        real,
-        Some(&undo),
-    )
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        let undo = || undo(exec);
+        if !has_known_code(call, nodes) {
+            per_thread.set(most(call, device, nodes));
+            return Ok(measured::unknown(call, measured::ALL, real, Some(&undo)));
+        }
+        let most = || {
+            per_thread.set(most(call, device, nodes));
+            per_thread.get()
+        };
+        let context = current_context();
+        loading::run(
+            call,
+            device,
+            context,
+            Use::Graph(&most),
+            Needs::default(),
+            0,
+            real,
+            Some(&undo),
+        )
+    })
 }
 
 /// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and the rest measured after it; what its memory
@@ -210,30 +210,21 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
         return real.call();
     };
     let next = || with_memory(call, exec, others, stream, real);
-    let device = match call.process.device(need.device) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, &next),
-    };
-    let memory = &device.graphs;
-    let mut under_way = memory.begin(
-        &device.book,
-        need,
-        exec.keeps,
-        identity(call.symbol, stream),
-    );
-    let launch = &mut under_way.launch;
-    let book = &device.book;
-    let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
-    let paid = memory
-        .pay(book, launch, None, quietly)
-        .or_else(|_| pay(call, device, launch, stream));
-    fault::point("graph");
-    let status = match paid {
-        Ok(()) => next(),
-        Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
-    };
-    under_way.settle(status == SUCCESS);
-    status
+    attempt(&next, || {
+        let device = call.process.device(need.device)?;
+        let (memory, book) = (&device.graphs, &device.book);
+        let stream_of = identity(call.symbol, stream);
+        let mut under_way = memory.begin(book, need, exec.keeps, stream_of);
+        let launch = &mut under_way.launch;
+        let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
+        let paid = memory
+            .pay(book, launch, None, quietly)
+            .or_else(|_| pay(call, device, launch, stream));
+        fault::point("graph");
+        let status = paid.map(|()| next());
+        under_way.settle(status == Ok(SUCCESS));
+        Ok(status?)
+    })
 }
 
 /// Charges what is then the graph memory's to keep.

@@ -17,6 +17,7 @@ use crate::account::handles::{Kind, Origin};
 use crate::account::locks::{Place, hold};
 use crate::driver::Real;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::lazy::Lazy;
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
@@ -43,11 +44,20 @@ impl Source {
 
 /// Runs `real`, which puts the kernels of `source` into `exec`.
 fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
+    attempt(real, || change_charged(call, exec, source, real))
+}
+
+fn change_charged(
+    call: Call,
+    exec: GraphExec,
+    source: Source,
+    real: &dyn Real,
+) -> Result<Status, Aside> {
     let handles = &call.process.handles;
     if let Source::Graph(graph) = source
         && !handles.knows(Kind::Graph, graph)
     {
-        return change_unknown(call, exec, source, real);
+        return Ok(change_unknown(call, exec, source, real));
     }
     let launched = &call.process.launched;
     let (mut known, mut unseen) = (0, Vec::new());
@@ -56,22 +66,19 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         None => unseen.push(kernel),
     });
     if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
-        return change_unknown(call, exec, source, real);
+        return Ok(change_unknown(call, exec, source, real));
     }
     if known == 0 && unseen.is_empty() {
-        return real.call();
+        return Ok(real.call());
     }
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
+    let device = call.process.current_device()?;
     let context = current_context();
     let most = Cell::new(known);
     if unseen.is_empty() {
         let memory = device.kernels.context(context);
         let _stays = hold(Place::Alone, || memory.alone.read());
         if device.kernels.growth(&memory, known) == 0 {
-            return remember(call, exec, known, real.call());
+            return Ok(remember(call, exec, known, real.call()));
         }
     }
     order::sort(&mut unseen);
@@ -105,14 +112,14 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         0,
         real,
         None,
-    );
+    )?;
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
         for (kernel, bytes) in asked.into_inner() {
             call.process.learn_need(kernel, bytes);
         }
     }
-    remember(call, exec, most.get(), status)
+    Ok(remember(call, exec, most.get(), status))
 }
 
 /// As [`change`], where something is unknown: the driver is asked about it after it has accepted it.

@@ -19,6 +19,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::lazy::Lazy;
 use crate::handler::loading::{self, Shortage, Use};
 use crate::handler::measured;
@@ -45,33 +46,38 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     if launched.contains(handle) {
         return real.call();
     }
-    if !is_known(call, what, stream) {
-        return launch_unknown(call, what, stream, real);
-    }
-    let device = match call.process.stream_device(stream) {
-        Some(Ok(device)) => device,
-        Some(Err(failed)) => return call.process.unavailable(failed, real),
-        None => return launch_unknown(call, what, stream, real),
+    attempt(real, || launch_charged(call, what, stream, real))
+}
+
+fn launch_charged(
+    call: Call,
+    what: What<'_>,
+    stream: Stream,
+    real: &dyn Real,
+) -> Result<Status, Aside> {
+    let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
+    let launched = &call.process.launched;
+    let known = is_known(call, what, stream).then(|| call.process.stream_device(stream));
+    let Some(device) = known.flatten() else {
+        return Ok(launch_unknown(call, what, stream, real));
     };
-    let context = match context_of(call, stream) {
-        Some(context) => context,
-        None => return real.call(),
-    };
+    let device = device?;
+    let context = context_of(call, stream).ok_or(Aside::NoDevice)?;
     if launched.contains_in(handle, context) {
-        return real.call();
+        return Ok(real.call());
     }
     if let Some(per_thread) = launched.need(handle, context) {
         let memory = device.kernels.context(context);
         let _stays = hold(Place::Alone, || memory.alone.read());
         if device.kernels.growth(&memory, per_thread) == 0 {
-            return real.call();
+            return Ok(real.call());
         }
     }
     // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
     // the handle.
     let loads = capturing(call.symbol, stream);
     if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
-        return real.call();
+        return Ok(real.call());
     }
     // Where the group has less than that left, most programs need less: they get what there is.
     let more = if launched.has_begun() {
@@ -102,7 +108,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         // The libraries of its kernels have been loaded when it was made.
         What::Graph(_) => Lazy::none(context),
     };
-    let status = loading::run(call, device, context, usage, lazy.needs, more, real, None);
+    let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
     if status == SUCCESS {
         lazy.loaded(call);
         if !loads {
@@ -114,7 +120,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         let seen = if loads { handle | 1 } else { handle };
         remember(call, device, context, seen, need.get());
     }
-    status
+    Ok(status)
 }
 
 /// `seen` has been launched in `context` and needs so much local memory per thread.

@@ -16,6 +16,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
@@ -53,6 +54,16 @@ pub fn load(
     if is_loaded(call, handle) {
         return real.call();
     }
+    attempt(real, || load_charged(call, handle, library, context, real))
+}
+
+fn load_charged(
+    call: Call,
+    handle: Opaque,
+    library: Option<Opaque>,
+    context: Option<Context>,
+    real: &dyn Real,
+) -> Result<Status, Aside> {
     let (loaded, launched) = (handle | LOADED, &call.process.launched);
     let holder = match context {
         Some(context) => call.process.greens.holder(context),
@@ -60,25 +71,21 @@ pub fn load(
     };
     // Without a context nothing is loaded.
     if holder == 0 || launched.contains_in(loaded, holder) || launched.contains_in(handle, holder) {
-        return real.call();
+        return Ok(real.call());
     }
     let device = match context {
         Some(context) => match call.process.context_device(context) {
-            Some(device) => Ok(device),
+            Some(device) => device,
             None => {
                 let most = |_: &Device| most(call, library, handle, holder);
-                return measured::unknown(call, &most, real, None);
+                return Ok(measured::unknown(call, &most, real, None));
             }
         },
-        None => call.process.current_device(),
-    };
-    let device = match device {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
+        None => call.process.current_device()?,
     };
     let lazy = Lazy::of(call, library, handle, holder);
     let loads = Use::Load;
-    let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None);
+    let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None)?;
     if status == SUCCESS {
         if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
             let handles = &call.process.handles;
@@ -89,7 +96,7 @@ pub fn load(
         launched.note_kernel(loaded, 0);
         launched.insert_in(loaded, holder, call.process.context_count());
     }
-    status
+    Ok(status)
 }
 
 /// What loading takes in a context at most, as [`loading::run`] pays for it, bytes.
@@ -107,10 +114,17 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
     if is_loaded(call, kernel) {
         return real.call();
     }
-    let device = match call.process.device(ordinal) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
+    attempt(real, || {
+        load_on(call, kernel, call.process.device(ordinal)?, real)
+    })
+}
+
+fn load_on(
+    call: Call,
+    kernel: Opaque,
+    device: &'static Device,
+    real: &dyn Real,
+) -> Result<Status, Aside> {
     if !call.process.handles.knows(Kind::Code, kernel) {
         let most = |_: &Device| {
             let contexts = call.process.context_count() as u64;
@@ -121,7 +135,7 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
             let handles = &call.process.handles;
             handles.insert(Kind::Code, kernel, Origin::default());
         }
-        return status;
+        return Ok(status);
     }
     let current = current_context();
     // In the others by ourselves, so that each is paid for in turn.
@@ -143,10 +157,10 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
         };
         // Of anything else that is wrong the program's call says it.
         if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return Err(Aside::Refused);
         }
     }
-    load(call, kernel, None, None, real)
+    Ok(load(call, kernel, None, None, real))
 }
 
 /// A library that a call may load.

@@ -15,6 +15,7 @@ use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::limit::{Limit, current};
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::note_failure;
 use crate::handler::payment::Payment;
 
@@ -31,19 +32,24 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
     };
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => {
-            return call
-                .process
-                .unavailable(failed, &move || real(limit, value));
-        }
-    };
+    let real = |value| real(limit, value);
+    attempt(&|| real(value), || {
+        set_charged(call, &real, limit, value, wanted)
+    })
+}
+
+fn set_charged(
+    call: Call,
+    real: &dyn Fn(usize) -> Status,
+    limit: i32,
+    value: usize,
+    wanted: u64,
+) -> Result<Status, Aside> {
+    let device = call.process.current_device()?;
     let context = match current_context() {
-        0 => return real(limit, value),
+        0 => return Err(Aside::NoDevice),
         context => device.kernels.context(context),
     };
-    let real = |value| real(limit, value);
     let due = || match limit {
         LIMIT_STACK_SIZE => stack_growth(device, &context, wanted),
         _ => wanted.saturating_sub(context.heap.load(Ordering::Acquire)),
@@ -59,14 +65,12 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         },
         is_due: &|bytes| due() >= bytes,
     };
-    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    match limit {
+    let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
+    Ok(match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
         _ if matches!(current(limit), Limit::Fixed) => real(value),
         _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
-    }
+    })
 }
 
 /// Bytes by which local memory grows with this stack limit.

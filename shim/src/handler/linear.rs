@@ -16,6 +16,7 @@ use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, size_on};
 use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
@@ -121,17 +122,22 @@ fn allocate(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    // Without a device (no context, not initialised), without a size and with an absurd one the driver has its own answer.
-    let device = match call.process.current_device() {
-        Ok(device) if device.may_hold(estimate) => device,
-        Ok(_) => return real(),
-        Err(failed) => return call.process.unavailable(failed, &real),
+    let device = match device_for(call, estimate) {
+        Ok(device) => device,
+        Err(aside) => return aside.answer(&real),
     };
     if estimate <= BLOCK {
         small(call, device, estimate, real, result)
     } else {
         large(call, device, estimate, real, result)
     }
+}
+
+#[inline(always)]
+fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
+    let device = call.process.current_device()?;
+    size_on(device, bytes)?;
+    Ok(device)
 }
 
 /// A request that fits into a block: whether it took a new one, its address tells.

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 use gpulimit_group::Undisturbed;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
-    Opaque, Out, SUCCESS, Status,
+    Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::device_runtime::Runtime;
@@ -19,6 +18,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::limit::is_in_use;
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
+use crate::handler::aside::Aside;
 use crate::handler::measured;
 use crate::handler::payment::Payment;
 use crate::image::Needs;
@@ -90,7 +90,7 @@ pub fn run(
     more: u64,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
-) -> Status {
+) -> Result<Status, Aside> {
     // The driver may open files here, and we ask it for much.
     let _undisturbed = Undisturbed::new();
     // A few variables lie in the block that the reserve has for the code.
@@ -157,13 +157,11 @@ pub fn run(
             .and_then(|((), paid)| payment.make(call, device, paid)),
         None => payment.make(call, device, none),
     };
-    let Ok((alone, mut paid)) = paid else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
+    let (alone, mut paid) = paid?;
     let (growth, runtime) = extra.get();
     paid.add_some(more);
     if alone.is_none() {
-        return measured::conclude(call, device, paid, real, undo);
+        return Ok(measured::conclude(call, device, paid, real, undo));
     }
     runtime.keep(&mut paid, &memory);
     let heap = kept();
@@ -186,10 +184,10 @@ pub fn run(
         let needs = (*need, at_most);
         conclude_growth(call, device, &memory, needs, before, measured, status);
     }
-    match measured {
+    Ok(match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
-    }
+    })
 }
 
 /// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.

@@ -9,6 +9,7 @@ use crate::account::request::Request;
 use crate::driver::Real;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
@@ -95,10 +96,10 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
 
 /// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
 pub fn small(call: Call, real: &dyn Real) -> Status {
-    match call.process.current_device() {
-        Ok(device) => run(call, device, RESERVE, real, None),
-        Err(failed) => call.process.unavailable(failed, real),
-    }
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        Ok(run(call, device, RESERVE, real, None))
+    })
 }
 
 /// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid ahead, and the rest measured after the call.

@@ -3,8 +3,8 @@
 use gpulimit_ledger::Category;
 
 use crate::abi::{
-    AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
-    Opaque, Out, SUCCESS, Status,
+    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Opaque, Out, SUCCESS,
+    Status,
 };
 use crate::account::device::Device;
 use crate::account::request::Request;
@@ -15,6 +15,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt, size_on};
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(
@@ -25,35 +26,26 @@ pub fn create(
     prop: In<AllocationProp>,
     flags: u64,
 ) -> Status {
-    let Some(ordinal) = prop.read().and_then(|prop| prop.location.device()) else {
-        return real(handle, size, prop, flags);
-    };
-    let device = match call.process.device(ordinal) {
-        Ok(device) if device.may_hold(size as u64) => device,
-        Ok(_) => return real(handle, size, prop, flags),
-        Err(failed) => {
-            return call
-                .process
-                .unavailable(failed, &move || real(handle, size, prop, flags));
+    let real = || real(handle, size, prop, flags);
+    attempt(&real, || {
+        let device = prop.read().and_then(|prop| prop.location.device());
+        let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
+        let bytes = round_up(size_on(device, size as u64)?, BLOCK);
+        let mark = call.process.mark();
+        let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+        fault::point("vmm");
+        let status = real();
+        match (status, handle.read()) {
+            (SUCCESS, Some(created)) => {
+                charged.spend();
+                device.book.add(Category::Vmm, bytes);
+                call.process.vmm.created(created, device.ordinal, bytes);
+            }
+            _ => drop(charged),
         }
-    };
-    let mark = call.process.mark();
-    let bytes = round_up(size as u64, BLOCK);
-    let Ok(charged) = device.charge(Request::insisting(call.symbol, bytes)) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    fault::point("vmm");
-    let status = real(handle, size, prop, flags);
-    match (status, handle.read()) {
-        (SUCCESS, Some(created)) => {
-            charged.spend();
-            device.book.add(Category::Vmm, bytes);
-            call.process.vmm.created(created, ordinal, bytes);
-        }
-        _ => drop(charged),
-    }
-    device.renew(mark);
-    status
+        device.renew(mark);
+        Ok(status)
+    })
 }
 
 /// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what other processes may hold, too, stays charged as
