@@ -267,15 +267,21 @@ impl Process {
         }
     }
 
-    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there is only one device.
-    #[inline]
+    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there
+    /// is only one device.
+    #[inline(always)]
     pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
         // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
             return Some(self.current_device());
         }
+        self.stream_origin(stream).map(Ok)
+    }
+
+    #[inline(never)]
+    fn stream_origin(&'static self, stream: Stream) -> Option<&'static Device> {
         let origin = self.handles.origin(Kind::Stream, stream)?;
-        self.context_device(origin.context).map(Ok)
+        self.context_device(origin.context)
     }
 
     /// The device of a context; `None` for a context that is unknown.

@@ -5,7 +5,9 @@ mod block;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Category;
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, DevicePtrV1, Out, SUCCESS, Status,
+};
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
 use crate::account::contexts::{self, current_context};
@@ -331,18 +333,12 @@ fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> S
 }
 
 /// Memory at `dptr` that lies in a block with others was freed, if `status` is a success.
-#[inline]
+#[inline(always)]
 fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
-            Departure::Emptied(ordinal) => {
-                if let Ok(device) = call.process.device(ordinal) {
-                    device.book.remove(Category::Linear, BLOCK);
-                    device.keep_block();
-                    device.renew(mark);
-                }
-            }
+            Departure::Emptied(device) => empty_block(call, device, mark),
             // A pointer of a pool, perhaps: it shows there.
             Departure::Unknown => {
                 call.process.pools.refresh(call.process);
@@ -350,6 +346,16 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
                 call.process.pools.touch();
             }
         }
+    }
+}
+
+/// A block has no allocations any more.
+#[inline(never)]
+fn empty_block(call: Call, device: Ordinal, mark: u64) {
+    if let Ok(device) = call.process.device(device) {
+        device.book.remove(Category::Linear, BLOCK);
+        device.keep_block();
+        device.renew(mark);
     }
 }
 
