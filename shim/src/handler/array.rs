@@ -87,38 +87,30 @@ fn plain(
 
 fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) -> Status {
     attempt(real, || {
-        make_charged(call, shape.ok_or(Aside::NothingToCharge)?, array, real)
+        let shape = shape.ok_or(Aside::NothingToCharge)?;
+        let descriptor = &shape.descriptor;
+        if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
+            // It takes nothing, and neither does what is mapped into it, which has handles of its own.
+            return Err(Aside::NothingToCharge);
+        }
+        let device = call.process.current_device()?;
+        let making = Making {
+            call,
+            device,
+            kind: shape.kind,
+            array,
+        };
+        match required(call, device, shape) {
+            Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
+            Some(bytes) => making.measured(bytes, BLOCK, real),
+            // What no GPU has is the driver's to refuse, in its own words.
+            None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
+            None => match tiling::most(descriptor, shape.levels) {
+                0 => Err(Aside::NoSize),
+                most => making.measured(0, most, real),
+            },
+        }
     })
-}
-
-fn make_charged(
-    call: Call,
-    shape: Shape,
-    array: Out<Array>,
-    real: &dyn Real,
-) -> Result<Status, Aside> {
-    let descriptor = &shape.descriptor;
-    if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-        // It takes nothing, and neither does what is mapped into it, which has handles of its own.
-        return Err(Aside::NothingToCharge);
-    }
-    let device = call.process.current_device()?;
-    let making = Making {
-        call,
-        device,
-        kind: shape.kind,
-        array,
-    };
-    match required(call, device, shape) {
-        Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
-        Some(bytes) => making.measured(bytes, BLOCK, real),
-        // What no GPU has is the driver's to refuse, in its own words.
-        None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
-        None => match tiling::most(descriptor, shape.levels) {
-            0 => Err(Aside::NoSize),
-            most => making.measured(0, most, real),
-        },
-    }
 }
 
 /// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be asked.

@@ -48,83 +48,74 @@ fn make(
     made: Out<Context>,
     undo: &dyn Fn(Context),
 ) -> Status {
-    attempt(real, || make_charged(call, kind, ordinal, real, made, undo))
-}
-
-fn make_charged(
-    call: Call,
-    kind: Kind,
-    ordinal: Ordinal,
-    real: &dyn Real,
-    made: Out<Context>,
-    undo: &dyn Fn(Context),
-) -> Result<Status, Aside> {
-    let device = call.process.device(ordinal)?;
-    let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
-    if is_made() {
-        return Ok(real.call());
-    }
-    await_hint(device);
-    let hint = Cell::new(0);
-    let payment = Payment {
-        // One at a time: two threads that retain the same primary context make one.
-        lock: &|| hold(Place::Making, || device.contexts.making.lock()),
-        pay: &|_, paid| {
-            hint.set(device.book.context_hint());
-            if is_made() || !device.book.counts_contexts() {
-                return Ok(());
-            }
-            let due = estimate(device, hint.get());
-            paid.raise(Request::trimming(due))
-        },
-        is_due: &|_| !is_made(),
-    };
-    let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
-    if is_made() {
-        return Ok(real.call());
-    }
-    let hint = hint.get();
-    let before = device.driver_part.used();
-    let status = real.call();
-    let context = made.read().filter(|_| status == SUCCESS);
-    if let Some(context) = context {
-        device.contexts.insert(context);
-        call.process.launched.forget_kernels();
-    }
-    if context.is_some() && hint > 0 {
-        // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
-        paid.settle_assumed(hint);
-        return Ok(status);
-    }
-    let measured = match paid.settle() {
-        Ok(measured) => measured,
-        Err(paid) => {
-            // Nothing to measure with.
-            if context.is_some() {
-                paid.settle_assumed(UNMEASURED);
-            }
+    attempt(real, || {
+        let device = call.process.device(ordinal)?;
+        let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
+        if is_made() {
+            return Ok(real.call());
+        }
+        await_hint(device);
+        let hint = Cell::new(0);
+        let payment = Payment {
+            // One at a time: two threads that retain the same primary context make one.
+            lock: &|| hold(Place::Making, || device.contexts.making.lock()),
+            pay: &|_, paid| {
+                hint.set(device.book.context_hint());
+                if is_made() || !device.book.counts_contexts() {
+                    return Ok(());
+                }
+                let due = estimate(device, hint.get());
+                paid.raise(Request::trimming(due))
+            },
+            is_due: &|_| !is_made(),
+        };
+        let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
+        if is_made() {
+            return Ok(real.call());
+        }
+        let hint = hint.get();
+        let before = device.driver_part.used();
+        let status = real.call();
+        let context = made.read().filter(|_| status == SUCCESS);
+        if let Some(context) = context {
+            device.contexts.insert(context);
+            call.process.launched.forget_kernels();
+        }
+        if context.is_some() && hint > 0 {
+            // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
+            paid.settle_assumed(hint);
             return Ok(status);
         }
-    };
-    let Some(context) = context else {
-        return Ok(status);
-    };
-    let grown = measured.used.saturating_sub(before);
-    // Not where another context goes meanwhile: it may hide a part of this one.
-    if grown > 0 && !measured.at_least {
-        device.book.set_context_hint(grown);
-    }
-    if measured.overrun > 0 {
-        undo(context);
-        if matches!(kind, Kind::Primary) {
-            device.contexts.released(true);
+        let measured = match paid.settle() {
+            Ok(measured) => measured,
+            Err(paid) => {
+                // Nothing to measure with.
+                if context.is_some() {
+                    paid.settle_assumed(UNMEASURED);
+                }
+                return Ok(status);
+            }
+        };
+        let Some(context) = context else {
+            return Ok(status);
+        };
+        let grown = measured.used.saturating_sub(before);
+        // Not where another context goes meanwhile: it may hide a part of this one.
+        if grown > 0 && !measured.at_least {
+            device.book.set_context_hint(grown);
         }
-        device.contexts.remove(context);
-        device.measure();
-        device.refuse(call.symbol, grown);
-        return Err(Aside::Refused);
-    }
-    Ok(status)
+        if measured.overrun > 0 {
+            undo(context);
+            if matches!(kind, Kind::Primary) {
+                device.contexts.released(true);
+            }
+            device.contexts.remove(context);
+            device.measure();
+            device.refuse(call.symbol, grown);
+            return Err(Aside::Refused);
+        }
+        Ok(status)
+    })
 }
 
 /// Whether the primary context is there already.

@@ -44,20 +44,11 @@ impl Source {
 
 /// Runs `real`, which puts the kernels of `source` into `exec`.
 fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
-    attempt(real, || change_charged(call, exec, source, real))
-}
-
-fn change_charged(
-    call: Call,
-    exec: GraphExec,
-    source: Source,
-    real: &dyn Real,
-) -> Result<Status, Aside> {
     let handles = &call.process.handles;
     if let Source::Graph(graph) = source
         && !handles.knows(Kind::Graph, graph)
     {
-        return Ok(change_unknown(call, exec, source, real));
+        return change_unknown(call, exec, source, real);
     }
     let launched = &call.process.launched;
     let (mut known, mut unseen) = (0, Vec::new());
@@ -66,19 +57,22 @@ fn change_charged(
         None => unseen.push(kernel),
     });
     if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
-        return Ok(change_unknown(call, exec, source, real));
+        return change_unknown(call, exec, source, real);
     }
     if known == 0 && unseen.is_empty() {
-        return Ok(real.call());
+        return real.call();
     }
-    let device = call.process.current_device()?;
+    let device = match call.process.current_device() {
+        Ok(device) => device,
+        Err(failed) => return Aside::from(failed).answer(real),
+    };
     let context = current_context();
     let most = Cell::new(known);
     if unseen.is_empty() {
         let memory = device.kernels.context(context);
         let _stays = hold(Place::Alone, || memory.alone.read());
         if device.kernels.growth(&memory, known) == 0 {
-            return Ok(remember(call, exec, known, real.call()));
+            return remember(call, exec, known, real.call());
         }
     }
     order::sort(&mut unseen);
@@ -103,23 +97,16 @@ fn change_charged(
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let status = loading::run(
-        call,
-        device,
-        context,
-        Use::Graph(&need),
-        says,
-        0,
-        real,
-        None,
-    )?;
+    let usage = Use::Graph(&need);
+    let load = || loading::run(call, device, context, usage, says, 0, real, None);
+    let status = attempt(real, load);
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
         for (kernel, bytes) in asked.into_inner() {
             call.process.learn_need(kernel, bytes);
         }
     }
-    Ok(remember(call, exec, most.get(), status))
+    remember(call, exec, most.get(), status)
 }
 
 /// As [`change`], where something is unknown: the driver is asked about it after it has accepted it.

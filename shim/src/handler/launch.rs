@@ -46,81 +46,74 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     if launched.contains(handle) {
         return real.call();
     }
-    attempt(real, || launch_charged(call, what, stream, real))
-}
-
-fn launch_charged(
-    call: Call,
-    what: What<'_>,
-    stream: Stream,
-    real: &dyn Real,
-) -> Result<Status, Aside> {
-    let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
-    let launched = &call.process.launched;
-    let known = is_known(call, what, stream).then(|| call.process.stream_device(stream));
-    let Some(device) = known.flatten() else {
-        return Ok(launch_unknown(call, what, stream, real));
-    };
-    let device = device?;
-    let context = context_of(call, stream).ok_or(Aside::NoDevice)?;
-    if launched.contains_in(handle, context) {
-        return Ok(real.call());
-    }
-    if let Some(per_thread) = launched.need(handle, context) {
-        let memory = device.kernels.context(context);
-        let _stays = hold(Place::Alone, || memory.alone.read());
-        if device.kernels.growth(&memory, per_thread) == 0 {
+    attempt(real, || {
+        let known = is_known(call, what, stream).then(|| call.process.stream_device(stream));
+        let Some(device) = known.flatten() else {
+            return Ok(launch_unknown(call, what, stream, real));
+        };
+        let device = device?;
+        let context = context_of(call, stream).ok_or(Aside::NoDevice)?;
+        if launched.contains_in(handle, context) {
             return Ok(real.call());
         }
-    }
-    // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
-    // the handle.
-    let loads = capturing(call.symbol, stream);
-    if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
-        return Ok(real.call());
-    }
-    // Where the group has less than that left, most programs need less: they get what there is.
-    let more = if launched.has_begun() {
-        0
-    } else {
-        FIRST - RESERVE
-    };
-    let need = Cell::new(0);
-    let per_thread = || {
-        need.set(match what {
-            What::Function(function) | What::OneOfSeveral(function, _) => {
-                loading::per_thread(call, device, function)
+        if let Some(per_thread) = launched.need(handle, context) {
+            let memory = device.kernels.context(context);
+            let _stays = hold(Place::Alone, || memory.alone.read());
+            if device.kernels.growth(&memory, per_thread) == 0 {
+                return Ok(real.call());
             }
-            What::Graph(exec) => call.process.execs.per_thread(exec & !1),
-        });
-        need.get()
-    };
-    let usage = match what {
-        _ if loads => Use::Load,
-        What::Function(_) => Use::Launch(&per_thread),
-        What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
-        What::Graph(_) => Use::Graph(&per_thread),
-    };
-    let lazy = match what {
-        What::Function(function) | What::OneOfSeveral(function, _) => {
-            Lazy::of(call, None, function, context)
         }
-        // The libraries of its kernels have been loaded when it was made.
-        What::Graph(_) => Lazy::none(context),
-    };
-    let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
-    if status == SUCCESS {
-        lazy.loaded(call);
-        if !loads {
-            launched.begin();
+        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run. "Loaded" is the odd number beside
+        // the handle.
+        let loads = capturing(call.symbol, stream);
+        if loads && (launched.contains(handle | 1) || launched.contains_in(handle | 1, context)) {
+            return Ok(real.call());
         }
-        if let (What::Function(function) | What::OneOfSeveral(function, _), false) = (what, loads) {
-            call.process.learn_need(function, need.get());
+        // Where the group has less than that left, most programs need less: they get what there is.
+        let more = if launched.has_begun() {
+            0
+        } else {
+            FIRST - RESERVE
+        };
+        let need = Cell::new(0);
+        let per_thread = || {
+            need.set(match what {
+                What::Function(function) | What::OneOfSeveral(function, _) => {
+                    loading::per_thread(call, device, function)
+                }
+                What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+            });
+            need.get()
+        };
+        let usage = match what {
+            _ if loads => Use::Load,
+            What::Function(_) => Use::Launch(&per_thread),
+            What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
+            What::Graph(_) => Use::Graph(&per_thread),
+        };
+        let lazy = match what {
+            What::Function(function) | What::OneOfSeveral(function, _) => {
+                Lazy::of(call, None, function, context)
+            }
+            // The libraries of its kernels have been loaded when it was made.
+            What::Graph(_) => Lazy::none(context),
+        };
+        let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
+        if status == SUCCESS {
+            lazy.loaded(call);
+            if !loads {
+                launched.begin();
+            }
+            if let (What::Function(function) | What::OneOfSeveral(function, _), false) =
+                (what, loads)
+            {
+                call.process.learn_need(function, need.get());
+            }
+            let seen = if loads { handle | 1 } else { handle };
+            remember(call, device, context, seen, need.get());
         }
-        let seen = if loads { handle | 1 } else { handle };
-        remember(call, device, context, seen, need.get());
-    }
-    Ok(status)
+        Ok(status)
+    })
 }
 
 /// `seen` has been launched in `context` and needs so much local memory per thread.

@@ -54,49 +54,44 @@ pub fn load(
     if is_loaded(call, handle) {
         return real.call();
     }
-    attempt(real, || load_charged(call, handle, library, context, real))
-}
-
-fn load_charged(
-    call: Call,
-    handle: Opaque,
-    library: Option<Opaque>,
-    context: Option<Context>,
-    real: &dyn Real,
-) -> Result<Status, Aside> {
-    let (loaded, launched) = (handle | LOADED, &call.process.launched);
-    let holder = match context {
-        Some(context) => call.process.greens.holder(context),
-        None => current_context(),
-    };
-    // Without a context nothing is loaded.
-    if holder == 0 || launched.contains_in(loaded, holder) || launched.contains_in(handle, holder) {
-        return Ok(real.call());
-    }
-    let device = match context {
-        Some(context) => match call.process.context_device(context) {
-            Some(device) => device,
-            None => {
-                let most = |_: &Device| most(call, library, handle, holder);
-                return Ok(measured::unknown(call, &most, real, None));
-            }
-        },
-        None => call.process.current_device()?,
-    };
-    let lazy = Lazy::of(call, library, handle, holder);
-    let loads = Use::Load;
-    let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None)?;
-    if status == SUCCESS {
-        if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
-            let handles = &call.process.handles;
-            handles.insert(Kind::Code, handle, Origin::default());
+    attempt(real, || {
+        let (loaded, launched) = (handle | LOADED, &call.process.launched);
+        let holder = match context {
+            Some(context) => call.process.greens.holder(context),
+            None => current_context(),
+        };
+        // Without a context nothing is loaded.
+        if holder == 0
+            || launched.contains_in(loaded, holder)
+            || launched.contains_in(handle, holder)
+        {
+            return Ok(real.call());
         }
-        lazy.loaded(call);
-        // A function is taken for a kernel as well, which has code in every context.
-        launched.note_kernel(loaded, 0);
-        launched.insert_in(loaded, holder, call.process.context_count());
-    }
-    Ok(status)
+        let device = match context {
+            Some(context) => match call.process.context_device(context) {
+                Some(device) => device,
+                None => {
+                    let most = |_: &Device| most(call, library, handle, holder);
+                    return Ok(measured::unknown(call, &most, real, None));
+                }
+            },
+            None => call.process.current_device()?,
+        };
+        let lazy = Lazy::of(call, library, handle, holder);
+        let loads = Use::Load;
+        let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None)?;
+        if status == SUCCESS {
+            if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
+                let handles = &call.process.handles;
+                handles.insert(Kind::Code, handle, Origin::default());
+            }
+            lazy.loaded(call);
+            // A function is taken for a kernel as well, which has code in every context.
+            launched.note_kernel(loaded, 0);
+            launched.insert_in(loaded, holder, call.process.context_count());
+        }
+        Ok(status)
+    })
 }
 
 /// What loading takes in a context at most, as [`loading::run`] pays for it, bytes.
@@ -115,52 +110,44 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
         return real.call();
     }
     attempt(real, || {
-        load_on(call, kernel, call.process.device(ordinal)?, real)
+        let device = call.process.device(ordinal)?;
+        if !call.process.handles.knows(Kind::Code, kernel) {
+            let most = |_: &Device| {
+                let contexts = call.process.context_count() as u64;
+                most(call, None, kernel, 0).saturating_mul(contexts)
+            };
+            let status = measured::unknown(call, &most, real, None);
+            if status == SUCCESS {
+                let handles = &call.process.handles;
+                handles.insert(Kind::Code, kernel, Origin::default());
+            }
+            return Ok(status);
+        }
+        let current = current_context();
+        // In the others by ourselves, so that each is paid for in turn.
+        for context in device.contexts.all() {
+            if context == current {
+                continue;
+            }
+            let load_there = || {
+                relaxed(|| {
+                    let (mut function, mut popped) = (0, 0);
+                    match cuda::cuCtxPushCurrent_v2(context) {
+                        SUCCESS => {}
+                        failed => return failed,
+                    }
+                    let status = cuda::cuKernelGetFunction(Out::of(&mut function), kernel);
+                    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+                    status
+                })
+            };
+            // Of anything else that is wrong the program's call says it.
+            if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
+                return Err(Aside::Refused);
+            }
+        }
+        Ok(load(call, kernel, None, None, real))
     })
-}
-
-fn load_on(
-    call: Call,
-    kernel: Opaque,
-    device: &'static Device,
-    real: &dyn Real,
-) -> Result<Status, Aside> {
-    if !call.process.handles.knows(Kind::Code, kernel) {
-        let most = |_: &Device| {
-            let contexts = call.process.context_count() as u64;
-            most(call, None, kernel, 0).saturating_mul(contexts)
-        };
-        let status = measured::unknown(call, &most, real, None);
-        if status == SUCCESS {
-            let handles = &call.process.handles;
-            handles.insert(Kind::Code, kernel, Origin::default());
-        }
-        return Ok(status);
-    }
-    let current = current_context();
-    // In the others by ourselves, so that each is paid for in turn.
-    for context in device.contexts.all() {
-        if context == current {
-            continue;
-        }
-        let load_there = || {
-            relaxed(|| {
-                let (mut function, mut popped) = (0, 0);
-                match cuda::cuCtxPushCurrent_v2(context) {
-                    SUCCESS => {}
-                    failed => return failed,
-                }
-                let status = cuda::cuKernelGetFunction(Out::of(&mut function), kernel);
-                cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
-                status
-            })
-        };
-        // Of anything else that is wrong the program's call says it.
-        if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(Aside::Refused);
-        }
-    }
-    Ok(load(call, kernel, None, None, real))
 }
 
 /// A library that a call may load.
