@@ -5,12 +5,13 @@
 
 pub mod arrays;
 pub mod blocks;
+pub mod book;
 pub mod charged;
 pub mod contexts;
 mod current;
 pub mod device;
 pub mod device_runtime;
-pub mod driver_share;
+pub mod driver_part;
 pub mod graphs;
 pub mod green;
 pub mod handles;
@@ -24,6 +25,7 @@ pub mod maps;
 pub mod openings;
 pub mod packed;
 pub mod pools;
+pub mod request;
 #[cfg(test)]
 mod scratch;
 pub mod shared;
@@ -44,7 +46,7 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
     Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
 };
-use crate::driver::{Real, cuda, devices};
+use crate::driver::{cuda, devices};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -120,7 +122,7 @@ impl Process {
 
     /// The membership in the group, joined at first use. When that failed: the status for every
     /// call that would take memory, the reason was said once; or, where the program is to run
-    /// without a limit, another one (see [`Process::unavailable`]).
+    /// without a limit, another one.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Once per process, not once per thread: a second claim would be a second process in the ledger.
@@ -164,17 +166,6 @@ impl Process {
         self.devices.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// What a call gets that cannot be charged: where the membership failed, that status; else (no context, no such device, no limit) the driver's
-    /// own answer.
-    #[cold]
-    pub fn unavailable(&self, failed: Status, real: &dyn Real) -> Status {
-        if failed == CUDA_ERROR_NOT_PERMITTED {
-            failed
-        } else {
-            real.call()
-        }
-    }
-
     /// Gives back what this process holds unused, if another member of the group has asked for it. Called in
     /// every hook but those of pools. One load a level where nobody has asked.
     #[inline]
@@ -197,7 +188,7 @@ impl Process {
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
-            device.driver_share.recover(device);
+            device.recover();
         }
     }
 
@@ -277,15 +268,21 @@ impl Process {
         }
     }
 
-    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there is only one device.
-    #[inline]
+    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there
+    /// is only one device.
+    #[inline(always)]
     pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
         // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
             return Some(self.current_device());
         }
+        self.stream_origin(stream).map(Ok)
+    }
+
+    #[inline(never)]
+    fn stream_origin(&'static self, stream: Stream) -> Option<&'static Device> {
         let origin = self.handles.origin(Kind::Stream, stream)?;
-        self.context_device(origin.context).map(Ok)
+        self.context_device(origin.context)
     }
 
     /// The device of a context; `None` for a context that is unknown.

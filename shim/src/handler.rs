@@ -4,6 +4,7 @@
 //! the driver's own out-of-memory.
 
 pub mod array;
+pub mod aside;
 pub mod code;
 pub mod context;
 pub mod graph;

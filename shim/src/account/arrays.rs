@@ -40,20 +40,20 @@ pub struct Entry {
 
 /// What an array is made from.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Request {
+pub struct Shape {
     pub kind: Kind,
     pub descriptor: Array3dDescriptor,
     pub levels: u32,
 }
 
-/// So many requests are remembered; for others the driver is asked each time.
+/// So many shapes are remembered; for others the driver is asked each time.
 const REMEMBERED: usize = 256;
 
 /// The arrays of a process.
 #[derive(Default)]
 pub struct Arrays {
     live: Mutex<Map<Handle, Entry>>,
-    required: Mutex<Map<(Ordinal, Request), u64>>,
+    required: Mutex<Map<(Ordinal, Shape), u64>>,
 }
 
 impl Arrays {
@@ -77,21 +77,21 @@ impl Arrays {
         });
     }
 
-    /// Bytes that the request requires on the device: as remembered, else as `ask` says.
+    /// Bytes that an array of this shape requires on the device: as remembered, else as `ask` says.
     pub fn required(
         &self,
         device: Ordinal,
-        request: Request,
+        shape: Shape,
         ask: impl FnOnce() -> Option<u64>,
     ) -> Option<u64> {
-        let known = self.required.lock().get(&(device, request)).copied();
+        let known = self.required.lock().get(&(device, shape)).copied();
         if known.is_some() {
             return known;
         }
         let bytes = ask()?;
         let mut required = self.required.lock();
         if required.len() < REMEMBERED {
-            required.insert((device, request), bytes);
+            required.insert((device, shape), bytes);
         }
         Some(bytes)
     }
@@ -133,7 +133,7 @@ mod tests {
     fn what_was_told_is_remembered_but_not_of_endlessly_many() {
         let arrays = Arrays::default();
         let required = |device, width, told| {
-            let request = Request {
+            let shape = Shape {
                 kind: Kind::Plain,
                 descriptor: Array3dDescriptor {
                     width,
@@ -145,7 +145,7 @@ mod tests {
                 },
                 levels: 1,
             };
-            arrays.required(device, request, || told)
+            arrays.required(device, shape, || told)
         };
         assert_eq!(required(0, 1, None), None);
         assert_eq!(required(0, 1, Some(10)), Some(10));

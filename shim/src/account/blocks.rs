@@ -174,11 +174,17 @@ impl Blocks {
     }
 
     /// Takes the small allocation at `address` out of a block that other processes may have open, before the driver is asked to free it.
-    #[inline]
+    #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
         if !self.exported.load(Ordering::Relaxed) {
             return None;
         }
+        self.take_exported(address)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_exported(&self, address: DevicePtr) -> Option<Taken> {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;

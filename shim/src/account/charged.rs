@@ -1,4 +1,5 @@
-//! What is charged for one call, as a guard: it goes back where the call takes nothing, also on a panic.
+//! What is charged for one call, as a guard: it goes back where the call takes nothing, also on a
+//! panic.
 
 use super::device::Device;
 
@@ -40,9 +41,9 @@ impl<'a> Charged<'a> {
         let (device, charged) = (self.device, self.bytes);
         self.spend();
         if bytes > charged {
-            device.charge_over(bytes - charged);
+            device.book.charge_over(bytes - charged);
         } else {
-            device.uncharge(charged - bytes);
+            device.book.uncharge(charged - bytes);
         }
     }
 }
@@ -59,13 +60,14 @@ impl Drop for Charged<'_> {
 #[inline(never)]
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
-        // Nobody knows whether the call was made: they stay charged until that is measured (`Process::recover`).
-        (true, true) => device.driver_share.keep(bytes),
+        // Nobody knows whether the call was made: they stay charged until that is measured
+        // (`Process::recover`).
+        (true, true) => device.driver_part.keep(bytes),
         (true, false) => {
-            device.add_idle(bytes);
-            device.driver_share.keep(bytes);
+            device.book.add_idle(bytes);
+            device.driver_part.keep(bytes);
         }
-        (false, true) => device.uncharge_idle(bytes),
-        (false, false) => device.uncharge(bytes),
+        (false, true) => device.book.uncharge_idle(bytes),
+        (false, false) => device.book.uncharge(bytes),
     }
 }

@@ -1,10 +1,11 @@
 //! The contexts that this process has on one device.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::Process;
+use super::book::Book;
 use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
@@ -22,8 +23,8 @@ pub fn note_flags(flags: u32) {
     }
 }
 
-/// Whether a context of this process may sleep while it waits for the GPU: calls that wait, as `cuMemFree` does, are cancellation points then
-/// (measured, H200, 580.159).
+/// Whether a context of this process may sleep while it waits for the GPU: calls that wait, as
+/// `cuMemFree` does, are cancellation points then (measured, H200, 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
@@ -36,13 +37,22 @@ pub fn current_context() -> Context {
     Process::current().greens.holder(context)
 }
 
+/// The contexts of one device.
 #[derive(Default)]
-pub struct Contexts(RwLock<Vec<Context>>);
+pub struct Contexts {
+    /// Held while one is made.
+    pub making: Mutex<()>,
+    all: RwLock<Vec<Context>>,
+    /// Handle of the primary one; 0 until it was retained.
+    pub primary: AtomicUsize,
+    /// How often the primary one is retained, as far as this process has been seen to.
+    retained: AtomicUsize,
+}
 
 impl Contexts {
     /// One was made.
     pub fn insert(&self, context: Context) {
-        let mut contexts = self.0.write();
+        let mut contexts = self.all.write();
         if !contexts.contains(&context) {
             contexts.push(context);
         }
@@ -50,20 +60,57 @@ impl Contexts {
 
     /// One has gone.
     pub fn remove(&self, context: Context) {
-        self.0.write().retain(|known| *known != context);
+        self.all.write().retain(|known| *known != context);
     }
 
     pub fn count(&self) -> usize {
-        self.0.read().len()
+        self.all.read().len()
     }
 
     /// Whether the context is one of them.
     pub fn has(&self, context: Context) -> bool {
-        self.0.read().contains(&context)
+        self.all.read().contains(&context)
     }
 
     pub fn all(&self) -> Vec<Context> {
-        self.0.read().clone()
+        self.all.read().clone()
+    }
+
+    /// The primary context has been retained once more.
+    pub fn retained(&self) {
+        self.retained.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The primary context has been released once, and perhaps `has_ended` with that.
+    pub fn released(&self, has_ended: bool) {
+        let left = |count: usize| match has_ended {
+            true => 0,
+            false => count.saturating_sub(1),
+        };
+        let _ = self
+            .retained
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                Some(left(count))
+            });
+    }
+
+    /// Whether the primary context may end when it is released next.
+    pub fn is_last_release(&self) -> bool {
+        self.retained.load(Ordering::Acquire) <= 1
+    }
+
+    /// Of the `used` bytes of the driver's part, what the group does not count: the contexts, where
+    /// it does not want them counted.
+    pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
+        if book.counts_contexts() {
+            return 0;
+        }
+        match (self.count() as u64, book.context_hint()) {
+            (0, _) => 0,
+            // The first of the machine, not measured yet.
+            (_, 0) => used,
+            (contexts, each) => used.min(contexts.saturating_mul(each)),
+        }
     }
 }
 

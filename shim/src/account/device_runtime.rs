@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::device::Device;
-use super::driver_share::Prepaid;
+use super::driver_part::Prepaid;
 use super::kernel_memory::ContextMemory;
 use super::{BLOCK, round_up};
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
@@ -73,7 +73,7 @@ impl Runtime {
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);
-            device.driver_share.unreserve(device, kept);
+            device.driver_part.unreserve(&device.book, kept);
         }
     }
 }

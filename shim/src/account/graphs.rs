@@ -32,7 +32,7 @@ use std::time::Instant;
 use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex};
 
-use super::device::Device;
+use super::book::Book;
 use crate::abi::{GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, Out, SUCCESS};
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
@@ -57,21 +57,25 @@ impl GraphMemory {
     /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated. It is paid for by
     /// [`GraphMemory::pay`] and ends with [`UnderWay::settle`].
     pub fn begin<'a>(
-        &self,
-        device: &'a Device,
+        &'a self,
+        book: &'a Book,
         need: &'a Need,
         keeps: bool,
         stream: Option<Identity>,
     ) -> UnderWay<'a> {
         let launch = self.state.lock().begin(need, keeps, stream);
-        UnderWay { device, launch }
+        UnderWay {
+            memory: self,
+            book,
+            launch,
+        }
     }
 
     /// Pays for what `launch` may take out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no
     /// longer than `until`, for launches of other threads that have it.
     pub fn pay<E>(
         &self,
-        device: &Device,
+        book: &Book,
         launch: &mut Launch<'_>,
         until: Option<Instant>,
         charge: impl FnOnce(u64) -> Result<(), E>,
@@ -90,35 +94,35 @@ impl GraphMemory {
         }
         let payment = state.lend(launch);
         drop(state);
-        self.complete(device, launch, &payment, charge)
+        self.complete(book, launch, &payment, charge)
     }
 
     /// As [`GraphMemory::pay`] without waiting, after a trim: what the driver gives back pays first.
     pub fn pay_by_trim<E>(
         &self,
-        device: &Device,
+        book: &Book,
         launch: &mut Launch<'_>,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        relaxed(|| cuda::cuDeviceGraphMemTrim(device.ordinal));
+        relaxed(|| cuda::cuDeviceGraphMemTrim(book.ordinal));
         let mut state = self.state.lock();
-        self.look(device, &mut state);
+        self.look(book, &mut state);
         state.begin_anew(launch);
         let payment = state.lend(launch);
         drop(state);
-        self.complete(device, launch, &payment, charge)
+        self.complete(book, launch, &payment, charge)
     }
 
     fn complete<E>(
         &self,
-        device: &Device,
+        book: &Book,
         launch: &mut Launch<'_>,
         payment: &Payment,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut paying = Paying {
             memory: self,
-            device,
+            book,
             launch,
             payment,
             charged: false,
@@ -130,17 +134,17 @@ impl GraphMemory {
     }
 
     /// The launch is over: looks how much is reserved now. A call that failed may leave what it took: that is trimmed.
-    fn settle(&self, device: &Device, launch: &Launch<'_>, succeeded: bool) {
+    fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
-        device.adjust_headroom((launch.paid() as i64).wrapping_neg());
-        self.look(device, &mut state);
+        book.adjust_headroom((launch.paid() as i64).wrapping_neg());
+        self.look(book, &mut state);
         let left = state.conclude(launch, succeeded);
-        self.give_back(device, &mut state);
+        self.give_back(book, &mut state);
         self.settled.notify_all();
         drop(state);
         if left {
-            self.trim(device);
+            self.trim(book);
         }
     }
 
@@ -150,54 +154,53 @@ impl GraphMemory {
     }
 
     /// Looks outside of a launch.
-    pub fn refresh(&self, device: &Device) {
+    pub fn refresh(&self, book: &Book) {
         let mut state = self.state.lock();
-        self.look(device, &mut state);
-        self.give_back(device, &mut state);
+        self.look(book, &mut state);
+        self.give_back(book, &mut state);
     }
 
     /// Lets the driver give back what no graph uses.
-    pub fn trim(&self, device: &Device) {
-        relaxed(|| cuda::cuDeviceGraphMemTrim(device.ordinal));
-        self.trimmed(device);
+    pub fn trim(&self, book: &Book) {
+        relaxed(|| cuda::cuDeviceGraphMemTrim(book.ordinal));
+        self.trimmed(book);
     }
 
     /// The driver was asked to give back what no graph uses.
-    pub fn trimmed(&self, device: &Device) {
+    pub fn trimmed(&self, book: &Book) {
         self.state.lock().trimmed();
-        self.refresh(device);
+        self.refresh(book);
     }
 
     /// Gives back what no launch needs: the charge in any case, the memory too if `trim`. True when something came back.
-    pub fn reclaim(&self, device: &Device, trim: bool) -> bool {
+    pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let before = self.state.lock().held();
         if before == 0 {
             return false;
         }
         if trim {
-            self.trim(device);
+            self.trim(book);
         } else {
-            self.refresh(device);
+            self.refresh(book);
         }
         self.state.lock().held() < before
     }
 
     /// The device's last context is gone, and all graph memory with it.
-    pub fn clear(&self, device: &Device) {
+    pub fn clear(&self, book: &Book) {
         let mut state = self.state.lock();
         let gone = state.clear();
-        device.remove(Category::Graphs, gone.reserved());
-        device.add_idle(gone.reserved());
-        device.uncharge_idle(gone.held());
+        book.remove(Category::Graphs, gone.reserved());
+        book.add_idle(gone.reserved());
+        book.uncharge_idle(gone.held());
     }
 
-    fn look(&self, device: &Device, state: &mut State) {
+    fn look(&self, book: &Book, state: &mut State) {
         // Read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
         let mut reserved = 0u64;
         let attribute = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let place = Out::of(&mut reserved);
-        let asked =
-            relaxed(|| cuda::cuDeviceGetGraphMemAttribute(device.ordinal, attribute, place));
+        let asked = relaxed(|| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, attribute, place));
         let before = state.reserved();
         // A context with a fault answers nothing, and holds its memory until it is destroyed.
         if asked != SUCCESS || reserved == before {
@@ -205,22 +208,22 @@ impl GraphMemory {
         }
         let beyond = state.see(reserved);
         if let Some(shrunk) = before.checked_sub(reserved) {
-            device.remove(Category::Graphs, shrunk);
-            device.add_idle(shrunk);
+            book.remove(Category::Graphs, shrunk);
+            book.add_idle(shrunk);
             return;
         }
         let grown = reserved - before;
-        device.add(Category::Graphs, grown);
-        device.remove_idle(grown);
+        book.add(Category::Graphs, grown);
+        book.remove_idle(grown);
         if beyond > 0 {
             // No driver has been seen to do that.
-            device.charge_over(beyond);
-            device.add_idle(beyond);
+            book.charge_over(beyond);
+            book.add_idle(beyond);
         }
-        device.note_usage();
+        book.note_usage();
     }
 
-    fn give_back(&self, device: &Device, state: &mut State) {
-        device.uncharge_idle(state.release());
+    fn give_back(&self, book: &Book, state: &mut State) {
+        book.uncharge_idle(state.release());
     }
 }

@@ -7,11 +7,11 @@
 //! | `Process::joining` | joining the group, once | files are opened, the driver is asked for its devices |
 //! | `Process::redirecting` | the driver's symbol table while it is changed | nothing is called |
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
-//! | `Device::making` | making a context: two threads that retain the same one make it once | the driver is called |
+//! | `Contexts::making` | making a context: two threads that retain the same one make it once | the driver is called |
 //! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
 //! | `Pools::by_handle` | the list of pools | shared: pools are looked at |
 //! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order |
-//! | `DriverShare::state` | figures of the driver's part | the ledger is changed |
+//! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Launched::{kernels, needs, functions}`, in this order | what has been launched | nothing is called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`) | one map | nothing: not even another lock |
@@ -32,7 +32,7 @@ pub enum Place {
     Redirecting,
     /// `Launched::on_many`.
     OnMany,
-    /// `Device::making`.
+    /// `Contexts::making`.
     Making,
     /// `ContextMemory::alone`.
     Alone,

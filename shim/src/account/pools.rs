@@ -18,17 +18,18 @@ pub mod promise;
 mod steps;
 
 use std::ops::Range;
+use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::device::Device;
+use super::book::Book;
 use super::{Process, round_up};
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
-    MemPool, Out, SUCCESS,
+    MemPool, Out, SUCCESS, Status,
 };
 use crate::account::maps::{Map, Set};
 use crate::driver::capture::relaxed;
@@ -214,9 +215,9 @@ impl Pool {
 
     /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see [`Pool::pay`].
     #[inline]
-    pub fn prepay(&self, device: &Device, bytes: u64) -> bool {
+    pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
-        self.look_for(device, &mut state, bytes);
+        self.look_for(book, &mut state, bytes);
         state.prepay(bytes)
     }
 
@@ -236,9 +237,9 @@ impl Pool {
     }
 
     #[inline]
-    fn look_for(&self, device: &Device, state: &mut State, bytes: u64) {
+    fn look_for(&self, book: &Book, state: &mut State, bytes: u64) {
         if state.needs_look(bytes) {
-            self.look(device, state);
+            self.look(book, state);
         }
     }
 
@@ -246,7 +247,7 @@ impl Pool {
     /// than `until`, for calls of other threads that have the headroom.
     pub fn pay<E>(
         &self,
-        device: &Device,
+        book: &Book,
         bytes: u64,
         until: Option<Instant>,
         charge: impl FnOnce(u64) -> Result<(), E>,
@@ -260,7 +261,7 @@ impl Pool {
                     }
                 }
             }
-            self.look_for(device, &mut state, bytes);
+            self.look_for(book, &mut state, bytes);
             let lent = state.idle().min(bytes);
             state.begin(lent, bytes);
             lent
@@ -286,7 +287,7 @@ impl Pool {
     /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks how the pool stands now, unless the range
     /// tells. True when it has its headroom. Without it, it has grown: the caller sees to that under a [`promise::Growth`].
     #[inline]
-    fn settle(&self, device: &Device, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
+    fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
         if let Some(range) = &range
@@ -299,7 +300,7 @@ impl Pool {
         if let Some(range) = range.as_ref().filter(|_| self.managed) {
             state.steps.learn(range);
         }
-        self.look(device, &mut state);
+        self.look(book, &mut state);
         if let Some(range) = range.as_ref().filter(|_| !self.managed) {
             state.steps.learn(range);
         }
@@ -310,31 +311,31 @@ impl Pool {
         whole
     }
 
-    /// Charges the headroom that growth has consumed, or gives back what the pool does not use in its place. False when neither can be done.
-    pub fn restore_headroom(&self, device: &Device) -> bool {
-        self.charge_headroom(device) || {
-            self.trim(device, STEP);
-            self.charge_headroom(device)
+    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; or gives back what the pool does not use in its place. False
+    /// when neither can be done.
+    pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
+        let restore = || {
+            let short = self.state.lock().short();
+            let charged = short == 0 || charge(short).is_ok();
+            if charged {
+                self.state.lock().held += short;
+            }
+            charged
+        };
+        restore() || {
+            self.trim(book, STEP);
+            restore()
         }
-    }
-
-    fn charge_headroom(&self, device: &Device) -> bool {
-        let short = self.state.lock().short();
-        let charged = short == 0 || device.charge_ahead_without_trim(short).is_ok();
-        if charged {
-            self.state.lock().held += short;
-        }
-        charged
     }
 
     /// Looks at the pool outside of an allocation.
-    pub fn refresh(&self, device: &Device) {
+    pub fn refresh(&self, book: &Book) {
         if self.counted {
-            self.look(device, &mut self.state.lock());
+            self.look(book, &mut self.state.lock());
         }
     }
 
-    fn look(&self, device: &Device, state: &mut State) {
+    fn look(&self, book: &Book, state: &mut State) {
         if state.retired {
             return;
         }
@@ -357,39 +358,39 @@ impl Pool {
         if reserved != before || current != state.current() {
             let headroom = state.headroom();
             (state.reserved, state.kept) = (reserved, reserved - current);
-            device.add(self.category(), reserved.saturating_sub(before));
-            device.remove(self.category(), before.saturating_sub(reserved));
-            device.adjust_idle(before.wrapping_sub(reserved) as i64);
-            device.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
+            book.add(self.category(), reserved.saturating_sub(before));
+            book.remove(self.category(), before.saturating_sub(reserved));
+            book.adjust_idle(before.wrapping_sub(reserved) as i64);
+            book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
             // Not with what is promised: the growth may be that of a call under way, which pays for it with that.
             let beyond = state.beyond();
             if beyond > 0 {
                 // Grown by more than was paid: only managed pools have been seen to.
                 state.overrun = true;
-                device.charge_over(beyond);
-                device.add_idle(beyond);
+                book.charge_over(beyond);
+                book.add_idle(beyond);
                 state.held += beyond;
             }
         }
         let excess = state.excess();
         state.held -= excess;
-        device.uncharge_idle(excess);
+        book.uncharge_idle(excess);
         if reserved > before {
-            device.note_usage();
+            book.note_usage();
         }
     }
 
     /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay charged for it, as idle ones, until the caller
     /// has measured what the driver has not let go of yet.
-    pub fn close(&self, device: &Device) -> u64 {
+    pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
             ..State::default()
         };
         let state = std::mem::replace(&mut *self.state.lock(), retired);
-        device.adjust_headroom((state.headroom() as i64).wrapping_neg());
-        device.remove(self.category(), state.reserved);
-        device.add_idle(state.reserved);
+        book.adjust_headroom((state.headroom() as i64).wrapping_neg());
+        book.remove(self.category(), state.reserved);
+        book.add_idle(state.reserved);
         state.held
     }
 
@@ -413,7 +414,7 @@ impl Pool {
     }
 
     /// Lets the driver give back up to `bytes` of the pool's unused reserve.
-    pub fn trim(&self, device: &Device, bytes: u64) {
+    pub fn trim(&self, book: &Book, bytes: u64) {
         // Under the lock, so that it is not destroyed meanwhile.
         let mut state = self.state.lock();
         if state.retired {
@@ -425,7 +426,7 @@ impl Pool {
         let keep = usize::try_from(reserved.saturating_sub(bytes)).unwrap_or(usize::MAX);
         relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
         if self.counted {
-            self.look(device, &mut state);
+            self.look(book, &mut state);
         }
     }
 }
@@ -481,12 +482,6 @@ impl Pools {
     #[inline]
     pub fn get(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.read().get(&handle).copied()
-    }
-
-    /// The pool that a cached pointer stands for.
-    #[inline]
-    pub fn at(&self, cached: &AtomicPtr<Pool>) -> Option<&'static Pool> {
-        cache::read(cached)
     }
 
     /// The driver has made a pool with this handle.
@@ -551,7 +546,7 @@ impl Pools {
     pub fn release_lent(&self, process: &'static Process) {
         for pool in self.lent.left() {
             if let Ok(device) = process.device(pool.device) {
-                device.uncharge_idle(pool.close(device));
+                device.book.uncharge_idle(pool.close(&device.book));
             }
         }
     }
@@ -559,9 +554,9 @@ impl Pools {
     #[cold]
     fn measure_orphans(&self, process: &'static Process) {
         for device in process.devices() {
-            let before = device.driver_share.used();
-            device.driver_share.measure(device);
-            let gone = before.saturating_sub(device.driver_share.used());
+            let before = device.driver_part.used();
+            device.measure();
+            let gone = before.saturating_sub(device.driver_part.used());
             let _ = self
                 .orphaned
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -581,9 +576,9 @@ impl Pools {
     }
 
     /// Looks at the pools of one device.
-    pub fn refresh_on(&self, device: &Device) {
-        for pool in self.select(|pool| pool.device == device.ordinal) {
-            pool.refresh(device);
+    pub fn refresh_on(&self, book: &Book) {
+        for pool in self.select(|pool| pool.device == book.ordinal) {
+            pool.refresh(book);
         }
     }
 
@@ -591,26 +586,62 @@ impl Pools {
     pub fn refresh(&self, process: &'static Process) {
         for pool in self.select(|_| true) {
             if let Ok(device) = process.device(pool.device) {
-                pool.refresh(device);
+                pool.refresh(&device.book);
             }
         }
     }
 
-    /// Gives back what the pools of `device` hold unused: the charge in any case, the memory too if `trim`. True when something came back.
-    pub fn reclaim(&self, device: &Device, trim: bool) -> bool {
+    /// Gives back what the pools of one device hold unused: the charge in any case, the memory too if `trim`. True when something came back.
+    pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
-        let pools = self.select(|pool| pool.counted && pool.device == device.ordinal);
+        let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
             // A thread that is inside this pool holds its lock: it is about to settle by itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
-                pool.trim(device, u64::MAX);
+                pool.trim(book, u64::MAX);
             } else {
-                pool.refresh(device);
+                pool.refresh(book);
             }
             gave |= before.is_some_and(|before| pool.state.lock().held < before);
         }
         gave
+    }
+}
+
+/// The pool that `cuMemAllocAsync` takes from on a device; null until asked for.
+#[derive(Default)]
+pub struct CurrentPool(AtomicPtr<Pool>);
+
+impl CurrentPool {
+    /// That of `device`; `None` for one that is destroyed.
+    #[inline]
+    pub fn get(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
+        match cache::read(&self.0) {
+            Some(pool) => Ok(Some(pool)),
+            None => self.ask(pools, device),
+        }
+    }
+
+    #[cold]
+    fn ask(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
+        let mut handle: MemPool = 0;
+        match relaxed(|| cuda::cuDeviceGetMemPool(Out::of(&mut handle), device)) {
+            SUCCESS => {}
+            failed => return Err(failed),
+        }
+        if pools.is_destroyed(handle) {
+            return Ok(None);
+        }
+        let pool = pools.known_or(handle, || (device, true));
+        self.set(Some(pool));
+        Ok(Some(pool))
+    }
+
+    /// It is this one; `None`: it is to be asked for again.
+    pub fn set(&self, pool: Option<&'static Pool>) {
+        let pool = pool.map_or(null(), std::ptr::from_ref);
+        self.0.store(pool.cast_mut(), Ordering::Release);
     }
 }
 

@@ -12,7 +12,7 @@ use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_group::{Holder, Member, MemberDevice};
 use gpulimit_ledger::{Category, Witness};
 
-use super::driver_share::RESERVE;
+use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
 /// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB, measured).

@@ -23,9 +23,15 @@ impl Spares {
         &self.0[place()]
     }
 
-    /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = &Spare> {
-        self.0.iter()
+    /// One of another thread's, taken; `None` when there is none.
+    pub fn take_any(&self) -> Option<&Spare> {
+        self.0.iter().find(|spare| spare.take())
+    }
+
+    /// Takes them all, for good. Returns how many there were.
+    pub fn take_all(&self) -> u64 {
+        let taken = self.0.iter().filter(|spare| spare.take());
+        taken.map(Spare::consume).count() as u64
     }
 }
 
@@ -107,7 +113,8 @@ mod tests {
         assert!(places.len() > 1, "all of 64 threads share one");
         assert!(places.iter().all(|place| {
             spares
-                .all()
+                .0
+                .iter()
                 .any(|spare| std::ptr::from_ref(spare).addr() == *place)
         }));
     }

@@ -8,19 +8,21 @@ use gpulimit_ledger::Category;
 
 use crate::abi::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, ArrayDescriptor,
-    ArrayMemoryRequirements, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, In, Out,
-    SUCCESS, Status,
+    ArrayMemoryRequirements, Context, Device as Ordinal, In, Out, SUCCESS, Status,
 };
-use crate::account::arrays::{Entry, Handle, Kind, Memory, Request};
+use crate::account::arrays::{Entry, Handle, Kind, Memory, Shape};
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
+use crate::account::request::Request;
 use crate::account::{BLOCK, round_up, tiling};
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda::{self, has};
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
+use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
 /// shares blocks is paid ahead by a block and measured.
@@ -61,14 +63,12 @@ pub fn create_mipmapped(
     descriptor: In<Array3dDescriptor>,
     levels: u32,
 ) -> Status {
-    let request = descriptor.read().map(|descriptor| Request {
+    let shape = descriptor.read().map(|descriptor| Shape {
         kind: Kind::Mipmapped,
         descriptor,
         levels,
     });
-    make(call, request, array, &move || {
-        real(array, descriptor, levels)
-    })
+    make(call, shape, array, &move || real(array, descriptor, levels))
 }
 
 fn plain(
@@ -77,66 +77,63 @@ fn plain(
     array: Out<Array>,
     real: &dyn Real,
 ) -> Status {
-    let request = descriptor.map(|descriptor| Request {
+    let shape = descriptor.map(|descriptor| Shape {
         kind: Kind::Plain,
         descriptor,
         levels: 1,
     });
-    make(call, request, array, real)
+    make(call, shape, array, real)
 }
 
-fn make(call: Call, request: Option<Request>, array: Out<Array>, real: &dyn Real) -> Status {
-    let Some(request) = request else {
-        return real.call();
-    };
-    let descriptor = &request.descriptor;
-    if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-        // It takes nothing, and neither does what is mapped into it, which has handles of its own.
-        return real.call();
-    }
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    let making = Making {
-        call,
-        device,
-        kind: request.kind,
-        array,
-    };
-    match required(call, device, request) {
-        Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
-        Some(bytes) => making.measured(bytes, BLOCK, real),
-        // What no GPU has is the driver's to refuse, in its own words.
-        None if tiling::least(descriptor) > device.capacity => real.call(),
-        None => match tiling::most(descriptor, request.levels) {
-            0 => real.call(),
-            most => making.measured(0, most, real),
-        },
-    }
+fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) -> Status {
+    attempt(real, || {
+        let shape = shape.ok_or(Aside::NothingToCharge)?;
+        let descriptor = &shape.descriptor;
+        if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
+            // It takes nothing, and neither does what is mapped into it, which has handles of its own.
+            return Err(Aside::NothingToCharge);
+        }
+        let device = call.process.current_device()?;
+        let making = Making {
+            call,
+            device,
+            kind: shape.kind,
+            array,
+        };
+        match required(call, device, shape) {
+            Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
+            Some(bytes) => making.measured(bytes, BLOCK, real),
+            // What no GPU has is the driver's to refuse, in its own words.
+            None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
+            None => match tiling::most(descriptor, shape.levels) {
+                0 => Err(Aside::NoSize),
+                most => making.measured(0, most, real),
+            },
+        }
+    })
 }
 
 /// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be asked.
-fn required(call: Call, device: &Device, request: Request) -> Option<u64> {
-    if device.max() == u64::MAX
+fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
+    if device.book.max() == u64::MAX
         || !has::cuArrayGetMemoryRequirements()
         || !has::cuMipmappedArrayGetMemoryRequirements()
     {
         return None;
     }
-    let ask = || relaxed(|| ask_twin(device.ordinal, request));
-    call.process.arrays.required(device.ordinal, request, ask)
+    let ask = || relaxed(|| ask_twin(device.ordinal, shape));
+    call.process.arrays.required(device.ordinal, shape, ask)
 }
 
 /// Makes the twin with deferred mapping and asks it.
-fn ask_twin(ordinal: Ordinal, request: Request) -> Option<u64> {
+fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
-        flags: request.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
-        ..request.descriptor
+        flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
+        ..shape.descriptor
     };
     let (mut array, mut told) = (0, ArrayMemoryRequirements::default());
     let (made, place) = (Out::of(&mut array), Out::of(&mut told));
-    let asked = match request.kind {
+    let asked = match shape.kind {
         Kind::Plain => {
             if cuda::cuArray3DCreate_v2(made, In::of(&twin)) != SUCCESS {
                 return None;
@@ -146,7 +143,7 @@ fn ask_twin(ordinal: Ordinal, request: Request) -> Option<u64> {
             asked
         }
         Kind::Mipmapped => {
-            if cuda::cuMipmappedArrayCreate(made, In::of(&twin), request.levels) != SUCCESS {
+            if cuda::cuMipmappedArrayCreate(made, In::of(&twin), shape.levels) != SUCCESS {
                 return None;
             }
             let asked = cuda::cuMipmappedArrayGetMemoryRequirements(place, array, ordinal);
@@ -185,74 +182,82 @@ impl Making {
     }
 
     /// It takes these whole blocks.
-    fn large(&self, bytes: u64, real: &dyn Real) -> Status {
+    fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let device = self.device;
         let mark = self.call.process.mark();
-        let Ok(charged) = device.charge(self.call.symbol, bytes) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
+        let charged = device.charge(Request::insisting(self.call.symbol, bytes))?;
         fault::point("array");
         let status = real.call();
         match self.handle(status) {
             Some(handle) => {
                 charged.spend();
-                device.add(Category::Arrays, bytes);
+                device.book.add(Category::Arrays, bytes);
                 self.enter(handle, current_context(), Memory::Own(bytes));
             }
             None => drop(charged),
         }
         device.renew(mark);
-        status
+        Ok(status)
+    }
+
+    /// Pays for `grown` bytes of growth, as far as they have come out of the reserve.
+    fn make_whole(&self, grown: u64) -> Result<(), Refused> {
+        let part = &self.device.driver_part;
+        let missing = part.out_of_reserve(grown);
+        if missing > 0 {
+            let request = Request::insisting(self.call.symbol, missing);
+            self.device.charge_ahead(request)?.spend();
+            part.keep(missing);
+        }
+        Ok(())
     }
 
     /// It needs at least and takes at most so many bytes.
-    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Status {
+    fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
-        let share = &device.driver_share;
-        let Ok(paid) = Prepaid::pay(device, symbol, most) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
+        let part = &device.driver_part;
+        let paid = Prepaid::pay(device, Request::insisting(symbol, most))?;
         let context = current_context();
-        let before = share.packed(|packed| packed.begin(context, most));
+        let before = part.packed(|packed| packed.begin(context, most));
         let status = real.call();
         let Some(handle) = self.handle(status) else {
-            share.packed(|packed| {
+            part.packed(|packed| {
                 packed.gone(context, 0, most);
                 packed.end(context)
             });
-            return status;
+            return Ok(status);
         };
-        share.packed(|packed| packed.made(context, least));
+        part.packed(|packed| packed.made(context, least));
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
                 // Nothing to measure with: it may have taken all of it.
-                share.packed(|packed| {
+                part.packed(|packed| {
                     packed.gone(context, least, most);
                     packed.end(context)
                 });
                 paid.hand_over();
-                device.add(Category::Arrays, most);
+                device.book.add(Category::Arrays, most);
                 self.enter(handle, context, Memory::Own(most));
-                return status;
+                return Ok(status);
             }
         };
-        let after = share.packed(|packed| packed.end(context));
+        let after = part.packed(|packed| packed.end(context));
         let grown = after.saturating_sub(before);
         if grown > 0 && measured.overrun > 0 {
             device.refuse(symbol, grown);
-        } else if share.make_whole(device, symbol, grown).is_ok() {
+        } else if self.make_whole(grown).is_ok() {
             self.enter(handle, context, Memory::Packed { least, most });
-            return status;
+            return Ok(status);
         }
         discard(handle);
-        share.packed(|packed| {
+        part.packed(|packed| {
             packed.begin(context, 0);
             packed.gone(context, least, most)
         });
-        share.measure(device);
-        share.packed(|packed| packed.end(context));
-        CUDA_ERROR_OUT_OF_MEMORY
+        device.measure();
+        part.packed(|packed| packed.end(context));
+        Err(Aside::Refused)
     }
 }
 
@@ -285,27 +290,27 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     };
     let status = match entry.memory {
         Memory::Own(bytes) => {
-            device.remove(Category::Arrays, bytes);
+            device.book.remove(Category::Arrays, bytes);
             let status = real.call();
             if status == SUCCESS {
-                device.uncharge(bytes);
+                device.book.uncharge(bytes);
             } else {
-                device.add(Category::Arrays, bytes);
+                device.book.add(Category::Arrays, bytes);
             }
             device.renew(mark);
             status
         }
         Memory::Packed { least, most } => {
-            let share = &device.driver_share;
-            share.packed(|packed| packed.begin(entry.context, 0));
+            let part = &device.driver_part;
+            part.packed(|packed| packed.begin(entry.context, 0));
             let status = real.call();
             if status == SUCCESS
-                && (share.packed(|packed| packed.gone(entry.context, least, most))
+                && (part.packed(|packed| packed.gone(entry.context, least, most))
                     || device.is_inexact())
             {
-                share.measure(device);
+                device.measure();
             }
-            share.packed(|packed| packed.end(entry.context));
+            part.packed(|packed| packed.end(entry.context));
             status
         }
     };
@@ -323,6 +328,6 @@ pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64
         }
     });
     for device in call.process.devices() {
-        device.driver_share.forget_packed(device, context);
+        device.driver_part.forget_packed(&device.book, context);
     }
 }

@@ -13,6 +13,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::loading::{self, Use};
 use crate::handler::{handles, lazy, managed};
 use crate::image::{self, Needs};
@@ -27,22 +28,12 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
 
 /// Loads something that needs this.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
-    match call.process.current_device() {
-        Ok(device) => {
-            let load = Use::Load;
-            loading::run(
-                call,
-                device,
-                current_context(),
-                load,
-                needs,
-                0,
-                real,
-                unload,
-            )
-        }
-        Err(failed) => call.process.unavailable(failed, real),
-    }
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        let load = Use::Load;
+        let context = current_context();
+        loading::run(call, device, context, load, needs, 0, real, unload)
+    })
 }
 
 fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -> Status {
@@ -203,7 +194,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         Needs::default()
     };
     let used = || match call.process.current_device() {
-        Ok(device) => device.driver_share.used(),
+        Ok(device) => device.driver_part.used(),
         Err(_) => 0,
     };
     let before = used();
@@ -310,7 +301,7 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            device.driver_share.measure(device);
+            device.measure();
             call.process.launched.note_loaded(made);
         }
     }
@@ -366,7 +357,7 @@ fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);
-            device.driver_share.measure(device);
+            device.measure();
         }
     }
     status

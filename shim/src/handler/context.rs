@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out, SUCCESS, Status,
-};
+use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status};
 use crate::account::contexts::note_flags;
 use crate::account::device::Device;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
 use crate::account::locks::{Place, hold};
+use crate::account::request::Request;
 use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::array;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
 /// Held ready for a first context of unknown size: more than any measured, bytes.
@@ -48,92 +48,88 @@ fn make(
     made: Out<Context>,
     undo: &dyn Fn(Context),
 ) -> Status {
-    let device = match call.process.device(ordinal) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
-    if is_made() {
-        return real.call();
-    }
-    await_hint(device);
-    let hint = Cell::new(0);
-    let payment = Payment {
-        // One at a time: two threads that retain the same primary context make one.
-        lock: &|| hold(Place::Making, || device.making.lock()),
-        pay: &|_, paid| {
-            hint.set(device.context_hint());
-            if is_made() || !device.counts_contexts() {
-                return Ok(());
-            }
-            let due = estimate(device, hint.get());
-            let quietly = |missing| device.charge_ahead_quietly(missing);
-            paid.raise(due, &quietly).map_err(|_| due)
-        },
-        is_due: &|_| !is_made(),
-    };
-    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    if is_made() {
-        return real.call();
-    }
-    let hint = hint.get();
-    let before = device.driver_share.used();
-    let status = real.call();
-    let context = made.read().filter(|_| status == SUCCESS);
-    if let Some(context) = context {
-        device.contexts.insert(context);
-        call.process.launched.forget_kernels();
-    }
-    if context.is_some() && hint > 0 {
-        // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
-        paid.settle_assumed(hint);
-        return status;
-    }
-    let measured = match paid.settle() {
-        Ok(measured) => measured,
-        Err(paid) => {
-            // Nothing to measure with.
-            if context.is_some() {
-                paid.settle_assumed(UNMEASURED);
-            }
-            return status;
+    attempt(real, || {
+        let device = call.process.device(ordinal)?;
+        let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
+        if is_made() {
+            return Ok(real.call());
         }
-    };
-    let Some(context) = context else {
-        return status;
-    };
-    let grown = measured.used.saturating_sub(before);
-    // Not where another context goes meanwhile: it may hide a part of this one.
-    if grown > 0 && !measured.at_least {
-        device.set_context_hint(grown);
-    }
-    if measured.overrun > 0 {
-        undo(context);
-        if matches!(kind, Kind::Primary) {
-            device.released(true);
+        await_hint(device);
+        let hint = Cell::new(0);
+        let payment = Payment {
+            // One at a time: two threads that retain the same primary context make one.
+            lock: &|| hold(Place::Making, || device.contexts.making.lock()),
+            pay: &|_, paid| {
+                hint.set(device.book.context_hint());
+                if is_made() || !device.book.counts_contexts() {
+                    return Ok(());
+                }
+                let due = estimate(device, hint.get());
+                paid.raise(Request::trimming(due))
+            },
+            is_due: &|_| !is_made(),
+        };
+        let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
+        if is_made() {
+            return Ok(real.call());
         }
-        device.contexts.remove(context);
-        device.driver_share.measure(device);
-        device.refuse(call.symbol, grown);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    status
+        let hint = hint.get();
+        let before = device.driver_part.used();
+        let status = real.call();
+        let context = made.read().filter(|_| status == SUCCESS);
+        if let Some(context) = context {
+            device.contexts.insert(context);
+            call.process.launched.forget_kernels();
+        }
+        if context.is_some() && hint > 0 {
+            // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
+            paid.settle_assumed(hint);
+            return Ok(status);
+        }
+        let measured = match paid.settle() {
+            Ok(measured) => measured,
+            Err(paid) => {
+                // Nothing to measure with.
+                if context.is_some() {
+                    paid.settle_assumed(UNMEASURED);
+                }
+                return Ok(status);
+            }
+        };
+        let Some(context) = context else {
+            return Ok(status);
+        };
+        let grown = measured.used.saturating_sub(before);
+        // Not where another context goes meanwhile: it may hide a part of this one.
+        if grown > 0 && !measured.at_least {
+            device.book.set_context_hint(grown);
+        }
+        if measured.overrun > 0 {
+            undo(context);
+            if matches!(kind, Kind::Primary) {
+                device.contexts.released(true);
+            }
+            device.contexts.remove(context);
+            device.measure();
+            device.refuse(call.symbol, grown);
+            return Err(Aside::Refused);
+        }
+        Ok(status)
+    })
 }
 
 /// Whether the primary context is there already.
 fn is_there(device: &Device, ordinal: Ordinal) -> bool {
-    device.primary.load(Ordering::Acquire) != 0 && active(ordinal)
+    device.contexts.primary.load(Ordering::Acquire) != 0 && active(ordinal)
 }
 
 /// Waits until somebody has measured what a context takes here, where another process is about to find out.
 fn await_hint(device: &Device) {
     let started = Instant::now();
     // With room for anything, or alone in the group, there is no need to know.
-    while device.context_hint() == 0
-        && device.group_free() < UNKNOWN
-        && device.shared()
+    while device.book.context_hint() == 0
+        && device.book.group_free() < UNKNOWN
+        && device.book.has_others()
         && started.elapsed() <= PATIENCE
     {
         std::thread::sleep(Duration::from_millis(5));
@@ -145,7 +141,7 @@ fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
     }
-    (UNKNOWN.min(device.group_free()) / BLOCK * BLOCK)
+    (UNKNOWN.min(device.book.group_free()) / BLOCK * BLOCK)
         .max(device.least_context)
         .max(BLOCK)
 }
@@ -162,9 +158,9 @@ fn active(ordinal: Ordinal) -> bool {
 fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
-        device.graphs.clear(device);
+        device.graphs.clear(&device.book);
     } else {
-        device.graphs.refresh(device);
+        device.graphs.refresh(&device.book);
     }
     shared
 }
@@ -173,8 +169,8 @@ fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
 fn drain(call: Call, context: Context) -> Vec<Gone> {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
-            device.remove(category, bytes);
-            device.uncharge(bytes);
+            device.book.remove(category, bytes);
+            device.book.uncharge(bytes);
         }
     };
     let mut shared = Vec::new();
@@ -186,7 +182,7 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
             shared: true,
         });
         if let Ok(device) = call.process.device(device) {
-            device.remove(Category::Linear, bytes);
+            device.book.remove(Category::Linear, bytes);
         }
     };
     call.process
@@ -220,14 +216,15 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     call.process.launched.forget();
     forget_handles(call, context);
     device
-        .driver_share
-        .unreserve(device, device.kernels.forget(context));
+        .driver_part
+        .unreserve(&device.book, device.kernels.forget(context));
     device.contexts.remove(context);
     if device.contexts.count() == 0 {
         device.release_spares();
     }
-    device.driver_share.forget_assumed(device);
-    device.driver_share.measure(device);
+    let Device { book, contexts, .. } = device;
+    device.driver_part.forget_assumed(book, contexts);
+    device.measure();
     part_with(call, shared);
 }
 
@@ -261,8 +258,8 @@ pub fn retain_primary(
         if let (SUCCESS, Some(handle), Ok(device)) =
             (status, context.read(), call.process.device(ordinal))
         {
-            device.primary.store(handle, Ordering::Release);
-            device.retained();
+            device.contexts.primary.store(handle, Ordering::Release);
+            device.contexts.retained();
             // Notes its flags.
             active(ordinal);
         }
@@ -280,7 +277,7 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     let Ok(device) = call.process.device(ordinal) else {
         return real(ordinal);
     };
-    if device.is_last_release() || call.symbol.contains("Reset") {
+    if device.contexts.is_last_release() || call.symbol.contains("Reset") {
         // As in `cuModuleUnload`.
         call.process.launched.forget();
     }
@@ -290,10 +287,10 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
         |status| {
             let has_ended = was && !active(ordinal);
             if status == SUCCESS {
-                device.released(has_ended);
+                device.contexts.released(has_ended);
             }
             if has_ended {
-                let context = device.primary.load(Ordering::Acquire);
+                let context = device.contexts.primary.load(Ordering::Acquire);
                 ended = Some((context, empty(call, device, context)));
             }
         },
@@ -440,7 +437,7 @@ fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
             shared = drain(call, context);
             devices
                 .iter()
-                .for_each(|device| device.graphs.refresh(device));
+                .for_each(|device| device.graphs.refresh(&device.book));
         }
     });
     if status == SUCCESS {
@@ -448,9 +445,9 @@ fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
         forget_handles(call, context);
         for device in devices {
             device
-                .driver_share
-                .unreserve(device, device.kernels.forget(context));
-            device.driver_share.measure(device);
+                .driver_part
+                .unreserve(&device.book, device.kernels.forget(context));
+            device.measure();
         }
         part_with(call, shared);
     }

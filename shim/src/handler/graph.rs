@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec,
-    GraphInstantiateParams, In, Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In,
+    Opaque, Out, SUCCESS, Status, Stream,
 };
+use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::graphs::execs::{Exec, Need};
@@ -15,10 +16,12 @@ use crate::account::graphs::nodes::Nodes;
 use crate::account::graphs::{Hope, Launch};
 use crate::account::handles::Kind;
 use crate::account::pools::PATIENCE;
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::handler::launch::{self, What};
 use crate::handler::loading::{self, Use};
@@ -115,30 +118,29 @@ fn prepare(
     per_thread: &Cell<u64>,
     real: &dyn Real,
 ) -> Status {
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    let undo = || undo(exec);
-    if !has_known_code(call, nodes) {
-        per_thread.set(most(call, device, nodes));
-        return measured::unknown(call, measured::ALL, real, Some(&undo));
-    }
-    let most = || {
-        per_thread.set(most(call, device, nodes));
-        per_thread.get()
-    };
-    let context = current_context();
-    loading::run(
-        call,
-        device,
-        context,
-        Use::Graph(&most),
-        Needs::default(),
-        0,
-        real,
-        Some(&undo),
-    )
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        let undo = || undo(exec);
+        if !has_known_code(call, nodes) {
+            per_thread.set(most(call, device, nodes));
+            return Ok(measured::unknown(call, measured::ALL, real, Some(&undo)));
+        }
+        let most = || {
+            per_thread.set(most(call, device, nodes));
+            per_thread.get()
+        };
+        let context = current_context();
+        loading::run(
+            call,
+            device,
+            context,
+            Use::Graph(&most),
+            Needs::default(),
+            0,
+            real,
+            Some(&undo),
+        )
+    })
 }
 
 /// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and the rest measured after it; what its memory
@@ -208,24 +210,26 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
         return real.call();
     };
     let next = || with_memory(call, exec, others, stream, real);
-    let device = match call.process.device(need.device) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, &next),
-    };
-    let memory = &device.graphs;
-    let mut under_way = memory.begin(device, need, exec.keeps, identity(call.symbol, stream));
-    let launch = &mut under_way.launch;
-    let quietly = |rest| device.charge_ahead_without_trim(rest);
-    let paid = memory
-        .pay(device, launch, None, quietly)
-        .or_else(|_| pay(call, device, launch, stream));
-    fault::point("graph");
-    let status = match paid {
-        Ok(()) => next(),
-        Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
-    };
-    under_way.settle(status == SUCCESS);
-    status
+    attempt(&next, || {
+        let device = call.process.device(need.device)?;
+        let (memory, book) = (&device.graphs, &device.book);
+        let stream_of = identity(call.symbol, stream);
+        let mut under_way = memory.begin(book, need, exec.keeps, stream_of);
+        let launch = &mut under_way.launch;
+        let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
+        let paid = memory
+            .pay(book, launch, None, quietly)
+            .or_else(|_| pay(call, device, launch, stream));
+        fault::point("graph");
+        let status = paid.map(|()| next());
+        under_way.settle(status == Ok(SUCCESS));
+        Ok(status?)
+    })
+}
+
+/// Charges what is then the graph memory's to keep.
+fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
+    device.charge_ahead(request).map(Charged::spend)
 }
 
 /// Pays for a launch in a full group.
@@ -240,17 +244,17 @@ fn pay(
         // It becomes a node of another graph.
         return Ok(());
     }
-    let memory = &device.graphs;
+    let (memory, book) = (&device.graphs, &device.book);
     let until = Instant::now() + PATIENCE;
     let mut waited = false;
     loop {
-        let quietly = |rest| device.charge_ahead_without_trim(rest);
-        if memory.pay(device, launch, Some(until), quietly).is_ok() {
+        let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
+        if memory.pay(book, launch, Some(until), quietly).is_ok() {
             return Ok(());
         }
         // What no graph uses makes room, and then what else costs nothing.
-        let quietly = |rest| device.charge_ahead_quietly(rest);
-        if memory.pay_by_trim(device, launch, quietly).is_ok() {
+        let quietly = |rest| pay_ahead(device, Request::trimming(rest));
+        if memory.pay_by_trim(book, launch, quietly).is_ok() {
             return Ok(());
         }
         if Instant::now() >= until {
@@ -266,8 +270,9 @@ fn pay(
         }
     }
     let asked = launch.bytes();
-    memory.pay(device, launch, None, |rest| {
-        device.charge_ahead_of(call.symbol, rest, asked)
+    memory.pay(book, launch, None, |rest| {
+        let request = Request::insisting(call.symbol, rest).of(asked);
+        pay_ahead(device, request)
     })
 }
 
@@ -294,7 +299,7 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
 pub fn trim(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let status = real(ordinal);
     if let Ok(device) = call.process.device(ordinal) {
-        device.graphs.trimmed(device);
+        device.graphs.trimmed(&device.book);
     }
     status
 }

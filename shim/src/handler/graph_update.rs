@@ -17,6 +17,7 @@ use crate::account::handles::{Kind, Origin};
 use crate::account::locks::{Place, hold};
 use crate::driver::Real;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::lazy::Lazy;
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
@@ -63,7 +64,7 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     }
     let device = match call.process.current_device() {
         Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
+        Err(failed) => return Aside::from(failed).answer(real),
     };
     let context = current_context();
     let most = Cell::new(known);
@@ -96,16 +97,9 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         most.get()
     };
     // A kernel that nobody has seen may also be loaded here.
-    let status = loading::run(
-        call,
-        device,
-        context,
-        Use::Graph(&need),
-        says,
-        0,
-        real,
-        None,
-    );
+    let usage = Use::Graph(&need);
+    let load = || loading::run(call, device, context, usage, says, 0, real, None);
+    let status = attempt(real, load);
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
         for (kernel, bytes) in asked.into_inner() {

@@ -1,11 +1,12 @@
 //! Green contexts. Each holds the primary context alive.
 
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
-use crate::account::driver_share::RESERVE;
+use crate::account::book::RESERVE;
 use crate::account::green::Green;
 use crate::account::handles::{Kind, Origin};
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
 /// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100, 580.159.04: 6 MiB, 12, 16, 22, each with a
@@ -23,37 +24,36 @@ pub fn create(
     flags: u32,
 ) -> Status {
     let real = || real(green, description, ordinal, flags);
-    let device = match call.process.device(ordinal) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, &real),
-    };
-    // Where there is no primary context yet it is made here, and paid for as any other.
-    let mut primary: Context = 0;
-    let retain = cuda::cuDevicePrimaryCtxRetain;
-    match context::retain_primary(call, retain, Out::of(&mut primary), ordinal) {
-        SUCCESS => {}
-        failed => return failed,
-    }
-    let undo = || {
-        if let Some(green) = green.read() {
-            cuda::cuGreenCtxDestroy(green);
+    attempt(&real, || {
+        let device = call.process.device(ordinal)?;
+        // Where there is no primary context yet it is made here, and paid for as any other.
+        let mut primary: Context = 0;
+        let retain = cuda::cuDevicePrimaryCtxRetain;
+        match context::retain_primary(call, retain, Out::of(&mut primary), ordinal) {
+            SUCCESS => {}
+            failed => return Ok(failed),
         }
-    };
-    let status = measured::run(call, device, MOST, &real, Some(&undo));
-    if status == SUCCESS
-        && let Some(handle) = green.read()
-    {
-        let mut context: Context = 0;
-        cuda::cuCtxFromGreenCtx(Out::of(&mut context), handle);
-        let made = Green {
-            device: ordinal,
-            context,
-            primary,
+        let undo = || {
+            if let Some(green) = green.read() {
+                cuda::cuGreenCtxDestroy(green);
+            }
         };
-        call.process.greens.insert(handle, made);
-    }
-    context::release_primary(call, cuda::cuDevicePrimaryCtxRelease_v2, ordinal);
-    status
+        let status = measured::run(call, device, MOST, &real, Some(&undo));
+        if status == SUCCESS
+            && let Some(handle) = green.read()
+        {
+            let mut context: Context = 0;
+            cuda::cuCtxFromGreenCtx(Out::of(&mut context), handle);
+            let made = Green {
+                device: ordinal,
+                context,
+                primary,
+            };
+            call.process.greens.insert(handle, made);
+        }
+        context::release_primary(call, cuda::cuDevicePrimaryCtxRelease_v2, ordinal);
+        Ok(status)
+    })
 }
 
 /// `cuGreenCtxDestroy`: the primary context may go with the last of them, and is given back then.
@@ -85,10 +85,10 @@ pub fn stream(
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, &real, None);
     };
-    let status = match call.process.device(known.device) {
-        Ok(device) => measured::run(call, device, RESERVE, &real, None),
-        Err(failed) => call.process.unavailable(failed, &real),
-    };
+    let status = attempt(&real, || {
+        let device = call.process.device(known.device)?;
+        Ok(measured::run(call, device, RESERVE, &real, None))
+    });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let origin = Origin {
             context: known.context,

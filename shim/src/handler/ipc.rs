@@ -25,7 +25,7 @@ pub fn get(
         if let Some((ordinal, bytes)) = blocks.share(base)
             && let Ok(device) = call.process.device(ordinal)
         {
-            device.share(bytes);
+            device.book.share(bytes);
         }
     };
     // Before the call: another thread may free it as soon as the handle is there.
@@ -79,14 +79,14 @@ pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) ->
         }
         return status;
     };
-    device.remove(Category::Linear, opening.bytes);
+    device.book.remove(Category::Linear, opening.bytes);
     let before = device.hidden();
     let status = real(dptr);
     if status == SUCCESS {
         device.closed();
         device.part_with(opening.bytes, opening.size, before);
     } else {
-        device.add(Category::Linear, opening.bytes);
+        device.book.add(Category::Linear, opening.bytes);
         if !openings.enter(dptr, opening) {
             device.closed();
         }

@@ -7,9 +7,10 @@ use crate::abi::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, In, LaunchConfig, LaunchParams, Opaque, Out, SUCCESS,
     Status, Stream,
 };
+use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
-use crate::account::driver_share::{Prepaid, RESERVE};
+use crate::account::driver_part::Prepaid;
 use crate::account::handles::{Kind, Origin};
 use crate::account::launched::loaded;
 use crate::account::locks::{Place, hold};
@@ -19,6 +20,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::lazy::Lazy;
 use crate::handler::loading::{self, Shortage, Use};
 use crate::handler::measured;
@@ -45,76 +47,75 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     if launched.contains(handle) {
         return real.call();
     }
-    if !is_known(call, what, stream) {
-        return launch_unknown(call, what, stream, real);
-    }
-    let device = match call.process.stream_device(stream) {
-        Some(Ok(device)) => device,
-        Some(Err(failed)) => return call.process.unavailable(failed, real),
-        None => return launch_unknown(call, what, stream, real),
-    };
-    let context = match context_of(call, stream) {
-        Some(context) => context,
-        None => return real.call(),
-    };
-    if launched.contains_in(handle, context) {
-        return real.call();
-    }
-    if let Some(per_thread) = launched.need(handle, context) {
-        let memory = device.kernels.context(context);
-        let _stays = hold(Place::Alone, || memory.alone.read());
-        if device.kernels.growth(&memory, per_thread) == 0 {
-            return real.call();
+    attempt(real, || {
+        let known = is_known(call, what, stream).then(|| call.process.stream_device(stream));
+        let Some(device) = known.flatten() else {
+            return Ok(launch_unknown(call, what, stream, real));
+        };
+        let device = device?;
+        let context = context_of(call, stream).ok_or(Aside::NoDevice)?;
+        if launched.contains_in(handle, context) {
+            return Ok(real.call());
         }
-    }
-    // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run.
-    let loads = capturing(call.symbol, stream);
-    if loads && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
-    {
-        return real.call();
-    }
-    // Where the group has less than that left, most programs need less: they get what there is.
-    let more = if launched.has_begun() {
-        0
-    } else {
-        FIRST - RESERVE
-    };
-    let need = Cell::new(0);
-    let per_thread = || {
-        need.set(match what {
-            What::Function(function) | What::OneOfSeveral(function, _) => {
-                loading::per_thread(call, device, function)
+        if let Some(per_thread) = launched.need(handle, context) {
+            let memory = device.kernels.context(context);
+            let _stays = hold(Place::Alone, || memory.alone.read());
+            if device.kernels.growth(&memory, per_thread) == 0 {
+                return Ok(real.call());
             }
-            What::Graph(exec) => call.process.execs.per_thread(exec & !1),
-        });
-        need.get()
-    };
-    let usage = match what {
-        _ if loads => Use::Load,
-        What::Function(_) => Use::Launch(&per_thread),
-        What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
-        What::Graph(_) => Use::Graph(&per_thread),
-    };
-    let lazy = match what {
-        What::Function(function) | What::OneOfSeveral(function, _) => {
-            Lazy::of(call, None, function, context)
         }
-        // The libraries of its kernels have been loaded when it was made.
-        What::Graph(_) => Lazy::none(context),
-    };
-    let status = loading::run(call, device, context, usage, lazy.needs, more, real, None);
-    if status == SUCCESS {
-        lazy.loaded(call);
-        if !loads {
-            launched.begin();
+        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run.
+        let loads = capturing(call.symbol, stream);
+        if loads
+            && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
+        {
+            return Ok(real.call());
         }
-        if let (What::Function(function) | What::OneOfSeveral(function, _), false) = (what, loads) {
-            call.process.learn_need(function, need.get());
+        // Where the group has less than that left, most programs need less: they get what there is.
+        let more = if launched.has_begun() {
+            0
+        } else {
+            FIRST - RESERVE
+        };
+        let need = Cell::new(0);
+        let per_thread = || {
+            need.set(match what {
+                What::Function(function) | What::OneOfSeveral(function, _) => {
+                    loading::per_thread(call, device, function)
+                }
+                What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+            });
+            need.get()
+        };
+        let usage = match what {
+            _ if loads => Use::Load,
+            What::Function(_) => Use::Launch(&per_thread),
+            What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
+            What::Graph(_) => Use::Graph(&per_thread),
+        };
+        let lazy = match what {
+            What::Function(function) | What::OneOfSeveral(function, _) => {
+                Lazy::of(call, None, function, context)
+            }
+            // The libraries of its kernels have been loaded when it was made.
+            What::Graph(_) => Lazy::none(context),
+        };
+        let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
+        if status == SUCCESS {
+            lazy.loaded(call);
+            if !loads {
+                launched.begin();
+            }
+            if let (What::Function(function) | What::OneOfSeveral(function, _), false) =
+                (what, loads)
+            {
+                call.process.learn_need(function, need.get());
+            }
+            let seen = if loads { loaded(handle) } else { handle };
+            remember(call, device, context, seen, need.get());
         }
-        let seen = if loads { loaded(handle) } else { handle };
-        remember(call, device, context, seen, need.get());
-    }
-    status
+        Ok(status)
+    })
 }
 
 /// `seen` has been launched in `context` and needs so much local memory per thread.
@@ -321,10 +322,10 @@ pub fn multi_device(
         };
         // Now that no lock is held. The room is not kept: others may be faster, and then it is waited for again.
         let mut paid = Prepaid::none(device);
-        if device.driver_share.await_others(Instant::now() + PATIENCE) {
+        if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;
         }
-        if insist(call, device, &mut paid, due, &|_| true).is_err() {
+        if insist(call, &mut paid, due, &|_| true).is_err() {
             break;
         }
     }

@@ -7,9 +7,9 @@ use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
     SUCCESS, Status,
 };
+use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
-use crate::account::driver_share::RESERVE;
 use crate::account::handles::{Kind, Origin};
 use crate::account::launched::loaded;
 use crate::account::{BLOCK, round_up};
@@ -17,6 +17,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
@@ -33,43 +34,44 @@ pub fn load(
     if call.process.launched.is_loaded(handle) {
         return real.call();
     }
-    let (loaded, launched) = (loaded(handle), &call.process.launched);
-    let holder = match context {
-        Some(context) => call.process.greens.holder(context),
-        None => current_context(),
-    };
-    // Without a context nothing is loaded.
-    if holder == 0 || launched.contains_in(loaded, holder) || launched.contains_in(handle, holder) {
-        return real.call();
-    }
-    let device = match context {
-        Some(context) => match call.process.context_device(context) {
-            Some(device) => Ok(device),
-            None => {
-                let most = |_: &Device| most(call, library, handle, holder);
-                return measured::unknown(call, &most, real, None);
-            }
-        },
-        None => call.process.current_device(),
-    };
-    let device = match device {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    let lazy = Lazy::of(call, library, handle, holder);
-    let loads = Use::Load;
-    let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None);
-    if status == SUCCESS {
-        if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
-            let handles = &call.process.handles;
-            handles.insert(Kind::Code, handle, Origin::default());
+    attempt(real, || {
+        let (loaded, launched) = (loaded(handle), &call.process.launched);
+        let holder = match context {
+            Some(context) => call.process.greens.holder(context),
+            None => current_context(),
+        };
+        // Without a context nothing is loaded.
+        if holder == 0
+            || launched.contains_in(loaded, holder)
+            || launched.contains_in(handle, holder)
+        {
+            return Ok(real.call());
         }
-        lazy.loaded(call);
-        // A function is taken for a kernel as well, which has code in every context.
-        launched.note_kernel(loaded, 0);
-        launched.insert_in(loaded, holder, call.process.context_count());
-    }
-    status
+        let device = match context {
+            Some(context) => match call.process.context_device(context) {
+                Some(device) => device,
+                None => {
+                    let most = |_: &Device| most(call, library, handle, holder);
+                    return Ok(measured::unknown(call, &most, real, None));
+                }
+            },
+            None => call.process.current_device()?,
+        };
+        let lazy = Lazy::of(call, library, handle, holder);
+        let loads = Use::Load;
+        let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None)?;
+        if status == SUCCESS {
+            if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
+                let handles = &call.process.handles;
+                handles.insert(Kind::Code, handle, Origin::default());
+            }
+            lazy.loaded(call);
+            // A function is taken for a kernel as well, which has code in every context.
+            launched.note_kernel(loaded, 0);
+            launched.insert_in(loaded, holder, call.process.context_count());
+        }
+        Ok(status)
+    })
 }
 
 /// What loading takes in a context at most, as [`loading::run`] pays for it, bytes.
@@ -87,46 +89,45 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
     if call.process.launched.is_loaded(kernel) {
         return real.call();
     }
-    let device = match call.process.device(ordinal) {
-        Ok(device) => device,
-        Err(failed) => return call.process.unavailable(failed, real),
-    };
-    if !call.process.handles.knows(Kind::Code, kernel) {
-        let most = |_: &Device| {
-            let contexts = call.process.context_count() as u64;
-            most(call, None, kernel, 0).saturating_mul(contexts)
-        };
-        let status = measured::unknown(call, &most, real, None);
-        if status == SUCCESS {
-            let handles = &call.process.handles;
-            handles.insert(Kind::Code, kernel, Origin::default());
+    attempt(real, || {
+        let device = call.process.device(ordinal)?;
+        if !call.process.handles.knows(Kind::Code, kernel) {
+            let most = |_: &Device| {
+                let contexts = call.process.context_count() as u64;
+                most(call, None, kernel, 0).saturating_mul(contexts)
+            };
+            let status = measured::unknown(call, &most, real, None);
+            if status == SUCCESS {
+                let handles = &call.process.handles;
+                handles.insert(Kind::Code, kernel, Origin::default());
+            }
+            return Ok(status);
         }
-        return status;
-    }
-    let current = current_context();
-    // In the others by ourselves, so that each is paid for in turn.
-    for context in device.contexts.all() {
-        if context == current {
-            continue;
+        let current = current_context();
+        // In the others by ourselves, so that each is paid for in turn.
+        for context in device.contexts.all() {
+            if context == current {
+                continue;
+            }
+            let load_there = || {
+                relaxed(|| {
+                    let (mut function, mut popped) = (0, 0);
+                    match cuda::cuCtxPushCurrent_v2(context) {
+                        SUCCESS => {}
+                        failed => return failed,
+                    }
+                    let status = cuda::cuKernelGetFunction(Out::of(&mut function), kernel);
+                    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+                    status
+                })
+            };
+            // Of anything else that is wrong the program's call says it.
+            if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
+                return Err(Aside::Refused);
+            }
         }
-        let load_there = || {
-            relaxed(|| {
-                let (mut function, mut popped) = (0, 0);
-                match cuda::cuCtxPushCurrent_v2(context) {
-                    SUCCESS => {}
-                    failed => return failed,
-                }
-                let status = cuda::cuKernelGetFunction(Out::of(&mut function), kernel);
-                cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
-                status
-            })
-        };
-        // Of anything else that is wrong the program's call says it.
-        if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-    }
-    load(call, kernel, None, None, real)
+        Ok(load(call, kernel, None, None, real))
+    })
 }
 
 /// A library that a call may load.

@@ -8,12 +8,14 @@ use crate::abi::{
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::device_runtime::heap;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::limit::{Limit, current};
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::note_failure;
 use crate::handler::payment::Payment;
 
@@ -30,19 +32,24 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
     };
-    let device = match call.process.current_device() {
-        Ok(device) => device,
-        Err(failed) => {
-            return call
-                .process
-                .unavailable(failed, &move || real(limit, value));
-        }
-    };
+    let real = |value| real(limit, value);
+    attempt(&|| real(value), || {
+        set_charged(call, &real, limit, value, wanted)
+    })
+}
+
+fn set_charged(
+    call: Call,
+    real: &dyn Fn(usize) -> Status,
+    limit: i32,
+    value: usize,
+    wanted: u64,
+) -> Result<Status, Aside> {
+    let device = call.process.current_device()?;
     let context = match current_context() {
-        0 => return real(limit, value),
+        0 => return Err(Aside::NoDevice),
         context => device.kernels.context(context),
     };
-    let real = |value| real(limit, value);
     let due = || match limit {
         LIMIT_STACK_SIZE => stack_growth(device, &context, wanted),
         _ => wanted.saturating_sub(context.heap.load(Ordering::Acquire)),
@@ -50,23 +57,20 @@ pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: u
     let payment = Payment {
         lock: &|| hold(Place::Alone, || context.alone.write()),
         pay: &|_, paid| {
-            let quietly = |missing| device.charge_ahead_quietly(missing);
             match due() {
                 // In use: the driver says so.
                 _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
-                due => paid.raise(due, &quietly).map_err(|_| due),
+                due => paid.raise(Request::trimming(due)),
             }
         },
         is_due: &|bytes| due() >= bytes,
     };
-    let Ok((_alone, paid)) = payment.make(call, device, Prepaid::none(device)) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    match limit {
+    let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
+    Ok(match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
         _ if matches!(current(limit), Limit::Fixed) => real(value),
         _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
-    }
+    })
 }
 
 /// Bytes by which local memory grows with this stack limit.
@@ -93,7 +97,7 @@ fn set_stack(
         // What is launched from here on asks anew, and waits for us.
         call.process.launched.forget();
     }
-    let used = device.driver_share.used();
+    let used = device.driver_part.used();
     let status = real(value);
     let measured = paid.settle().ok();
     if status != SUCCESS {
@@ -102,17 +106,17 @@ fn set_stack(
     }
     let change = device.kernels.set(context, wanted);
     match measured {
-        None => device.driver_share.assume(device, change),
+        None => device.assume(change),
         Some(measured) if growth > 0 && measured.overrun > 0 => {
             real(before as usize);
             device.kernels.set(context, before);
-            device.driver_share.measure(device);
+            device.measure();
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // As after a failure: less than every context has from the start.
         Some(_) if context.backing() < device.kernels.start() => {
-            device.driver_share.measure(device);
+            device.measure();
         }
         Some(_) => {}
     }
@@ -136,7 +140,7 @@ fn reserve(
     paid.reserve(wanted.saturating_sub(before));
     drop(paid);
     device
-        .driver_share
-        .unreserve(device, before.saturating_sub(wanted));
+        .driver_part
+        .unreserve(&device.book, before.saturating_sub(wanted));
     status
 }

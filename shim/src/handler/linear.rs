@@ -5,16 +5,20 @@ mod block;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Category;
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, DevicePtr, DevicePtrV1, Out, SUCCESS, Status};
+use crate::abi::{
+    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, DevicePtrV1, Out, SUCCESS, Status,
+};
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
 use crate::account::contexts::{self, current_context};
 use crate::account::device::Device;
+use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, size_on};
 use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
@@ -120,17 +124,22 @@ fn allocate(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    // Without a device (no context, not initialised), without a size and with an absurd one the driver has its own answer.
-    let device = match call.process.current_device() {
-        Ok(device) if device.may_hold(estimate) => device,
-        Ok(_) => return real(),
-        Err(failed) => return call.process.unavailable(failed, &real),
+    let device = match device_for(call, estimate) {
+        Ok(device) => device,
+        Err(aside) => return aside.answer(&real),
     };
     if estimate <= BLOCK {
         small(call, device, estimate, real, result)
     } else {
         large(call, device, estimate, real, result)
     }
+}
+
+#[inline(always)]
+fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
+    let device = call.process.current_device()?;
+    size_on(device, bytes)?;
+    Ok(device)
 }
 
 /// A request that fits into a block: whether it took a new one, its address tells.
@@ -168,7 +177,7 @@ fn small(
         }
         if !paid.is_lent() {
             paid.spend();
-            device.add(Category::Linear, BLOCK);
+            device.book.add(Category::Linear, BLOCK);
             device.renew(mark);
             return status;
         }
@@ -194,7 +203,7 @@ fn undo_unpaid(
         // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
         // was lent stays charged for it.
         lent.hand_over();
-        device.add(Category::Linear, BLOCK);
+        device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
@@ -211,7 +220,8 @@ fn large(
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
     let mark = call.process.mark();
-    let Ok(charged) = device.charge(call.symbol, round_up(estimate, BLOCK)) else {
+    let request = Request::insisting(call.symbol, round_up(estimate, BLOCK));
+    let Ok(charged) = device.charge(request) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     fault::point("large");
@@ -235,7 +245,7 @@ pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
 fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
-    device.add(Category::Linear, bytes);
+    device.book.add(Category::Linear, bytes);
     device.process().blocks.enter_large(
         address,
         Large {
@@ -277,16 +287,16 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Some(taken) = blocks.take_large(dptr)
         && let Ok(device) = call.process.device(taken.device)
     {
-        device.remove(Category::Linear, taken.bytes());
+        device.book.remove(Category::Linear, taken.bytes());
         let before = taken.shared.then(|| device.hidden()).flatten();
         let status = real();
         if status == SUCCESS && taken.shared {
             device.part_with(taken.bytes(), taken.bytes(), before);
         } else if status == SUCCESS {
-            device.uncharge(taken.bytes());
+            device.book.uncharge(taken.bytes());
         } else {
             blocks.enter_large(dptr, taken);
-            device.add(Category::Linear, taken.bytes());
+            device.book.add(Category::Linear, taken.bytes());
         }
         device.renew(mark);
         return status;
@@ -328,13 +338,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
-            Departure::Emptied(ordinal) => {
-                if let Ok(device) = call.process.device(ordinal) {
-                    device.remove(Category::Linear, BLOCK);
-                    device.keep_block();
-                    device.renew(mark);
-                }
-            }
+            Departure::Emptied(device) => empty_block(call, device, mark),
             // A pointer of a pool, perhaps: it shows there.
             Departure::Unknown => {
                 call.process.pools.refresh(call.process);
@@ -345,12 +349,22 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     }
 }
 
+/// A block has no allocations any more.
+#[inline(never)]
+fn empty_block(call: Call, device: Ordinal, mark: u64) {
+    if let Ok(device) = call.process.device(device) {
+        device.book.remove(Category::Linear, BLOCK);
+        device.keep_block();
+        device.renew(mark);
+    }
+}
+
 /// Frees a small allocation of a block that other processes may have open.
 #[cold]
 fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dyn Real) -> Status {
     let mut before = None;
     if taken.last {
-        device.remove(Category::Linear, BLOCK);
+        device.book.remove(Category::Linear, BLOCK);
         before = device.hidden();
     }
     let status = real.call();
@@ -361,12 +375,12 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         return status;
     }
     match (device.process().blocks.put_back(dptr, taken), taken.last) {
-        (true, true) => device.add(Category::Linear, BLOCK),
+        (true, true) => device.book.add(Category::Linear, BLOCK),
         // Others have freed, or entered, it meanwhile.
         (true, false) => {
-            device.charge_over(BLOCK);
-            device.share(BLOCK);
-            device.add(Category::Linear, BLOCK);
+            device.book.charge_over(BLOCK);
+            device.book.share(BLOCK);
+            device.book.add(Category::Linear, BLOCK);
         }
         (false, true) => device.part_with(BLOCK, BLOCK, before),
         (false, false) => {}

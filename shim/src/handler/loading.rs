@@ -7,12 +7,11 @@ use std::sync::atomic::Ordering;
 use gpulimit_group::Undisturbed;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE,
-    Opaque, Out, SUCCESS, Status,
+    Context, FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, LIMIT_MALLOC_HEAP_SIZE, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::device_runtime::Runtime;
-use crate::account::driver_share::{Measured, Prepaid};
+use crate::account::driver_part::{Measured, Prepaid};
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
@@ -20,6 +19,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::limit::is_in_use;
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
+use crate::handler::aside::Aside;
 use crate::handler::measured;
 use crate::handler::payment::Payment;
 use crate::image::Needs;
@@ -58,8 +58,8 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let _alone = hold(Place::Alone, || memory.alone.write());
     if device.kernels.growth(&memory, per_thread) > 0 {
         let change = device.kernels.set(&memory, per_thread);
-        if device.driver_share.measure(device).is_none() {
-            device.driver_share.assume(device, change);
+        if device.measure().is_none() {
+            device.assume(change);
         }
     }
 }
@@ -91,10 +91,9 @@ pub fn run(
     more: u64,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
-) -> Status {
+) -> Result<Status, Aside> {
     // The driver may open files here, and we ask it for much.
     let _undisturbed = Undisturbed::new();
-    let driver = &device.driver_share;
     // A few variables lie in the block that the reserve has for the code.
     let large = if says.variables < BLOCK {
         0
@@ -124,10 +123,7 @@ pub fn run(
     // The estimate by itself: asking for the need may load code.
     let estimate = Payment {
         lock: &|| (),
-        pay: &|_, paid| {
-            let paid_for = paid.raise_with_reserve(0);
-            paid_for.map_err(|_| paid.with_reserve(0))
-        },
+        pay: &|_, paid| paid.raise_with_reserve(0),
         is_due: &|_| true,
     };
     let payment = Payment {
@@ -143,8 +139,7 @@ pub fn run(
             };
             extra.set((growth, runtime));
             let bytes = large + growth + runtime.tables + runtime.heap;
-            let paid_for = paid.raise_with_reserve(bytes);
-            paid_for.map_err(|_| paid.with_reserve(bytes))
+            paid.raise_with_reserve(bytes)
         },
         is_due: &|_| {
             let (before, runtime) = extra.get();
@@ -163,18 +158,15 @@ pub fn run(
             .and_then(|((), paid)| payment.make(call, device, paid)),
         None => payment.make(call, device, none),
     };
-    let Ok((alone, mut paid)) = paid else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
+    let (alone, mut paid) = paid?;
     let (growth, runtime) = extra.get();
     paid.add_some(more);
     if alone.is_none() {
-        return measured::conclude(call, device, paid, real, undo);
+        return Ok(measured::conclude(call, device, paid, real, undo));
     }
     runtime.keep(&mut paid, &memory);
     let heap = kept();
-    driver.offer(heap);
-    let before = driver.used();
+    let before = paid.offer(heap);
     let status = real.call();
     // Measured: its limit cannot be set any more once it is there.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
@@ -185,7 +177,7 @@ pub fn run(
         }
         if is_taken { heap } else { 0 }
     };
-    let measured = paid.settle_offer(heap, before, taken);
+    let measured = paid.settle_offer(taken).ok();
     let exact = measured.filter(|measured| !measured.at_least);
     let grown = exact.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);
@@ -193,10 +185,10 @@ pub fn run(
         let needs = (*need, at_most);
         conclude_growth(call, device, &memory, needs, before, measured, status);
     }
-    match measured {
+    Ok(match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
         None => status,
-    }
+    })
 }
 
 /// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
@@ -224,7 +216,7 @@ fn conclude_growth(
     let wanted = per_thread.max(memory.per_thread());
     let change = device.kernels.set(memory, wanted);
     if measured.is_none() {
-        device.driver_share.assume(device, change);
+        device.assume(change);
     }
 }
 
@@ -239,6 +231,6 @@ pub fn note_failure(
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
         // The measurement took what has gone for the least that there can be.
-        device.driver_share.measure(device);
+        device.measure();
     }
 }

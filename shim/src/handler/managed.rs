@@ -3,14 +3,16 @@
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Context, DevicePtr, Opaque, Out, SUCCESS, Status};
+use crate::abi::{Context, DevicePtr, Opaque, Out, SUCCESS, Status};
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::managed::Allocation;
+use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 
 /// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
 pub fn alloc(
@@ -20,17 +22,15 @@ pub fn alloc(
     bytesize: usize,
     flags: u32,
 ) -> Status {
-    let device = match call.process.current_device() {
-        Ok(device) if bytesize > 0 => device,
-        Ok(_) => return real(dptr, bytesize, flags),
-        Err(failed) => {
-            return call
-                .process
-                .unavailable(failed, &move || real(dptr, bytesize, flags));
+    let real = || real(dptr, bytesize, flags);
+    attempt(&real, || {
+        let device = call.process.current_device()?;
+        if bytesize == 0 {
+            return Err(Aside::NoSize);
         }
-    };
-    take(call, device, bytesize as u64, current_context(), &|| {
-        (real(dptr, bytesize, flags), dptr.read())
+        take(call, device, bytesize as u64, current_context(), &|| {
+            (real(), dptr.read())
+        })
     })
 }
 
@@ -42,17 +42,15 @@ fn take(
     bytes: u64,
     context: Context,
     real: &dyn Fn() -> (Status, Option<DevicePtr>),
-) -> Status {
+) -> Result<Status, Aside> {
     let bytes = round_up(bytes, BLOCK);
-    let Ok(charged) = device.charge(call.symbol, bytes) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
+    let charged = device.charge(Request::insisting(call.symbol, bytes))?;
     fault::point("managed");
     let (status, taken) = real();
     match (status, taken) {
         (SUCCESS, Some(address)) => {
             charged.spend();
-            device.add(Category::Managed, bytes);
+            device.book.add(Category::Managed, bytes);
             call.process.managed.insert(
                 address,
                 Allocation {
@@ -64,7 +62,7 @@ fn take(
         }
         _ => drop(charged),
     }
-    status
+    Ok(status)
 }
 
 /// Runs `real`, which loads code with `bytes` of `__managed__` variables, in `context`, or (0) a library for all contexts. They are charged
@@ -80,13 +78,13 @@ pub fn variables(
     if bytes == 0 {
         return real.call();
     }
-    let current = call.process.current_device();
-    match current.or_else(|_| call.process.device(0)) {
-        Ok(device) => take(call, device, bytes, context, &|| {
+    attempt(real, || {
+        let current = call.process.current_device();
+        let device = current.or_else(|_| call.process.device(0))?;
+        take(call, device, bytes, context, &|| {
             (real.call(), code.read().map(|code| code as DevicePtr))
-        }),
-        Err(failed) => call.process.unavailable(failed, real),
-    }
+        })
+    })
 }
 
 /// Frees what `dptr` stands for if that is managed memory; `None` when it is not.
@@ -95,8 +93,8 @@ pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let status = real.call();
     if status == SUCCESS {
         if let Ok(device) = call.process.device(taken.device) {
-            device.remove(Category::Managed, taken.bytes);
-            device.uncharge(taken.bytes);
+            device.book.remove(Category::Managed, taken.bytes);
+            device.book.uncharge(taken.bytes);
         }
     } else {
         call.process.managed.insert(dptr, taken);

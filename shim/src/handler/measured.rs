@@ -1,12 +1,15 @@
 //! Calls that take memory without saying how much: paid ahead by an estimate, measured after.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
+use crate::account::book::RESERVE;
 use crate::account::device::Device;
-use crate::account::driver_share::{Measured, Prepaid, RESERVE};
+use crate::account::driver_part::{Measured, Prepaid};
 use crate::account::handles::Kind;
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
@@ -19,7 +22,7 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
-    match Prepaid::pay(device, call.symbol, estimate) {
+    match Prepaid::pay(device, Request::insisting(call.symbol, estimate)) {
         Ok(paid) => conclude(call, device, paid, real, undo),
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
@@ -33,7 +36,7 @@ pub fn conclude(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
-    let before = device.driver_share.used();
+    let before = device.driver_part.used();
     fault::point("measured");
     let status = real.call();
     match paid.settle() {
@@ -56,7 +59,7 @@ pub fn judge(
         && let Some(undo) = undo
     {
         undo();
-        device.driver_share.measure(device);
+        device.measure();
         device.refuse(call.symbol, measured.used.saturating_sub(before));
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -93,10 +96,10 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
 
 /// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
 pub fn small(call: Call, real: &dyn Real) -> Status {
-    match call.process.current_device() {
-        Ok(device) => run(call, device, RESERVE, real, None),
-        Err(failed) => call.process.unavailable(failed, real),
-    }
+    attempt(real, || {
+        let device = call.process.current_device()?;
+        Ok(run(call, device, RESERVE, real, None))
+    })
 }
 
 /// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid ahead, and the rest measured after the call.

@@ -7,8 +7,9 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use crate::account::device::Device;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
 use crate::account::pools::PATIENCE;
+use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
@@ -46,7 +47,7 @@ impl<G> Payment<'_, G> {
                 paid = Prepaid::none(device);
                 // Other threads' calls may not need all that they have paid.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
-                if device.driver_share.await_others(until) {
+                if device.driver_part.await_others(until) {
                     continue;
                 }
             }
@@ -54,12 +55,10 @@ impl<G> Payment<'_, G> {
                 return Err(device.refuse(call.symbol, due));
             }
             rounds += 1;
-            insist(call, device, &mut paid, due, self.is_due)?;
+            insist(call, &mut paid, due, self.is_due)?;
         }
     }
-}
 
-impl<G> Payment<'_, G> {
     /// As [`Payment::make`], without waiting. `Err`: the bytes that are due.
     pub fn quietly(&self, mut paid: Prepaid<'static>) -> Result<(G, Prepaid<'static>), u64> {
         let guard = (self.lock)();
@@ -71,17 +70,18 @@ impl<G> Payment<'_, G> {
 /// Raises what is paid to the bytes that are due, and waits or refuses as the group wants it. Pays nothing where they are due no more.
 pub fn insist(
     call: Call,
-    device: &Device,
     paid: &mut Prepaid<'_>,
     due: u64,
     is_due: &dyn Fn(u64) -> bool,
 ) -> Result<(), Refused> {
-    let is_needed = || is_due(due);
-    let needless = Cell::new(false);
-    let raised = paid.raise(due, &|missing| {
-        let charged = device.charge_ahead_while(call.symbol, missing, &is_needed)?;
-        needless.set(!charged);
-        if charged { Ok(()) } else { Err(Refused) }
-    });
-    if needless.get() { Ok(()) } else { raised }
+    let is_needed = Cell::new(true);
+    let look = || {
+        is_needed.set(is_due(due));
+        is_needed.get()
+    };
+    let request = Request::insisting(call.symbol, due).as_long_as(&look);
+    match paid.raise(request) {
+        Err(_) if is_needed.get() => Err(Refused),
+        _ => Ok(()),
+    }
 }

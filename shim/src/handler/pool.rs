@@ -5,22 +5,22 @@ use std::time::Instant;
 use gpulimit_group::Undisturbed;
 
 use crate::abi::{
-    ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY,
-    Device as Ordinal, DevicePtr, In, Location, MEMORY_TYPE_HOST, MemPool, Opaque, Out,
-    POINTER_ATTRIBUTE_DEVICE_ORDINAL, POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE,
-    SUCCESS, Status, Stream,
+    ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, Device as Ordinal, DevicePtr, In,
+    Location, MEMORY_TYPE_HOST, MemPool, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::pools::promise::{Growth, Promise};
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
+use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
-use crate::refusal::Refused;
 
 /// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device. The most by which the pool may grow, in
 /// steps of 32 MiB, is charged before the call, and what it did not grow by given back.
@@ -31,22 +31,25 @@ pub fn alloc(
     bytesize: usize,
     stream: Stream,
 ) -> Status {
-    let Some(device) = call.process.stream_device(stream) else {
-        return allocate_unknown(call, None, bytesize, dptr, stream, &move || {
-            real(dptr, bytesize, stream)
-        });
-    };
-    match device.and_then(|device| Ok((device, device.current_pool()?))) {
-        Ok((device, Some(pool))) => allocate(call, device, pool, bytesize, dptr, stream, || {
-            real(dptr, bytesize, stream)
-        }),
-        Ok((_, None)) => allocate_unknown(call, None, bytesize, dptr, stream, &move || {
-            real(dptr, bytesize, stream)
-        }),
-        Err(failed) => call
-            .process
-            .unavailable(failed, &move || real(dptr, bytesize, stream)),
+    let real = || real(dptr, bytesize, stream);
+    match current_pool(call, stream) {
+        Ok(Some((device, pool))) => allocate(call, device, pool, bytesize, dptr, stream, real),
+        Ok(None) => allocate_unknown(call, None, bytesize, dptr, stream, &real),
+        Err(aside) => aside.answer(&real),
     }
+}
+
+/// The current pool of the device that work in `stream` runs on; `None` where one of them is unknown.
+#[inline(always)]
+fn current_pool(
+    call: Call,
+    stream: Stream,
+) -> Result<Option<(&'static Device, &'static Pool)>, Aside> {
+    let Some(device) = call.process.stream_device(stream) else {
+        return Ok(None);
+    };
+    let device = device?;
+    Ok(device.current_pool()?.map(|pool| (device, pool)))
 }
 
 /// `cuMemAllocFromPoolAsync` and its twin: charged as by `cuMemAllocAsync`; the pool's device counts, not the stream's.
@@ -62,22 +65,17 @@ pub fn alloc_from(
     let known = pools
         .get(pool)
         .or_else(|| whose(call, pool).map(|device| pools.known_or(pool, || (device, true))));
-    let Some(pool_of) = known else {
-        return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &move || {
-            real(dptr, bytesize, pool, stream)
-        });
+    let real = || real(dptr, bytesize, pool, stream);
+    let Some(known) = known else {
+        return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &real);
     };
-    match call.process.device(pool_of.device) {
+    match call.process.device(known.device) {
         Ok(device) => {
-            let status = allocate(call, device, pool_of, bytesize, dptr, stream, || {
-                real(dptr, bytesize, pool, stream)
-            });
-            note_managed(call, pool_of, status, dptr, stream);
+            let status = allocate(call, device, known, bytesize, dptr, stream, real);
+            note_managed(call, known, status, dptr, stream);
             status
         }
-        Err(failed) => call
-            .process
-            .unavailable(failed, &move || real(dptr, bytesize, pool, stream)),
+        Err(failed) => Aside::from(failed).answer(&real),
     }
 }
 
@@ -128,13 +126,11 @@ fn allocate_unknown(
         if !device.may_hold(bytesize as u64) {
             continue;
         }
-        if device
-            .charge_ahead_of(call.symbol, growth, bytesize as u64)
-            .is_err()
-        {
-            return CUDA_ERROR_OUT_OF_MEMORY;
+        let request = Request::insisting(call.symbol, growth).of(bytesize as u64);
+        match device.charge_ahead(request) {
+            Ok(charged) => paid.push((device, charged)),
+            Err(refused) => return Aside::from(refused).answer(real),
         }
-        paid.push((device, Charged::ahead(device, growth)));
     }
     fault::point("unknown-pool");
     let status = real.call();
@@ -157,7 +153,7 @@ fn allocate_unknown(
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
                 // Whatever was taken counts as the driver's part.
-                device.driver_share.measure(device);
+                device.measure();
             }
             drop(charged);
             continue;
@@ -165,7 +161,7 @@ fn allocate_unknown(
         charged.spend();
         let promise = pool.adopt(growth);
         let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
-        let whole = promise.settle(device, range);
+        let whole = promise.settle(&device.book, range);
         let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
         if whole || grown(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
@@ -175,10 +171,9 @@ fn allocate_unknown(
         }
     }
     call.process.pools.touch();
-    if stays {
-        status
-    } else {
-        CUDA_ERROR_OUT_OF_MEMORY
+    match stays {
+        true => status,
+        false => Aside::Refused.answer(real),
     }
 }
 
@@ -215,7 +210,7 @@ fn allocate(
     bytesize: usize,
     dptr: Out<DevicePtr>,
     stream: Stream,
-    real: impl Fn() -> Status,
+    real: impl Real,
 ) -> Status {
     /// No driver hands out so much; the sum of two such sizes is still a number.
     const TOO_MUCH: u64 = 1 << 48;
@@ -226,9 +221,9 @@ fn allocate(
         false => device.may_hold(bytes),
     };
     if !pool.counted || !may_hold {
-        return real();
+        return real.call();
     }
-    let request = Request {
+    let allocation = Allocation {
         call,
         device,
         pool,
@@ -237,18 +232,18 @@ fn allocate(
         stream,
         mark: call.process.mark(),
     };
-    if !pool.prepay(device, growth(bytes)) {
-        return request.insist(None, &real);
+    if !pool.prepay(&device.book, growth(bytes)) {
+        return allocation.insist(None, &real);
     }
-    match request.make(&real) {
+    match allocation.make(&real) {
         (status, true) => status,
-        (status, false) => request.insist(Some(status), &real),
+        (status, false) => allocation.insist(Some(status), &real),
     }
 }
 
-/// A request to a pool.
+/// An allocation from a pool.
 #[derive(Clone, Copy)]
-struct Request {
+struct Allocation {
     call: Call,
     device: &'static Device,
     pool: &'static Pool,
@@ -259,7 +254,7 @@ struct Request {
     mark: u64,
 }
 
-impl Request {
+impl Allocation {
     /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has now is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
@@ -268,7 +263,7 @@ impl Request {
         let status = real.call();
         let taken = self.dptr.read().filter(|_| status == SUCCESS);
         let range = taken.map(|start| start..start.saturating_add(self.bytes));
-        let whole = promise.settle(self.device, range);
+        let whole = promise.settle(&self.device.book, range);
         self.call.process.pools.touch();
         (status, whole)
     }
@@ -276,7 +271,11 @@ impl Request {
     /// Allocates what the headroom does not cover. `made`: `real` has run with this status, and the pool has grown by more than was paid.
     #[cold]
     #[inline(never)]
-    fn insist(self, mut made: Option<Status>, real: &dyn Real) -> Status {
+    fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
+        attempt(real, || self.try_again(made, real))
+    }
+
+    fn try_again(self, mut made: Option<Status>, real: &dyn Real) -> Result<Status, Aside> {
         let Self {
             call,
             device,
@@ -295,34 +294,26 @@ impl Request {
                 Some(status) => status,
                 None => {
                     undisturbed.get_or_insert_with(Undisturbed::new);
-                    match pay(call, device, pool, bytes, stream) {
-                        Ok(Payment::Done) => {}
-                        Ok(Payment::Node) => return real.call(),
-                        Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
-                    }
+                    pay(call, device, pool, bytes, stream)?;
                     match self.make(real) {
-                        (status, true) => return status,
+                        (status, true) => return Ok(status),
                         (status, false) => status,
                     }
                 }
             };
             let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
             if grown(device, pool, mark, status, undo) {
-                return status;
+                return Ok(status);
             }
             tries += 1;
             // What a managed pool has been given it keeps: another try would not find out what this one has.
             if tries == TRIES || pool.managed {
-                device.refuse(call.symbol, bytes);
-                return CUDA_ERROR_OUT_OF_MEMORY;
+                return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Room for the growth, and for the headroom that it would take.
-            if tries > 1
-                && device
-                    .await_room(call.symbol, growth + STEP, bytes)
-                    .is_err()
-            {
-                return CUDA_ERROR_OUT_OF_MEMORY;
+            // Waits for room for the growth, and for the headroom that it would take. It is not kept: others may be faster.
+            let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
+            if tries > 1 {
+                drop(device.charge_ahead(room)?);
             }
             // What the driver handed back meanwhile may do.
         }
@@ -332,15 +323,7 @@ impl Request {
 /// Times that an allocation is made and undone because others were faster to take the room for its headroom.
 const TRIES: u32 = 16;
 
-/// How a request's possible growth is paid.
-enum Payment {
-    /// Charged, out of the headroom or anew.
-    Done,
-    /// Not at all: the request becomes a graph node, not memory.
-    Node,
-}
-
-/// The headroom does not cover the request's possible growth.
+/// Pays for the possible growth of an allocation that the headroom does not cover.
 #[cold]
 fn pay(
     call: Call,
@@ -348,42 +331,40 @@ fn pay(
     pool: &'static Pool,
     asked: u64,
     stream: Stream,
-) -> Result<Payment, Refused> {
+) -> Result<(), Aside> {
     let growth = growth(asked);
     let until = Instant::now() + PATIENCE;
-    let paid = |until| {
-        pool.pay(device, growth, until, |rest| {
-            device.charge_ahead_without_trim(rest)
-        })
-        .is_ok()
-    };
+    let book = &device.book;
+    let ahead = |request| device.charge_ahead(request).map(Charged::spend);
+    let quietly = |rest| ahead(Request::reclaiming(rest));
+    let paid = |until| pool.pay(book, growth, until, quietly).is_ok();
     if paid(None) {
-        return Ok(Payment::Done);
+        return Ok(());
     }
     if capturing(call.symbol, stream) {
-        return Ok(Payment::Node);
+        return Err(Aside::Node);
     }
     // The group is full. Other threads may have the headroom for the length of a call.
     if paid(Some(until)) {
-        return Ok(Payment::Done);
+        return Ok(());
     }
     // What the pool hands back makes room for its growth; twice as much, so that the next request of this size finds room at once.
-    pool.trim(device, growth.saturating_mul(2));
+    pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
-        return Ok(Payment::Done);
+        return Ok(());
     }
     if pool.borrow(growth) {
-        return Ok(Payment::Done);
+        return Ok(());
     }
     // It can hand back only what no work under way uses.
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
-    pool.trim(device, u64::MAX);
-    pool.pay(device, growth, Some(until), |rest| {
-        device.charge_ahead_of(call.symbol, rest, asked)
+    pool.trim(&device.book, u64::MAX);
+    pool.pay(book, growth, Some(until), |rest| {
+        ahead(Request::insisting(call.symbol, rest).of(asked))
     })?;
-    Ok(Payment::Done)
+    Ok(())
 }
 
 /// An allocation has made the pool grow. True when that can be paid, with a headroom anew, and stays; else it is undone.
@@ -399,7 +380,11 @@ fn grown(
     device.renew(mark);
     // In a full group a managed pool does without a headroom where it lies in what it has had before.
     let within = pool.managed && !pool.has_overrun();
-    let stays = pool.restore_headroom(device) || status != SUCCESS || within;
+    let ahead = |short| {
+        let request = Request::reclaiming(short);
+        device.charge_ahead(request).map(Charged::spend)
+    };
+    let stays = pool.restore_headroom(&device.book, ahead) || status != SUCCESS || within;
     if !stays {
         undo();
     }
@@ -421,7 +406,7 @@ fn take_back(
             false => cuda::cuMemFreeAsync(address, stream),
         });
     }
-    pool.trim(device, growth);
+    pool.trim(&device.book, growth);
 }
 
 /// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at least, which then looks at the pools.
@@ -516,11 +501,11 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
             call.process.pools.release_lent(call.process);
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
-            let before = device.driver_share.used();
-            let held = known.close(device);
-            device.driver_share.measure(device);
-            device.uncharge_idle(held);
-            let left = device.driver_share.used().saturating_sub(before);
+            let before = device.driver_part.used();
+            let held = known.close(&device.book);
+            device.measure();
+            device.book.uncharge_idle(held);
+            let left = device.driver_part.used().saturating_sub(before);
             call.process.pools.orphan(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),

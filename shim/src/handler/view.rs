@@ -23,7 +23,7 @@ pub fn mem_get_info(
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        free.reduce(clamp(device.free()));
+        free.reduce(clamp(device.book.free()));
         total.reduce(clamp(max));
     }
     status
@@ -43,7 +43,7 @@ pub fn mem_get_info_v1(
         // Not made from the driver's answer, which may be the lower half of a larger number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
-            free.write(clamp_v1(device.free().min(real_free as u64)));
+            free.write(clamp_v1(device.book.free().min(real_free as u64)));
             total.write(clamp_v1(max.min(real_total as u64)));
         }
     }
@@ -88,7 +88,7 @@ pub fn device_total_mem_v1(
 /// The device with its limit, where it has one.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
     let device = device.ok()?;
-    let max = device.max();
+    let max = device.book.max();
     (max != u64::MAX).then_some((device, max))
 }
 

@@ -3,10 +3,11 @@
 use gpulimit_ledger::Category;
 
 use crate::abi::{
-    AllocationHandle, AllocationProp, CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, In,
-    Opaque, Out, SUCCESS, Status,
+    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Opaque, Out, SUCCESS,
+    Status,
 };
 use crate::account::device::Device;
+use crate::account::request::Request;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
@@ -14,6 +15,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
+use crate::handler::aside::{Aside, attempt, size_on};
 
 /// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
 pub fn create(
@@ -24,35 +26,26 @@ pub fn create(
     prop: In<AllocationProp>,
     flags: u64,
 ) -> Status {
-    let Some(ordinal) = prop.read().and_then(|prop| prop.location.device()) else {
-        return real(handle, size, prop, flags);
-    };
-    let device = match call.process.device(ordinal) {
-        Ok(device) if device.may_hold(size as u64) => device,
-        Ok(_) => return real(handle, size, prop, flags),
-        Err(failed) => {
-            return call
-                .process
-                .unavailable(failed, &move || real(handle, size, prop, flags));
+    let real = || real(handle, size, prop, flags);
+    attempt(&real, || {
+        let device = prop.read().and_then(|prop| prop.location.device());
+        let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
+        let bytes = round_up(size_on(device, size as u64)?, BLOCK);
+        let mark = call.process.mark();
+        let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+        fault::point("vmm");
+        let status = real();
+        match (status, handle.read()) {
+            (SUCCESS, Some(created)) => {
+                charged.spend();
+                device.book.add(Category::Vmm, bytes);
+                call.process.vmm.created(created, device.ordinal, bytes);
+            }
+            _ => drop(charged),
         }
-    };
-    let mark = call.process.mark();
-    let bytes = round_up(size as u64, BLOCK);
-    let Ok(charged) = device.charge(call.symbol, bytes) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    fault::point("vmm");
-    let status = real(handle, size, prop, flags);
-    match (status, handle.read()) {
-        (SUCCESS, Some(created)) => {
-            charged.spend();
-            device.add(Category::Vmm, bytes);
-            call.process.vmm.created(created, ordinal, bytes);
-        }
-        _ => drop(charged),
-    }
-    device.renew(mark);
-    status
+        device.renew(mark);
+        Ok(status)
+    })
 }
 
 /// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what other processes may hold, too, stays charged as
@@ -129,7 +122,7 @@ pub fn export(
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
-        device.share(bytes);
+        device.book.share(bytes);
     }
     real(shareable, handle, kind, flags)
 }
@@ -167,7 +160,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
 fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
-            device.remove(Category::Vmm, bytes);
+            device.book.remove(Category::Vmm, bytes);
         }
     }
 }
@@ -176,7 +169,7 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
 fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
-            device.add(Category::Vmm, bytes);
+            device.book.add(Category::Vmm, bytes);
         }
     }
 }
@@ -200,7 +193,7 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status 
             if gone.shared {
                 device.part_with(gone.bytes, gone.size, before);
             } else {
-                device.uncharge(gone.bytes);
+                device.book.uncharge(gone.bytes);
             }
             device.renew(mark);
         }

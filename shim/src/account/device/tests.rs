@@ -1,11 +1,13 @@
 use std::cell::Cell;
-
-use gpulimit_ledger::{EventKind, Usage};
-
-use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::account::driver_share::Prepaid;
+use gpulimit_ledger::{Category, EventKind, Usage};
+
+use super::measuring::ATTEMPTS;
+use super::*;
+use crate::account::BLOCK;
+use crate::account::driver_part::Prepaid;
 use crate::account::openings::Opening;
 use crate::account::scratch::Scratch;
 
@@ -20,9 +22,19 @@ fn join(group: &Scratch) -> &'static Device {
     Box::leak(Box::new(device.expect("a device")))
 }
 
+/// Charges for good, where there is room.
+fn charge(device: &Device, request: Request<'_>) -> bool {
+    device.charge(request).map(Charged::spend).is_ok()
+}
+
+/// As [`charge`], ahead.
+fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
+    device.charge_ahead(request).map(Charged::spend).is_ok()
+}
+
 /// What the group has.
 fn usage(device: &Device) -> Usage {
-    let ledger = device.member.ledger();
+    let ledger = device.book.member.ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known"))
 }
 
@@ -38,7 +50,7 @@ fn shown(device: &Device, category: Category) -> u64 {
 
 /// The bytes that requests asked for which were refused.
 fn refusals(device: &Device) -> Vec<u64> {
-    let events = device.member.ledger().events(0).into_iter();
+    let events = device.book.member.ledger().events(0).into_iter();
     events
         .filter(|event| event.what.kind == EventKind::Refusal)
         .map(|event| event.what.bytes / MIB)
@@ -53,18 +65,21 @@ fn charges_stop_at_the_limit() {
         [0, 1, CAPACITY, CAPACITY + 1].map(|bytes| device.may_hold(bytes)),
         [false, true, true, false]
     );
-    assert_eq!((device.max(), device.group_free()), (100 * MIB, 100 * MIB));
-    device.charge("a", 60 * MIB).expect("room").spend();
-    assert!(device.charge("a", 50 * MIB).is_err());
-    assert!(device.charge_quietly(30 * MIB));
-    assert!(!device.charge_quietly(20 * MIB));
-    assert!(device.try_charge(10 * MIB));
-    assert!(!device.try_charge(10 * MIB));
-    assert_eq!((charged(device), device.group_free()), ((100, 0), 0));
-    device.charge_over(5 * MIB);
-    assert_eq!((charged(device), device.group_free()), ((105, 0), 0));
-    device.uncharge(45 * MIB);
-    device.uncharge(0);
+    assert_eq!(
+        (device.book.max(), device.book.group_free()),
+        (100 * MIB, 100 * MIB)
+    );
+    assert!(charge(device, Request::insisting("a", 60 * MIB)));
+    assert!(!charge(device, Request::insisting("a", 50 * MIB)));
+    assert!(charge(device, Request::trimming(30 * MIB)));
+    assert!(!charge(device, Request::trimming(20 * MIB)));
+    assert!(device.book.try_charge(10 * MIB));
+    assert!(!device.book.try_charge(10 * MIB));
+    assert_eq!((charged(device), device.book.group_free()), ((100, 0), 0));
+    device.book.charge_over(5 * MIB);
+    assert_eq!((charged(device), device.book.group_free()), ((105, 0), 0));
+    device.book.uncharge(45 * MIB);
+    device.book.uncharge(0);
     assert_eq!(charged(device), (60, 0));
     device.refuse("a", 7 * MIB);
     assert_eq!(refusals(device), [50, 7]);
@@ -74,27 +89,31 @@ fn charges_stop_at_the_limit() {
 fn what_is_charged_ahead_is_idle() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    assert!(device.charge_ahead("a", 20 * MIB).is_ok());
+    assert!(charge_ahead(device, Request::insisting("a", 20 * MIB)));
     assert_eq!(charged(device), (20, 20));
-    assert!(device.charge_ahead("a", 90 * MIB).is_err());
-    assert!(device.charge_ahead_of("a", 85 * MIB, 95 * MIB).is_err());
-    assert!(device.charge_ahead_quietly(20 * MIB).is_ok());
-    assert!(device.charge_ahead_without_trim(20 * MIB).is_ok());
-    assert!(device.charge_ahead_quietly(50 * MIB).is_err());
-    assert!(device.charge_ahead_without_trim(50 * MIB).is_err());
-    assert!(device.await_room("a", 30 * MIB, 1).is_ok());
-    assert!(device.await_room("a", 41 * MIB, 42 * MIB).is_err());
+    assert!(!charge_ahead(device, Request::insisting("a", 90 * MIB)));
+    assert!(!charge_ahead(
+        device,
+        Request::insisting("a", 85 * MIB).of(95 * MIB)
+    ));
+    assert!(charge_ahead(device, Request::trimming(20 * MIB)));
+    assert!(charge_ahead(device, Request::reclaiming(20 * MIB)));
+    assert!(!charge_ahead(device, Request::trimming(50 * MIB)));
+    assert!(!charge_ahead(device, Request::reclaiming(50 * MIB)));
+    let room = |bytes, asked| device.charge_ahead(Request::insisting("a", bytes).of(asked));
+    assert!(room(30 * MIB, 1).map(drop).is_ok());
+    assert!(room(41 * MIB, 42 * MIB).is_err());
     assert_eq!(charged(device), (60, 60));
     assert_eq!(refusals(device), [90, 95, 42]);
     assert_eq!(usage(device).peak, 0, "none of it was in use");
-    device.remove_idle(50 * MIB);
-    device.note_usage();
-    device.uncharge_idle(10 * MIB);
+    device.book.remove_idle(50 * MIB);
+    device.book.note_usage();
+    device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
     // Used before it was entered.
-    device.remove_idle(10 * MIB);
+    device.book.remove_idle(10 * MIB);
     assert_eq!(charged(device), (50, 0));
-    device.add_idle(30 * MIB);
+    device.book.add_idle(30 * MIB);
     assert_eq!(charged(device), (50, 20));
 }
 
@@ -102,14 +121,14 @@ fn what_is_charged_ahead_is_idle() {
 fn requests_under_way_are_not_free() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    device.charge_ahead("a", 4 * MIB).expect("the reserve");
-    device.charge("a", 50 * MIB).expect("room").spend();
+    assert!(charge_ahead(device, Request::insisting("a", 4 * MIB)));
+    assert!(charge(device, Request::insisting("a", 50 * MIB)));
     let over = AtomicBool::new(false);
     let looks = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                let Some(free) = device.settled_free() else {
+                let Some(free) = device.book.settled_free() else {
                     continue;
                 };
                 assert_eq!(free, 46 * MIB);
@@ -119,9 +138,9 @@ fn requests_under_way_are_not_free() {
         // Not all looks come in the middle of a request, and on a busy machine none for a while.
         for request in 0..2_000_000 {
             std::thread::yield_now();
-            assert!(device.charge_ahead_quietly(60 * MIB).is_err());
-            assert!(device.charge_ahead_quietly(30 * MIB).is_ok());
-            device.uncharge_idle(30 * MIB);
+            assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
+            assert!(charge_ahead(device, Request::trimming(30 * MIB)));
+            device.book.uncharge_idle(30 * MIB);
             let is_enough = request >= 2_000 && looks.load(Ordering::Relaxed) > 0;
             if is_enough || looking.is_finished() {
                 break;
@@ -134,69 +153,22 @@ fn requests_under_way_are_not_free() {
 }
 
 #[test]
-fn free_is_what_the_group_has_and_what_is_idle_here() {
-    let group = Scratch::new(&["max=100M"]);
-    let device = join(&group);
-    let free = || device.free() / MIB;
-    assert_eq!(free(), 100);
-    device.charge_ahead("a", 3 * MIB).expect("room");
-    assert_eq!(free(), 97, "in reserve");
-    device.charge_ahead("a", 17 * MIB).expect("room");
-    assert_eq!(free(), 96, "4 MiB in reserve");
-    assert_eq!(device.reclaimable(20 * MIB), 16 * MIB);
-    device.adjust_headroom(10 * MIB as i64);
-    assert_eq!(free(), 86);
-    assert_eq!(device.reclaimable(20 * MIB), 6 * MIB);
-    assert_eq!(device.reclaimable(5 * MIB), 0);
-    device.add(Category::Pools, 32 * MIB);
-    device.add(Category::Graphs, 64 * MIB);
-    device.add(Category::Linear, 100 * MIB);
-    assert_eq!(device.reclaimable(20 * MIB), 102 * MIB);
-    device.adjust_headroom(-(10 * MIB as i64));
-    assert_eq!(free(), 96);
-}
-
-#[test]
-fn each_category_is_shown_and_small_arrays_are_arrays() {
-    let group = Scratch::new(&["max=100M"]);
-    let device = join(&group);
-    device.charge("a", MIB).expect("room").spend();
-    for (bytes, category) in (1..).zip(Category::ALL) {
-        device.add(category, 10 * bytes);
-        device.remove(category, bytes);
-        assert_eq!(shown(device, category), 9 * bytes);
-    }
-    device.set_driver(63, 100);
-    device.set_packed(30);
-    let [arrays, driver] = [Category::Arrays, Category::Driver];
-    assert_eq!((shown(device, arrays), shown(device, driver)), (66, 70));
-    device.set_packed(40);
-    assert_eq!((shown(device, arrays), shown(device, driver)), (76, 60));
-    device.set_driver(100, 30);
-    assert_eq!((shown(device, arrays), shown(device, driver)), (76, 0));
-    device.set_packed(0);
-    assert_eq!((shown(device, arrays), shown(device, driver)), (36, 30));
-    // What the driver shows for the process beside its own part: 55 is managed.
-    assert_eq!(device.named(), 9 * (1 + 2 + 3 + 4 + 5));
-}
-
-#[test]
 fn others_in_the_group_are_noticed() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
-    device.charge("a", 10 * MIB).expect("room").spend();
-    device.add(Category::Linear, 10 * MIB);
-    device.charge_ahead("a", 20 * MIB).expect("room");
-    assert!(!device.shared() && other.shared());
-    other.charge("a", 4 * MIB).expect("room").spend();
-    assert!(device.shared());
+    assert!(charge(device, Request::insisting("a", 10 * MIB)));
+    device.book.add(Category::Linear, 10 * MIB);
+    assert!(charge_ahead(device, Request::insisting("a", 20 * MIB)));
+    assert!(!device.book.has_others() && other.book.has_others());
+    assert!(charge(other, Request::insisting("a", 4 * MIB)));
+    assert!(device.book.has_others());
 }
 
 #[test]
 fn what_is_spare_goes_back() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    device.charge("a", 5 * BLOCK).expect("room").spend();
+    assert!(charge(device, Request::insisting("a", 5 * BLOCK)));
     assert!(!device.release_spares());
     device.keep_block();
     assert_eq!(charged(device), (10, 2));
@@ -212,25 +184,27 @@ fn a_full_group_gets_back_what_costs_nothing() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let reclaim = |trim| {
-        let heir = Heir(device.member);
-        let pressure = Reclaim {
-            heir,
-            ..Reclaim::new(device, trim)
+        let request = match trim {
+            true => Request::trimming(1),
+            false => Request::reclaiming(1),
         };
-        let index = device.member.ledger().find_device(&GPU);
-        pressure.reclaim(index.expect("known"))
+        let index = device.book.member.ledger().find_device(&GPU);
+        Reclaim::new(device, &request).reclaim(index.expect("known"))
     };
-    device.charge("a", 100 * MIB).expect("room").spend();
+    assert!(charge(device, Request::insisting("a", 100 * MIB)));
     assert!(!reclaim(true));
     device.keep_block();
-    device.charge("a", 2 * MIB).expect("a spare block").spend();
-    device.share(30 * MIB);
+    assert!(
+        charge(device, Request::insisting("a", 2 * MIB)),
+        "a spare block"
+    );
+    device.book.share(30 * MIB);
     device.part_with(30 * MIB, 30 * MIB, None);
     assert_eq!(charged(device), (70, 0), "nobody has it");
-    device.charge("a", 30 * MIB).expect("room").spend();
-    device.member.orphan(&device.share, 10 * MIB);
-    assert!(device.charge_ahead_without_trim(10 * MIB).is_ok());
-    device.member.orphan(&device.share, 10 * MIB);
+    assert!(charge(device, Request::insisting("a", 30 * MIB)));
+    device.book.member.orphan(&device.book.device, 10 * MIB);
+    assert!(charge_ahead(device, Request::reclaiming(10 * MIB)));
+    device.book.member.orphan(&device.book.device, 10 * MIB);
     assert!(reclaim(true) && !reclaim(true), "orphans");
     device.keep_block();
     assert!(reclaim(false) && !reclaim(false), "a spare block");
@@ -240,11 +214,11 @@ fn a_full_group_gets_back_what_costs_nothing() {
 fn what_is_unused_stays_as_long_as_the_group_is_low() {
     let group = Scratch::new(&["max=100M", "low=50M"]);
     let device = join(&group);
-    device.charge("a", 50 * MIB).expect("room").spend();
+    assert!(charge(device, Request::insisting("a", 50 * MIB)));
     device.keep_block();
     device.give_back_unused();
     assert_eq!(charged(device), (50, 2));
-    device.charge("a", 10 * MIB).expect("room").spend();
+    assert!(charge(device, Request::insisting("a", 10 * MIB)));
     device.give_back_unused();
     assert_eq!(charged(device), (58, 0));
 }
@@ -254,22 +228,38 @@ fn contexts_are_left_out_where_the_group_does_not_count_them() {
     let counting = Scratch::new(&["max=100M"]);
     let device = join(&counting);
     device.contexts.insert(7);
-    device.set_context_hint(500);
-    assert!(device.counts_contexts());
-    assert_eq!(device.uncounted(1000), 0);
+    device.book.set_context_hint(500);
+    assert!(device.book.counts_contexts());
+    assert_eq!(device.contexts.uncounted(&device.book, 1000), 0);
 
     let group = Scratch::new(&["max=100M", "count_context=no"]);
     let device = join(&group);
-    assert!(!device.counts_contexts());
-    assert_eq!(device.uncounted(1000), 0, "there is none");
+    assert!(!device.book.counts_contexts());
+    assert_eq!(
+        device.contexts.uncounted(&device.book, 1000),
+        0,
+        "there is none"
+    );
     device.contexts.insert(7);
-    assert_eq!((device.context_hint(), device.uncounted(1000)), (0, 1000));
-    device.set_context_hint(500);
-    assert_eq!((device.context_hint(), device.uncounted(1000)), (500, 500));
-    assert_eq!(device.uncounted(400), 400);
+    assert_eq!(
+        (
+            device.book.context_hint(),
+            device.contexts.uncounted(&device.book, 1000)
+        ),
+        (0, 1000)
+    );
+    device.book.set_context_hint(500);
+    assert_eq!(
+        (
+            device.book.context_hint(),
+            device.contexts.uncounted(&device.book, 1000)
+        ),
+        (500, 500)
+    );
+    assert_eq!(device.contexts.uncounted(&device.book, 400), 400);
     device.contexts.insert(8);
-    assert_eq!(device.uncounted(1100), 1000);
-    assert_eq!(join(&group).context_hint(), 500);
+    assert_eq!(device.contexts.uncounted(&device.book, 1100), 1000);
+    assert_eq!(join(&group).book.context_hint(), 500);
 }
 
 #[test]
@@ -283,7 +273,7 @@ fn a_pool_is_asked_for_once() {
     };
     assert!(handle().is_err(), "nobody to ask");
     let pool = device.process.pools.known_or(64, || (0, false));
-    device.set_current_pool(pool);
+    device.current_pool.set(Some(pool));
     assert_eq!(handle(), Ok(Some(std::ptr::from_ref(pool))));
     device.forget_current_pool();
     assert!(handle().is_err());
@@ -352,8 +342,8 @@ fn who_takes_over_gives_back_what_was_charged_for_it() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     let orphan = |device: &Device| {
-        device.charge("a", 10 * MIB).expect("room").spend();
-        device.member.orphan(&device.share, 10 * MIB);
+        assert!(charge(device, Request::insisting("a", 10 * MIB)));
+        device.book.member.orphan(&device.book.device, 10 * MIB);
     };
     orphan(other);
     assert_eq!(device.take_over(0), 0);
@@ -373,13 +363,13 @@ fn what_others_may_have_is_given_back_where_nobody_tells() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
-    device.charge("a", 50 * MIB).expect("room").spend();
-    device.share(10 * MIB);
+    assert!(charge(device, Request::insisting("a", 50 * MIB)));
+    device.book.share(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
     // Not charged here; by another one, who has left it.
-    other.charge("a", 10 * MIB).expect("room").spend();
-    other.member.orphan(&other.share, 10 * MIB);
+    assert!(charge(other, Request::insisting("a", 10 * MIB)));
+    other.book.member.orphan(&other.book.device, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
 }
@@ -406,9 +396,9 @@ fn the_drivers_part_is_what_has_no_name() {
     assert_eq!(look(device, 0, |_| {}), (Some((0, 0)), 1));
     device.contexts.insert(7);
     assert_eq!(look(device, 0, |_| {}).0, None, "not listed any more");
-    device.add(Category::Linear, 100);
-    device.add(Category::Managed, 50);
-    device.set_driver(0, 20);
+    device.book.add(Category::Linear, 100);
+    device.book.add(Category::Managed, 50);
+    device.book.set_driver(0, 20);
     assert_eq!(look(device, 130, |_| {}), (Some((100, 30)), 1));
     assert_eq!(look(device, 90, |_| {}), (Some((100, 0)), 1));
     let marks = device.process.mark();
@@ -422,9 +412,9 @@ fn the_drivers_part_is_what_has_no_name() {
 fn a_look_that_something_moves_under_is_made_again() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    device.add(Category::Linear, 100);
-    let take = || device.add(Category::Linear, 10);
-    let free = || device.remove(Category::Linear, 10);
+    device.book.add(Category::Linear, 100);
+    let take = || device.book.add(Category::Linear, 10);
+    let free = || device.book.remove(Category::Linear, 10);
     let twice = |change: &dyn Fn()| {
         let looked = look(device, 1000, |look| {
             if look < 3 {
@@ -514,9 +504,9 @@ fn a_measurement_does_until_something_may_have_changed() {
     let mark = || device.process.mark();
     assert!(device.is_due(mark()), "there was none");
     look(device, 10, |_| {});
-    assert_ne!(device.measured_at.load(Ordering::Relaxed), 0);
+    assert_ne!(device.measuring.at.load(Ordering::Relaxed), 0);
     // It does not grow old here.
-    let keep = || device.measured_at.store(u64::MAX, Ordering::Relaxed);
+    let keep = || device.measuring.at.store(u64::MAX, Ordering::Relaxed);
     keep();
     assert!(!device.is_due(mark()));
     let before = mark();
@@ -527,7 +517,7 @@ fn a_measurement_does_until_something_may_have_changed() {
     assert!(device.is_due(mark()), "memory of others may have come");
     device.closed();
     assert!(!device.is_due(mark()));
-    look(device, 10, |_| device.add(Category::Linear, 10));
+    look(device, 10, |_| device.book.add(Category::Linear, 10));
     assert!(device.is_due(mark()), "it was not exact");
 }
 
@@ -550,23 +540,33 @@ fn a_panic_while_a_context_is_destroyed_does_not_end_measuring() {
 fn what_is_paid_ahead_goes_back_by_itself() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    let paid = Prepaid::pay(device, "a", 30 * MIB).expect("room");
+    let paid = Prepaid::pay(device, Request::insisting("a", 30 * MIB)).expect("room");
     assert_eq!(charged(device), (30, 30));
     drop(paid);
     assert_eq!(charged(device), (0, 0));
     panics(|| {
-        let _paid = Prepaid::pay(device, "a", 30 * MIB).expect("room");
+        let _paid = Prepaid::pay(device, Request::insisting("a", 30 * MIB)).expect("room");
         panic!("a test");
     });
     assert_eq!(charged(device), (30, 30), "the call may have been made");
-    device.driver_share.recover(device);
+    device.recover();
     assert_eq!(charged(device), (0, 0));
     panics(|| {
         let mut paid = Prepaid::none(device);
-        let _ = paid.raise(30 * MIB, &|_| panic!("a test"));
+        paid.raise(Request::reclaiming(8 * MIB)).expect("room");
+        paid.reserve(8 * MIB);
+        paid.offer(6 * MIB);
+        panic!("a test");
+    });
+    assert_eq!(charged(device), (8, 8), "what was offered is kept on");
+    device.driver_part.unreserve(&device.book, 8 * MIB);
+    assert_eq!(charged(device), (0, 0));
+    panics(|| {
+        let mut paid = Prepaid::none(device);
+        let _ = paid.raise_by(30 * MIB, &|_| panic!("a test"));
     });
     assert!(
-        !device.driver_share.await_others(Instant::now()),
+        !device.driver_part.await_others(Instant::now()),
         "none is paying"
     );
 }
@@ -575,7 +575,11 @@ fn what_is_paid_ahead_goes_back_by_itself() {
 fn what_is_charged_for_a_call_goes_back_by_itself() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
-    let pay = || device.charge("a", 30 * MIB).expect("room");
+    let pay = || {
+        device
+            .charge(Request::insisting("a", 30 * MIB))
+            .expect("room")
+    };
     drop(pay());
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -583,10 +587,9 @@ fn what_is_charged_for_a_call_goes_back_by_itself() {
         panic!("a test");
     });
     assert_eq!(charged(device), (30, 30), "the call may have been made");
-    device.driver_share.recover(device);
+    device.recover();
     assert_eq!(charged(device), (0, 0));
-    device.charge_ahead("a", 30 * MIB).expect("room");
-    let ahead = Charged::ahead(device, 30 * MIB);
+    let ahead = device.charge_ahead(Request::insisting("a", 30 * MIB));
     assert_eq!(charged(device), (30, 30));
     drop(ahead);
     assert_eq!(charged(device), (0, 0));
@@ -605,7 +608,7 @@ fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                device.driver_share.recover(device);
+                device.recover();
             }
         });
         let mut most = 0;
@@ -614,32 +617,13 @@ fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
             let mut paid = Prepaid::none(device);
             let charge = |missing| {
                 charges.set(charges.get() + 1);
-                device.charge_ahead_without_trim(missing)
+                device.charge_ahead(Request::reclaiming(missing))
             };
-            paid.raise(8 * MIB, &charge).expect("room");
+            paid.raise_by(8 * MIB, &charge).expect("room");
             most = most.max(charges.get());
         }
         over.store(true, Ordering::Relaxed);
         assert_eq!(most, 1, "charged once each");
     });
     assert_eq!(charged(device), (0, 0));
-}
-
-#[test]
-fn a_figure_that_never_stands_still_is_shown_for_a_while_only() {
-    let (figure, shown) = (Cell::new(0), Cell::new(0));
-    let next = || {
-        figure.set(figure.get() + 1);
-        figure.get()
-    };
-    publish(next, |bytes| shown.set(bytes));
-    assert_eq!(figure.get(), 2 * u64::from(SHOWINGS));
-    assert_eq!(shown.get(), figure.get() - 1);
-    let changes = || {
-        figure.set((figure.get() + 1).min(7));
-        figure.get()
-    };
-    figure.set(0);
-    publish(changes, |bytes| shown.set(bytes));
-    assert_eq!(shown.get(), 7, "what it is when it stands still");
 }

@@ -2,20 +2,19 @@
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
-use crate::account::device::Device;
+use crate::account::book::Book;
 
 /// A launch, until its call is over.
 pub struct UnderWay<'a> {
-    pub(super) device: &'a Device,
+    pub(super) memory: &'a GraphMemory,
+    pub(super) book: &'a Book,
     pub launch: Launch<'a>,
 }
 
 impl UnderWay<'_> {
     /// The call is over, and has `succeeded` or not: looks how much is reserved now.
     pub fn settle(self, succeeded: bool) {
-        self.device
-            .graphs
-            .settle(self.device, &self.launch, succeeded);
+        self.memory.settle(self.book, &self.launch, succeeded);
         std::mem::forget(self);
     }
 }
@@ -23,20 +22,19 @@ impl UnderWay<'_> {
 /// A panic: nobody knows whether the call was made. What is paid stays charged until the next look (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let memory = &self.device.graphs;
-        let mut state = memory.state.lock();
+        let mut state = self.memory.state.lock();
         state.end(&self.launch);
-        self.device
+        self.book
             .adjust_headroom((self.launch.paid() as i64).wrapping_neg());
         state.conclude(&self.launch, false);
-        memory.settled.notify_all();
+        self.memory.settled.notify_all();
     }
 }
 
 /// A launch that is being charged for.
 pub(super) struct Paying<'a, 'n> {
     pub memory: &'a GraphMemory,
-    pub device: &'a Device,
+    pub book: &'a Book,
     pub launch: &'a mut Launch<'n>,
     pub payment: &'a Payment,
     /// The rest of the payment has been charged.
@@ -48,7 +46,7 @@ impl Drop for Paying<'_, '_> {
         let mut state = self.memory.state.lock();
         state.pay(self.launch, self.payment, self.charged);
         if self.charged {
-            self.device.adjust_headroom(self.launch.paid() as i64);
+            self.book.adjust_headroom(self.launch.paid() as i64);
         } else {
             self.memory.settled.notify_all();
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Pool;
 use crate::abi::DevicePtr;
-use crate::account::device::Device;
+use crate::account::book::Book;
 
 /// Of the bytes by which a call may let its pool grow, those that are paid.
 #[must_use = "it ends at once"]
@@ -29,10 +29,10 @@ impl<'a> Promise<'a> {
 
     /// The call is over: see [`Pool::settle`].
     #[inline(always)]
-    pub fn settle(self, device: &Device, range: Option<Range<DevicePtr>>) -> bool {
+    pub fn settle(self, book: &Book, range: Option<Range<DevicePtr>>) -> bool {
         let (pool, growth) = (self.pool, self.growth);
         self.stays();
-        pool.settle(device, growth, range)
+        pool.settle(book, growth, range)
     }
 
     /// It goes on without this guard.

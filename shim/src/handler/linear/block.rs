@@ -4,7 +4,8 @@ use std::mem::ManuallyDrop;
 
 use crate::account::BLOCK;
 use crate::account::device::Device;
-use crate::account::driver_share::Prepaid;
+use crate::account::driver_part::Prepaid;
+use crate::account::request::Request;
 use crate::account::spare::Spare;
 use crate::refusal::Refused;
 
@@ -41,7 +42,7 @@ impl<'a> Block<'a> {
 
     /// As [`Block::pay`], by a charge of its own.
     pub fn charge(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
-        device.charge(symbol, BLOCK)?.spend();
+        device.charge(Request::insisting(symbol, BLOCK))?.spend();
         let means = Means::Charged;
         Ok(Block { device, means })
     }
@@ -75,12 +76,12 @@ impl<'a> Block<'a> {
         match means {
             Means::Spare(spare) => {
                 spare.consume();
-                device.remove_idle(BLOCK);
+                device.book.remove_idle(BLOCK);
             }
             Means::Charged => {}
             Means::Lent => {
                 drop(Prepaid::lent(device, BLOCK));
-                device.charge_over(BLOCK);
+                device.book.charge_over(BLOCK);
             }
         }
     }
@@ -89,18 +90,18 @@ impl<'a> Block<'a> {
 /// Pays without a spare block of this thread's.
 #[cold]
 fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refused> {
-    if device.charge_quietly(BLOCK) {
+    if let Ok(charged) = device.charge(Request::trimming(BLOCK)) {
+        charged.spend();
         return Ok(Means::Charged);
     }
-    if let Some(spare) = device.spares.all().find(|spare| spare.take()) {
+    if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
     // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
-    if let Some(lent) = device.driver_share.borrow(device, BLOCK) {
-        lent.lend();
+    if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
-    device.charge(symbol, BLOCK)?.spend();
+    device.charge(Request::insisting(symbol, BLOCK))?.spend();
     Ok(Means::Charged)
 }
 
@@ -119,11 +120,11 @@ fn abandon(device: &Device, means: Means<'_>) {
     match means {
         Means::Spare(spare) => {
             spare.consume();
-            device.driver_share.keep(BLOCK);
+            device.driver_part.keep(BLOCK);
         }
         Means::Charged => {
-            device.add_idle(BLOCK);
-            device.driver_share.keep(BLOCK);
+            device.book.add_idle(BLOCK);
+            device.driver_part.keep(BLOCK);
         }
         Means::Lent => drop(Prepaid::lent(device, BLOCK)),
     }

@@ -1,26 +1,24 @@
-//! The part of a process's memory that no call gives a size for: contexts, code, streams, the driver's own buffers.
+//! The part of a process's memory that no call gives a size for: contexts, code, streams, the
+//! driver's own buffers.
 //!
-//! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that may let it grow are paid in advance
-//! by an estimate (`prepaid`), and it is measured after them. A small `reserve` stays charged in between, because the driver also takes a
-//! block now and then where nobody would expect it.
+//! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that
+//! may let it grow are paid in advance by an estimate ([`Prepaid`]), and it is measured after them
+//! ([`Device::measure`](super::device::Device::measure)). The [`RESERVE`] stays charged in between.
 //!
 //! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
 
 mod prepaid;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::device::{Device, Total};
+use super::book::{Book, RESERVE};
+use super::contexts::Contexts;
+use super::device::Total;
 use super::packed::Packed;
 use crate::abi::Context;
-use crate::refusal::Refused;
 pub use prepaid::Prepaid;
-
-/// Kept charged beyond the measured part while the process has a context: bytes.
-pub const RESERVE: u64 = 4 << 20;
 
 #[derive(Default)]
 struct State {
@@ -99,7 +97,8 @@ impl State {
         self.prepaid += bytes;
     }
 
-    /// The call to which `bytes` were offered is over, and has `taken` so many of them. The others are kept on.
+    /// The call to which `bytes` were offered is over, and has `taken` so many of them. The others
+    /// are kept on.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
@@ -125,10 +124,8 @@ impl State {
 
 /// The driver's part of a device.
 #[derive(Default)]
-pub struct DriverShare {
+pub struct DriverPart {
     state: Mutex<State>,
-    /// Measurements begun.
-    measurements: AtomicU64,
     /// A call under way has ended.
     settled: Condvar,
 }
@@ -144,21 +141,15 @@ pub struct Measured {
     pub at_least: bool,
 }
 
-impl DriverShare {
-    /// Waits, no longer than `until`, for another thread's call that has paid ahead, or is about to: it may not need all of its estimate, or make
-    /// this one's needless. False when there is none to wait for, or no time. The caller has nothing promised to itself: two would wait for each
-    /// other.
+impl DriverPart {
+    /// Waits, no longer than `until`, for another thread's call that has paid ahead, or is about
+    /// to: it may not need all of its estimate, or make this one's needless. False when there is
+    /// none to wait for, or no time. The caller has nothing promised to itself: two would wait for
+    /// each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
             && !self.settled.wait_until(&mut state, until).timed_out()
-    }
-
-    /// Lends `bytes` of the reserve to a call that is expected not to need them. `None` when there is not so much.
-    pub fn borrow<'a>(&'a self, device: &'a Device, bytes: u64) -> Option<Prepaid<'a>> {
-        let mut paid = Prepaid::none(device);
-        paid.take_idle(&mut self.state.lock(), bytes)
-            .then_some(paid)
     }
 
     /// The driver's part as last measured, bytes.
@@ -166,19 +157,23 @@ impl DriverShare {
         self.state.lock().used
     }
 
-    /// Pays for `bytes` of growth, as far as they have come out of the reserve.
-    pub fn make_whole(
-        &self,
-        device: &Device,
-        symbol: &'static str,
-        bytes: u64,
-    ) -> Result<(), Refused> {
-        let missing = self.state.lock().out_of_reserve(bytes);
-        if missing > 0 {
-            device.charge_ahead(symbol, missing)?;
-            self.state.lock().held += missing;
-        }
-        Ok(())
+    /// Of `bytes` by which the driver's part has grown, those that have come out of the reserve.
+    pub fn out_of_reserve(&self, bytes: u64) -> u64 {
+        self.state.lock().out_of_reserve(bytes)
+    }
+
+    /// Bytes that are charged, and idle, become part of the reserve: what of them is too much is
+    /// given back after the next measurement.
+    pub fn keep(&self, bytes: u64) {
+        self.state.lock().held += bytes;
+    }
+
+    /// Gives back `bytes` that were kept for what contexts take later.
+    pub fn unreserve(&self, book: &Book, bytes: u64) {
+        let mut state = self.state.lock();
+        state.reserved = state.reserved.saturating_sub(bytes);
+        book.adjust_headroom((bytes as i64).wrapping_neg());
+        self.give_back(book, &mut state);
     }
 
     /// Changes what is known of small arrays.
@@ -187,98 +182,69 @@ impl DriverShare {
     }
 
     /// A context is gone, and the blocks of its small arrays with it.
-    pub fn forget_packed(&self, device: &Device, context: Context) {
+    pub fn forget_packed(&self, book: &Book, context: Context) {
         let mut state = self.state.lock();
         state.packed.forget(context);
-        device.set_packed(state.packed.bytes());
+        book.set_packed(state.packed.bytes());
     }
 
     /// Without a measurement: a context has gone.
-    pub fn forget_assumed(&self, device: &Device) {
+    pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
             let used = state.used.saturating_sub(bytes);
-            self.enter(device, &mut state, used);
-            self.trim(device, &mut state);
+            self.enter(book, contexts, &mut state, used);
+            self.give_back(book, &mut state);
         }
     }
 
-    /// Gives back `bytes` that were kept.
-    pub fn unreserve(&self, device: &Device, bytes: u64) {
-        let mut state = self.state.lock();
-        state.reserved = state.reserved.saturating_sub(bytes);
-        device.adjust_headroom((bytes as i64).wrapping_neg());
-        self.trim(device, &mut state);
-    }
-
-    /// Promises `bytes` that were kept to a call that may take them.
-    pub fn offer(&self, bytes: u64) {
-        self.state.lock().offer(bytes);
-    }
-
-    /// Without a measurement: the driver's part has changed by so many bytes, for as long as its context lives.
-    pub fn assume(&self, device: &Device, change: i64) {
+    /// Without a measurement: the driver's part has changed by so many bytes, for as long as its
+    /// context lives.
+    pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
             *context = context.saturating_add_signed(change);
         }
         let used = state.used.saturating_add_signed(change);
-        self.enter(device, &mut state, used);
-        self.trim(device, &mut state);
+        self.enter(book, contexts, &mut state, used);
+        self.give_back(book, &mut state);
     }
 
-    /// Measures the driver's part and brings the charge in line with it. Without a measurement everything stays as it was.
-    pub fn measure(&self, device: &Device) -> Option<Measured> {
-        let (number, total) = self.look(device);
-        let total = total?;
-        Some(self.conclude(device, &mut self.state.lock(), number, total))
+    /// Brings the charge in line with a measurement.
+    pub fn conclude(
+        &self,
+        book: &Book,
+        contexts: &Contexts,
+        number: u64,
+        total: Total,
+    ) -> Measured {
+        self.conclude_with(book, contexts, &mut self.state.lock(), number, total)
     }
 
-    /// After a panic of the library's: what calls had paid ahead stayed charged, as they may have been made. Without a measurement nobody knows
-    /// what they took, and it is given back as after any call that is not measured.
-    pub fn recover(&self, device: &Device) {
-        if self.measure(device).is_none() {
-            self.trim(device, &mut self.state.lock());
-        }
-    }
-
-    /// Bytes that are charged, and idle, become part of the reserve: what of them is too much is given back after the next measurement.
-    pub fn keep(&self, bytes: u64) {
-        self.state.lock().held += bytes;
-    }
-
-    /// A measurement, with its number.
-    fn look(&self, device: &Device) -> (u64, Option<Total>) {
-        let number = self.measurements.fetch_add(1, Ordering::AcqRel) + 1;
-        let total = device.measure_total().map(|total| Total {
-            named: total.named + self.taken_over(device, total),
-            ..total
-        });
-        (number, total)
-    }
-
-    /// What of a measurement is imported memory that has come to this process since the last one.
-    fn taken_over(&self, device: &Device, total: Total) -> u64 {
-        let grown = total.beyond_named().saturating_sub(self.used());
-        device.take_over(grown)
-    }
-
-    fn conclude(&self, device: &Device, state: &mut State, number: u64, total: Total) -> Measured {
-        // One that was begun later has been entered: it has seen whatever this one was to see, and more.
+    fn conclude_with(
+        &self,
+        book: &Book,
+        contexts: &Contexts,
+        state: &mut State,
+        number: u64,
+        total: Total,
+    ) -> Measured {
+        // One that was begun later has been entered: it has seen whatever this one was to see, and
+        // more.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
             state.alive = total.figure > 0;
             state.assumed.clear();
             state.packed.measured(before, used);
-            let overrun = self.enter(device, state, used);
-            device.set_packed(state.packed.bytes());
+            let overrun = self.enter(book, contexts, state, used);
+            book.set_packed(state.packed.bytes());
             overrun
         } else {
             0
         };
-        self.trim(device, state);
-        self.refill(device, state);
+        self.give_back(book, state);
+        self.refill(book, state);
         Measured {
             used: state.used,
             overrun,
@@ -286,44 +252,45 @@ impl DriverShare {
         }
     }
 
-    /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the limit.
-    fn enter(&self, device: &Device, state: &mut State, used: u64) -> u64 {
+    /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the
+    /// limit.
+    fn enter(&self, book: &Book, contexts: &Contexts, state: &mut State, used: u64) -> u64 {
         let (before, counted_before) = (state.used, state.counted());
         state.used = used;
-        state.uncounted = device.uncounted(used);
+        state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
-        device.set_driver(before, used);
+        book.set_driver(before, used);
         // What came into use is no longer idle; what is charged anew is, until here.
-        device.adjust_idle(counted_before.wrapping_sub(counted) as i64);
+        book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {
             if used > before {
-                device.note_usage();
+                book.note_usage();
             }
             return 0;
         }
-        let overrun = if device.try_charge(missing) {
+        let overrun = if book.try_charge(missing) {
             0
         } else {
-            device.charge_over(missing);
+            book.charge_over(missing);
             missing
         };
         state.held += missing;
-        device.add_idle(missing);
+        book.add_idle(missing);
         overrun
     }
 
     /// After a call: gives back what is idle beyond the reserve.
-    fn trim(&self, device: &Device, state: &mut State) {
+    fn give_back(&self, book: &Book, state: &mut State) {
         let excess = state.excess();
         state.held -= excess;
-        device.uncharge_idle(excess);
+        book.uncharge_idle(excess);
         self.settled.notify_all();
     }
 
-    fn refill(&self, device: &Device, state: &mut State) {
+    fn refill(&self, book: &Book, state: &mut State) {
         let short = state.short();
-        if short > 0 && device.try_charge_ahead(short) {
+        if short > 0 && book.try_charge_ahead(short) {
             state.held += short;
         }
     }
@@ -424,15 +391,15 @@ mod tests {
 
     #[test]
     fn a_call_waits_for_others_that_are_under_way_and_for_nobody_else() {
-        let share = DriverShare::default();
+        let part = DriverPart::default();
         let hour = Instant::now() + Duration::from_secs(3600);
-        assert!(!share.await_others(hour), "there are none");
-        share.state.lock().prepaid = BLOCK;
-        assert!(!share.await_others(Instant::now()), "no time");
+        assert!(!part.await_others(hour), "there are none");
+        part.state.lock().prepaid = BLOCK;
+        assert!(!part.await_others(Instant::now()), "no time");
         thread::scope(|threads| {
-            let waits = threads.spawn(|| share.await_others(hour));
+            let waits = threads.spawn(|| part.await_others(hour));
             while !waits.is_finished() {
-                share.settled.notify_all();
+                part.settled.notify_all();
                 thread::yield_now();
             }
             assert!(waits.join().expect("an answer"));

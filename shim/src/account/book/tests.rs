@@ -1,0 +1,86 @@
+use std::cell::Cell;
+
+use gpulimit_base::device::DeviceId;
+
+use super::*;
+use crate::account::scratch::Scratch;
+
+const MIB: u64 = 1 << 20;
+const GPU: DeviceId = DeviceId::gpu([7; 16]);
+
+fn enter(group: &Scratch) -> Book {
+    let member = group.member();
+    let device = member.device(GPU, 1000 * MIB);
+    Book::new(0, member, device.expect("a device"))
+}
+
+fn shown(book: &Book, category: Category) -> u64 {
+    let ledger = book.member.ledger();
+    ledger.usage(ledger.find_device(&GPU).expect("known")).by[category as usize]
+}
+
+#[test]
+fn free_is_what_the_group_has_and_what_is_idle_here() {
+    let group = Scratch::new(&["max=100M"]);
+    let book = enter(&group);
+    let free = || book.free() / MIB;
+    assert_eq!(free(), 100);
+    assert!(book.try_charge_ahead(3 * MIB));
+    assert_eq!(free(), 97, "in reserve");
+    assert!(book.try_charge_ahead(17 * MIB));
+    assert_eq!(free(), 96, "4 MiB in reserve");
+    assert_eq!(book.reclaimable(20 * MIB), 16 * MIB);
+    book.adjust_headroom(10 * MIB as i64);
+    assert_eq!(free(), 86);
+    assert_eq!(book.reclaimable(20 * MIB), 6 * MIB);
+    assert_eq!(book.reclaimable(5 * MIB), 0);
+    book.add(Category::Pools, 32 * MIB);
+    book.add(Category::Graphs, 64 * MIB);
+    book.add(Category::Linear, 100 * MIB);
+    assert_eq!(book.reclaimable(20 * MIB), 102 * MIB);
+    book.adjust_headroom(-(10 * MIB as i64));
+    assert_eq!(free(), 96);
+}
+
+#[test]
+fn each_category_is_shown_and_small_arrays_are_arrays() {
+    let group = Scratch::new(&["max=100M"]);
+    let book = enter(&group);
+    assert!(book.try_charge(MIB));
+    for (bytes, category) in (1..).zip(Category::ALL) {
+        book.add(category, 10 * bytes);
+        book.remove(category, bytes);
+        assert_eq!(shown(&book, category), 9 * bytes);
+    }
+    book.set_driver(63, 100);
+    book.set_packed(30);
+    let [arrays, driver] = [Category::Arrays, Category::Driver];
+    assert_eq!((shown(&book, arrays), shown(&book, driver)), (66, 70));
+    book.set_packed(40);
+    assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 60));
+    book.set_driver(100, 30);
+    assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
+    book.set_packed(0);
+    assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
+    // What the driver shows for the process beside its own part: 55 is managed.
+    assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));
+}
+
+#[test]
+fn a_figure_that_never_stands_still_is_shown_for_a_while_only() {
+    let (figure, shown) = (Cell::new(0), Cell::new(0));
+    let next = || {
+        figure.set(figure.get() + 1);
+        figure.get()
+    };
+    publish(next, |bytes| shown.set(bytes));
+    assert_eq!(figure.get(), 2 * u64::from(SHOWINGS));
+    assert_eq!(shown.get(), figure.get() - 1);
+    let changes = || {
+        figure.set((figure.get() + 1).min(7));
+        figure.get()
+    };
+    figure.set(0);
+    publish(changes, |bytes| shown.set(bytes));
+    assert_eq!(shown.get(), 7, "what it is when it stands still");
+}
