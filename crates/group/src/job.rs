@@ -11,7 +11,6 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::{proc, process};
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -96,9 +95,10 @@ impl Job {
         let own_pid_ns = namespace("pid");
         let lives = if self.pid_ns != 0 && self.pid_ns == own_pid_ns {
             Seen::by_pid(self.pid).is_some_and(|seen| self.has_started(seen.start))
-        } else if let Some(processes) = everybody.by_pid() {
-            let mut namesakes = processes.get(&self.pid).into_iter().flatten();
-            namesakes.any(|seen| self.may_be_in(seen.pid_ns) && self.has_started(seen.start))
+        } else if let Some(processes) = everybody.all() {
+            processes.iter().any(|(pid, seen)| {
+                *pid == self.pid && self.may_be_in(seen.pid_ns) && self.has_started(seen.start)
+            })
         } else {
             return JobState::Unseen;
         };
@@ -157,27 +157,27 @@ impl Seen {
     }
 }
 
-/// All living processes, by the pids that they have in their own namespaces; looked at when that is first asked for.
+/// All living processes, with the pids that they have in their own namespaces; looked at when that is first asked for.
 ///
 /// A look reads several files for each process, and a user can have thousands of jobs on record: it is one for all jobs that were read
 /// before it.
 #[derive(Default)]
-pub(super) struct Everybody(OnceCell<Option<BTreeMap<u32, Vec<Seen>>>>);
+pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
 impl Everybody {
     /// `None` where the caller does not see all.
-    fn by_pid(&self) -> Option<&BTreeMap<u32, Vec<Seen>>> {
-        self.0.get_or_init(Self::look).as_ref()
+    fn all(&self) -> Option<&[(u32, Seen)]> {
+        self.0.get_or_init(Self::look).as_deref()
     }
 
-    fn look() -> Option<BTreeMap<u32, Vec<Seen>>> {
+    fn look() -> Option<Vec<(u32, Seen)>> {
         #[cfg(all(test, not(loom)))]
         tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
         // Where `/proc` hides the processes of others it hides the first one, too.
         if namespace("pid") != FIRST_PID_NS || fs::read("/proc/1/stat").is_err() {
             return None;
         }
-        let mut all: BTreeMap<u32, Vec<Seen>> = BTreeMap::new();
+        let mut all = Vec::new();
         for entry in fs::read_dir("/proc").ok()?.flatten() {
             let pid = entry
                 .file_name()
@@ -187,7 +187,7 @@ impl Everybody {
                 && let Some(own) = pid_in_its_namespace(pid)
                 && let Some(seen) = Seen::by_pid(pid)
             {
-                all.entry(own).or_default().push(seen);
+                all.push((own, seen));
             }
         }
         Some(all)
