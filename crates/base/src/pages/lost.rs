@@ -2,7 +2,7 @@
 //!
 //! A page that is gone is answered by SIGBUS, and nothing on a tmpfs path prevents that: seals need a memfd, and a lease or a lock binds
 //! nobody. So that one member of a group cannot end the programs of all others, a handler gives the *whole* mapping zeros of the
-//! process's own and marks it as lost. What is read there then means nothing; who reads asks [`Watch::is_lost`], after a look at [`any`].
+//! process's own and marks it as lost. What is read there then means nothing; who reads asks `Watch::is_lost`, after a look at [`any`].
 //!
 //! The handler is there as soon as a file is mapped, so never in a program without a limit. It answers for addresses of these mappings only; all
 //! else goes to the handler that was there before. A program that installs its own afterwards keeps that one, and a thread that has the
