@@ -616,6 +616,8 @@ def play(case: Case, arguments: list[Argument], ready: Callable[[], None]) -> li
     if called is None:
         return "missing"
     values = [argument_of(driver, case, argument) for argument in arguments]
+    if "GPU_CHECK_FILL_FREED" in os.environ:
+        fill_freed()
     # What the simulated driver says that was refused: one line for each function.
     failed = Path(journal(os.getpid()))
     failed.write_text("")
@@ -625,6 +627,15 @@ def play(case: Case, arguments: list[Argument], ready: Callable[[], None]) -> li
     statuses.append(driver.patiently("cuMemAlloc_v2", byref(c_uint64()), c_size_t(MIB)))
     statuses.append(driver.patiently("cuMemAllocAsync", byref(c_uint64()), c_size_t(MIB), None))
     return statuses
+
+
+def fill_freed() -> None:
+    """Takes the memory that the C library has free, zeroed: a function that reads a freed object finds the same there each time."""
+    take = CDLL(None).calloc
+    take.restype, take.argtypes = c_void_p, (c_size_t, c_size_t)
+    for size in range(16, 8192, 16):
+        for _ in range(16):
+            take(1, size)
 
 
 def journal(pid: int) -> str:

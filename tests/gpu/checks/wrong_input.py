@@ -10,8 +10,13 @@ from pathlib import Path
 
 from harness import CAP, HERE, MIB, Outcome, Program, bare, capped, check, judged, preloaded, python
 
-HEAPS = ("", "glibc.malloc.perturb=165", "glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=0")
-"""How the C library lays out the heap in each turn of `wrong-handles`."""
+HEAPS: tuple[dict[str, str], ...] = (
+    {},
+    {"GLIBC_TUNABLES": "glibc.malloc.perturb=165"},
+    {"GLIBC_TUNABLES": "glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=0"},
+    {"GPU_CHECK_FILL_FREED": "1"},
+)
+"""The variables that lay out the heap in each turn of `wrong-handles`, and say what is in freed memory."""
 
 
 @check("wrong-handles", timeout=1200, lane="alone")
@@ -26,8 +31,8 @@ def wrong_handles(outcome: Outcome) -> None:
         # what the driver does with freed memory, or with an object of another kind, depends on what lies there.
         for turn, heap in enumerate(HEAPS):
             chosen = ["--again", str(differences)] if turn else part
-            without = bare(handles(*chosen, "--out", str(expected)), GLIBC_TUNABLES=heap)
-            limited = preloaded(handles(*chosen, "--out", str(found)), "24G", GLIBC_TUNABLES=heap)
+            without = bare(handles(*chosen, "--out", str(expected)), **heap)
+            limited = preloaded(handles(*chosen, "--out", str(found)), "24G", **heap)
             finish(without)
             finish(limited)
             again = chosen if turn else []
