@@ -1,7 +1,7 @@
 //! Contexts: hundreds of MiB each, of a size that no call tells.
 //!
-//! The first process of a group measures what a context takes on this GPU and leaves the figure in the ledger; from then on every context is
-//! charged by it before it is made.
+//! The first process of a group measures what a context takes on this GPU and leaves the figure in the
+//! ledger and in the file `.context-GPU` of the root; from then on every context is charged by it before it is made.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -60,7 +60,11 @@ fn make(
             // One at a time: two threads that retain the same primary context make one.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                hint.set(device.book.context_hint());
+                // Any member may write it.
+                hint.set(match device.book.context_hint() {
+                    0 => 0,
+                    known => known.max(device.least_context),
+                });
                 if is_made() || !device.book.counts_contexts() {
                     return Ok(());
                 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{EventKind, Ledger};
 use gpulimit_programs::world::{self, CONTEXT, MIB, World};
 
@@ -26,6 +27,27 @@ fn ledger(world: &World) -> File {
 fn zero(ledger: &File) {
     let zeros = vec![0; WORDS.1];
     ledger.write_all_at(&zeros, WORDS.0).expect("written");
+}
+
+/// What a context takes is known from the first one, in a word that any member may write.
+#[test]
+fn a_size_of_contexts_that_cannot_be_is_not_believed() {
+    // Bytes of local memory that every context of the simulated GPU has from the start.
+    const LEAST: u64 = 264 * MIB;
+    let world = World::new(CAP);
+    let first = world.on_gpu();
+    let id: DeviceId = world.machine().gpu(0).uuid.parse().expect("a UUID");
+    let ledger = world.ledger();
+    let device = ledger.find_device(&id).expect("seen");
+    assert!(ledger.context_hint(device) >= LEAST);
+    ledger.set_context_hint(device, 1);
+    let before = world.usage(0).charged;
+    let mut second = world.start();
+    second.expect(&[("start", "0 0")]);
+    let charged = world.usage(0).charged - before;
+    assert!(charged >= LEAST, "{charged}");
+    second.end_quietly();
+    first.end_quietly();
 }
 
 #[test]
