@@ -255,7 +255,10 @@ fn files_of_proc_are_read_whatever_bytes_are_in_them() {
             }
         }
     }
-    none("read_to_string of files of /proc (see src/proc.rs)", &found);
+    none(
+        "read_to_string of files of /proc (see crates/base/src/proc.rs)",
+        &found,
+    );
 }
 
 #[test]

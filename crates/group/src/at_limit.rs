@@ -1,5 +1,7 @@
-//! What a group does with a request that does not fit, in this order: members give back what they hold unused, the dead are cleaned away,
-//! the request waits, others are killed, it is refused. How much of that the group's options say.
+//! What a group does with a request that does not fit, in this order: the process gives back what
+//! it holds unused, the dead are cleaned away, the others are asked for what they hold unused
+//! (`contend` of the ledger), the request waits, others are killed, it is refused. The group's
+//! options say how much of that is done.
 
 use super::kill::{Target, Targets};
 use super::look;

@@ -9,12 +9,12 @@
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
 //! | `Contexts::making` | making a context: two threads that retain the same one make it once | the driver is called |
 //! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
-//! | `Pools::by_handle` | the list of pools | shared: pools are looked at |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order |
+//! | `Pools::by_handle` | the list of pools | nothing is called: the list is copied out |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool |
 //! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
-//! | `Launched::{kernels, needs, functions}`, in this order | what has been launched | nothing is called |
-//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`) | one map | nothing: not even another lock |
+//! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | nothing is called |
+//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | nothing: not even another lock |
 //!
 //! **Nothing waits for room in the group while a lock is held**: another thread that is about to free memory may need it. A call pays quietly
 //! under the lock; where that fails, it lets go of the lock, waits with nothing promised to it, and then begins anew (`handler::payment`).
@@ -23,7 +23,7 @@
 
 use std::ops::Deref;
 
-/// The place of a lock that may be held during a call of the driver.
+/// The place of a lock in the order that is checked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
 pub enum Place {
     /// `Process::joining`.

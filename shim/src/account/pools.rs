@@ -653,7 +653,7 @@ mod cache {
 
     #[inline]
     pub fn read(cached: &AtomicPtr<Pool>) -> Option<&'static Pool> {
-        // SAFETY: only `Device::set_current_pool` stores here, from a `&'static Pool`.
+        // SAFETY: only `CurrentPool::set` stores here, from a `&'static Pool`.
         unsafe { cached.load(Ordering::Acquire).as_ref() }
     }
 }
