@@ -48,7 +48,7 @@ const NAP: Duration = Duration::from_millis(50);
 /// How far a request goes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
-    /// The caller has another way: nobody waits or dies for it.
+    /// The caller has another way: the request does not stand in line, and nobody is killed for it.
     None,
     /// As far as the group's options say.
     Full,

@@ -1,7 +1,8 @@
-//! What a CUDA context takes on each GPU of this machine, as last measured by any member of any group below a root.
+//! What a CUDA context takes on each GPU of this machine, as first measured by a member of any group below a root.
 //!
 //! The driver tells it to nobody. With the figure at hand a context can be charged before it is made, and need not be measured at once. One
-//! small file per GPU; it is a hint: whatever it says is corrected by the next measurement, and failing to write it is no error.
+//! small file per GPU; it is a hint: a process's charge is
+//! corrected by its next measurement, and failing to write the file is no error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;

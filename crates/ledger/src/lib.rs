@@ -1,6 +1,6 @@
 //! The shared file of a group: who has charged how much of which GPU.
 //!
-//! Every process writes only its own slot, and no shared total exists, so that there is nothing that a dying process
+//! Every process charges only in its own slot, and no shared total exists, so that there is nothing that a dying process
 //! can leave half-changed, and nothing that a stopped one can hold. Usage is the sum over the slots. Who owns a slot is
 //! a kernel lock that ends with the process: charging takes no lock, claiming and cleaning a slot do (`lock`). The ledger knows bytes and devices, nothing of CUDA.
 

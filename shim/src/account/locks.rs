@@ -10,14 +10,20 @@
 //! | `Contexts::making` | making a context: two threads that retain the same one make it once | the driver is called |
 //! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
 //! | `Pools::by_handle` | the list of pools | nothing is called: the list is copied out |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool; the ledger is changed |
 //! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | nothing is called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | nothing: not even another lock |
 //!
-//! **Nothing waits for room in the group while a lock is held**: another thread that is about to free memory may need it. A call pays quietly
-//! under the lock; where that fails, it lets go of the lock, waits with nothing promised to it, and then begins anew (`handler::payment`).
+//! **No request stands in the group's line, and none has others killed, while a lock is held**: another
+//! thread that is about to free memory may need the lock. A call pays quietly under the lock; where that
+//! fails, it lets go of the lock, waits with nothing promised to it, and then begins anew
+//! (`handler::payment`). A quiet request still asks other members for what they hold unused (for 100 ms at
+//! most), and waits until the memory of members that have died has gone.
+//!
+//! `Kept::groups` of the crate of groups is taken inside of a charge, below all of these; directories are
+//! read while it is held.
 //!
 //! In builds with debug assertions the locks down to `alone` are checked whenever one is taken, and whenever a request is about to wait.
 

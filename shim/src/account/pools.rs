@@ -491,7 +491,7 @@ impl Pools {
         }
     }
 
-    /// The driver has destroyed the pool with this handle.
+    /// The driver is about to destroy the pool with this handle, or has done so.
     pub fn unmade(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }

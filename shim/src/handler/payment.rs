@@ -1,6 +1,6 @@
 //! Paying ahead for a call that is made under a lock.
 //!
-//! Nothing waits for room in the group under a lock ([`crate::account::locks`]). So a call pays quietly under its lock; where there is no room it lets go of
+//! No request stands in the group's line under a lock ([`crate::account::locks`]). So a call pays quietly under its lock; where there is no room it lets go of
 //! the lock, waits, and takes the lock again: what is due may have changed meanwhile.
 
 use std::cell::Cell;
