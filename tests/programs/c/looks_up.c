@@ -1,0 +1,13 @@
+/* Looks up a function of the driver that nobody hooks, a hundred times. It never loads NVML. */
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int found = 0;
+    for (int look = 0; look < 100; look++)
+        found += driver && dlsym(driver, "cuDeviceGetName");
+    printf("found %d\n", found);
+    return 0;
+}
