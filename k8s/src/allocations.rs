@@ -176,7 +176,10 @@ impl Allocations {
         let path = self.records.join(&name);
         let text = serde_json::to_vec(&record).map_err(Trouble::new)?;
         replace(&path, &text, 0o600).map_err(Trouble::at(&path))?;
-        self.ensure(&name, &record)
+        self.ensure(&name, &record).inspect_err(|_| {
+            // No container got this group. A sweep removes what this leaves.
+            let _ = self.remove(&name, true);
+        })
     }
 
     /// Whether anything has this name.
@@ -311,6 +314,8 @@ impl Allocations {
             ledger: files.join("ledger"),
             view,
         };
+        // The whole root may have been removed.
+        make_directory(&self.root.path().join(VIEWS), 0o700)?;
         make_directory(&grant.view, 0o755)?;
         make_directory(&files, 0o755)?;
         for name in ["limits", "lock", "ledger"] {

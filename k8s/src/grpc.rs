@@ -18,6 +18,9 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// How long it may take to say what it wants.
 const REQUEST: Duration = Duration::from_secs(30);
 
+/// How many calls of one connection may be open. Kubelet has a few; each costs memory.
+const CALLS: u32 = 100;
+
 /// Answers kubelet until this is dropped. What comes in may have 4 MiB a message, here and in
 /// [`ask`]: tonic's own limit.
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
@@ -31,6 +34,7 @@ pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     // It fails with its services, and ours does not.
     let _ = Server::builder()
         .timeout(REQUEST)
+        .max_concurrent_streams(CALLS)
         .serve_with_incoming(DevicePluginServer::from_arc(plugin), connections)
         .await;
 }

@@ -10,6 +10,7 @@ use crate::socket::{Identity, Socket};
 use crate::{grpc, library, pods, say};
 use gpulimit_base::file_system::is_mount_point;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ const LISTENS: Duration = Duration::from_secs(10);
 struct Node {
     options: Options,
     cards: Cards,
+    /// The files of [`library::install`], which stay open.
+    _installed: [File; 2],
     plugin: Arc<Plugin>,
     allocations: Arc<Mutex<Allocations>>,
     /// The kubelet that knows us, and since when.
@@ -70,7 +73,7 @@ impl Node {
             }
         };
         let directory = options.state.join("lib");
-        library::install(&source, &directory).map_err(|error| {
+        let installed = library::install(&source, &directory).map_err(|error| {
             let (from, to) = (source.display(), directory.display());
             format!("cannot copy {from} to {to}: {error}")
         })?;
@@ -107,6 +110,7 @@ impl Node {
         Ok(Self {
             options,
             cards,
+            _installed: installed,
             plugin: Arc::new(plugin),
             allocations,
             known_to: None,

@@ -22,6 +22,9 @@ use tonic::{Request, Response, Status};
 /// More units than this on a node make kubelet's messages too long.
 const MOST_UNITS: u64 = 20_000;
 
+/// The characters that a refusal has at most.
+const LONGEST_REFUSAL: usize = 1_000;
+
 /// What kubelet is to know of us beyond the plain protocol.
 pub const WISHES: Wishes = Wishes {
     pre_start_required: false,
@@ -211,7 +214,12 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    let text = wrong.to_string();
+    // A status is a header, of which kubelet takes a few thousand bytes, and a line of our log.
+    let text = wrong
+        .to_string()
+        .chars()
+        .take(LONGEST_REFUSAL)
+        .collect::<String>();
     match wrong {
         Wrong::Pieces { .. } | Wrong::Cards(_) => Status::resource_exhausted(text),
         _ => Status::invalid_argument(text),

@@ -3,6 +3,7 @@
 
 mod allocate;
 mod applied;
+mod hostile;
 mod kubelet;
 mod lifecycle;
 mod manifests;
