@@ -206,8 +206,8 @@ fn has_own_clock(pid: u32) -> Option<bool> {
     }
 }
 
-/// The last of `NSpid`: the pid in the innermost namespace.
-fn innermost_pid(status: &[u8]) -> Option<u32> {
+/// The pid in the innermost namespace, by the process's `/proc/PID/status`: the last of `NSpid`.
+pub fn innermost_pid(status: &[u8]) -> Option<u32> {
     String::from_utf8_lossy(status)
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))?

@@ -7,7 +7,7 @@ use super::descent::Descent;
 use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
 use gpulimit_base::held_signals;
-use gpulimit_base::identity::Identity;
+use gpulimit_base::identity::{Identity, innermost_pid};
 use gpulimit_base::{proc, process};
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::cell::OnceCell;
@@ -196,11 +196,7 @@ impl Everybody {
 
 /// Of the process that has this pid here.
 fn pid_in_its_namespace(pid: u32) -> Option<u32> {
-    let status = proc::read(format!("/proc/{pid}/status")).ok()?;
-    let pids = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
-    pids.split_ascii_whitespace().next_back()?.parse().ok()
+    innermost_pid(&fs::read(format!("/proc/{pid}/status")).ok()?)
 }
 
 /// What a group's directory says of its job.

@@ -215,13 +215,14 @@ impl Root {
     }
 
     pub(super) fn missing(&self, name: &str) -> GroupError {
-        // Nobody means the group of an ended job.
-        let mut known = self.groups().unwrap_or_default();
-        known.retain(|group| !group.has_ended());
+        let known = self.groups().unwrap_or_default();
+        // A name that is not there is never meant for the group of an ended job.
+        let ended = Group::ended(&known);
+        let known = known.into_iter().zip(ended).filter(|(_, ended)| !ended);
         GroupError::Missing {
             name: name.into(),
             root: self.path.clone(),
-            known: known.into_iter().map(|group| group.name().into()).collect(),
+            known: known.map(|(group, _)| group.name().into()).collect(),
         }
     }
 
