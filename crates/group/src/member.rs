@@ -386,9 +386,9 @@ impl Member {
     }
 
     /// `bytes` more (or less) of what is charged are memory that other processes may hold, too.
-    pub fn share(&self, device: &MemberDevice, bytes: i64) {
+    pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
         for (station, index) in self.stations(device) {
-            station.slot.share(index, bytes);
+            station.slot.mark_shared(index, bytes);
         }
     }
 

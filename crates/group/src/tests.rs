@@ -375,7 +375,7 @@ fn what_leaves_a_process_stays_charged_until_it_is_given_back() {
     place.group("lab/alice", &[]);
     let (alice, bob) = (place.join("lab/alice"), place.join("lab"));
     charge(&alice, 10).expect("no limit");
-    alice.0.share(&alice.1, 5 * UNIT as i64);
+    alice.0.mark_shared(&alice.1, 5 * UNIT as i64);
     alice.0.orphan(&alice.1, 4 * UNIT);
     let orphans = |(member, device): &(Member, MemberDevice)| {
         (

@@ -57,7 +57,7 @@ impl Ledger {
 
 impl Slot {
     /// `bytes` more (or less) of what is charged are memory that other processes may hold, too: in multiples of 4 KiB.
-    pub fn share(&self, device: DeviceIndex, bytes: i64) {
+    pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
             .left
@@ -153,11 +153,11 @@ mod tests {
         let (_first, slot) = (scratch.join(), member(&scratch, 20, 0));
         let device = scratch.device;
         let may_leave = || scratch.may_leave(slot.index(), device) / UNIT;
-        slot.share(device, 7 * UNIT as i64);
+        slot.mark_shared(device, 7 * UNIT as i64);
         assert_eq!((may_leave(), slot.orphaned(device)), (7, 0));
         slot.orphan(device, 2 * UNIT + 1);
         assert_eq!((may_leave(), slot.orphaned(device)), (10, 3 * UNIT));
-        slot.share(device, -4 * UNIT as i64);
+        slot.mark_shared(device, -4 * UNIT as i64);
         assert_eq!((may_leave(), slot.orphaned(device)), (6, 3 * UNIT));
         assert_eq!(scratch.may_leave(slot.index(), scratch.other), 0);
         assert_eq!(scratch.orphans(device).total(), 3 * UNIT);

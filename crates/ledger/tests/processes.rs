@@ -331,7 +331,7 @@ fn role() {
             wait();
         }
         "share" => {
-            member.slot.share(member.device, 3 * KIB4 as i64);
+            member.slot.mark_shared(member.device, 3 * KIB4 as i64);
             member.slot.orphan(member.device, 2 * KIB4);
             println!("holding");
             wait();

@@ -301,8 +301,8 @@ impl Book {
     }
 
     /// `bytes` that are charged may be held by other processes, too.
-    pub fn share(&self, bytes: u64) {
-        self.member.share(&self.device, bytes as i64);
+    pub fn mark_shared(&self, bytes: u64) {
+        self.member.mark_shared(&self.device, bytes as i64);
     }
 
     /// Whether other processes have charged something here.

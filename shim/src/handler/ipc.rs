@@ -25,7 +25,7 @@ pub fn get(
         if let Some((ordinal, bytes)) = blocks.share(base)
             && let Ok(device) = call.process.device(ordinal)
         {
-            device.book.share(bytes);
+            device.book.mark_shared(bytes);
         }
     };
     // Before the call: another thread may free it as soon as the handle is there.

@@ -379,7 +379,7 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
         // Others have freed, or entered, it meanwhile.
         (true, false) => {
             device.book.charge_over(BLOCK);
-            device.book.share(BLOCK);
+            device.book.mark_shared(BLOCK);
             device.book.add(Category::Linear, BLOCK);
         }
         (false, true) => device.part_with(BLOCK, BLOCK, before),

@@ -122,7 +122,7 @@ pub fn export(
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
-        device.book.share(bytes);
+        device.book.mark_shared(bytes);
     }
     real(shareable, handle, kind, flags)
 }

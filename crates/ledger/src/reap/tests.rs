@@ -234,7 +234,7 @@ fn a_cleaned_slot_is_as_new() {
     slot.publish_idle(scratch.device, 2);
     slot.publish_reclaimable(scratch.device, 3);
     slot.count_refusal(scratch.device);
-    slot.share(scratch.device, UNIT as i64);
+    slot.mark_shared(scratch.device, UNIT as i64);
     slot.waiting().ticket.store(4, Ordering::Relaxed);
     let path = [level(&slot, scratch.device, u64::MAX)];
     super::super::charge(&path, UNIT, &Knows(None)).expect("no limit");

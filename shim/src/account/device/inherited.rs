@@ -35,7 +35,7 @@ impl Device {
     /// [`Device::hidden`] was `before` that.
     pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         let (member, device) = (self.book.member, &self.book.device);
-        member.share(device, (bytes as i64).wrapping_neg());
+        member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
         // An import that was charged elsewhere, or without its size being known; or another one, of
         // the same memory.
@@ -59,7 +59,7 @@ impl Device {
             move |bytes| {
                 // Whoever had it before has not given its charge back.
                 self.book.charge_over(bytes);
-                self.book.share(bytes);
+                self.book.mark_shared(bytes);
                 self.book.add(category, bytes);
             }
         };

@@ -198,7 +198,7 @@ fn a_full_group_gets_back_what_costs_nothing() {
         charge(device, Request::insisting("a", 2 * MIB)),
         "a spare block"
     );
-    device.book.share(30 * MIB);
+    device.book.mark_shared(30 * MIB);
     device.part_with(30 * MIB, 30 * MIB, None);
     assert_eq!(charged(device), (70, 0), "nobody has it");
     assert!(charge(device, Request::insisting("a", 30 * MIB)));
@@ -364,7 +364,7 @@ fn what_others_may_have_is_given_back_where_nobody_tells() {
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
     assert!(charge(device, Request::insisting("a", 50 * MIB)));
-    device.book.share(10 * MIB);
+    device.book.mark_shared(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
     // Not charged here; by another one, who has left it.
