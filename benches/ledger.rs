@@ -1,4 +1,5 @@
-//! What a charge and its giving back cost against so many live slots. Run: `cargo run --release -p gpulimit-benches --bin ledger`.
+//! What a charge and its giving back cost against so many live slots. Run:
+//! `cargo run --release -p gpulimit-benches --bin ledger`.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;

@@ -1,7 +1,9 @@
-// Fills half again as much memory as there is, a tile at a time: the size of a tile is what cuMemGetInfo says is free, and halved while the
-// driver says that there is not so much in one piece.
+// Fills half again as much memory as there is, a tile at a time: the size of a tile is what
+// cuMemGetInfo says is free, and halved while the driver says that there is not so much in one
+// piece.
 //
-//   cc -I/usr/local/cuda/include examples/tiles.c -lcuda -o tiles && gpulimit run --max 4G -- ./tiles
+//   cc -I/usr/local/cuda/include examples/tiles.c -lcuda -o tiles && gpulimit run --max 4G --
+//   ./tiles
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>

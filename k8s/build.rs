@@ -1,5 +1,6 @@
-//! Writes clients and servers of kubelet's services, by tonic's own generator. It reads them from this
-//! list: from kubelet's `.proto` files it would need `protoc`, which a fresh machine does not have.
+//! Writes clients and servers of kubelet's services, by tonic's own generator. It reads them from
+//! this list: from kubelet's `.proto` files it would need `protoc`, which a fresh machine does not
+//! have.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 

@@ -39,7 +39,8 @@ impl Accounts for Database {
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: nobody else walks the list; an entry is valid until the next call, and copied before.
+        // SAFETY: nobody else walks the list; an entry is valid until the next call, and copied
+        // before.
         unsafe {
             libc::setpwent();
             loop {

@@ -29,7 +29,8 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// The policy file [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
+    /// The policy file
+    /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
     /// Only say what would change
@@ -158,8 +159,8 @@ fn names_gpus(plan: &Plan) -> bool {
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// The groups with everything that only this machine knows, and what is wrong with them here: GPUs that it does not have, or that are too
-/// small.
+/// The groups with everything that only this machine knows, and what is wrong with them here: GPUs
+/// that it does not have, or that are too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -220,7 +221,8 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the root where it is not there, and keeps other controllers from applying at the same time.
+/// Makes the root where it is not there, and keeps other controllers from applying at the same
+/// time.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
@@ -292,7 +294,8 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Makes the tree what it is to be. What is made is on record before it is there, and whatever a rule names is there before the rule.
+/// Makes the tree what it is to be. What is made is on record before it is there, and whatever a
+/// rule names is there before the rule.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -304,7 +307,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user has a say in what is in the way of a change of their group. It must not keep the other groups and the rules as they are.
+    // A user has a say in what is in the way of a change of their group. It must not keep the other
+    // groups and the rules as they are.
     for step in steps.iter_mut() {
         if let Err(error) = change(root, step) {
             fail(root, step, error)?;

@@ -1,4 +1,5 @@
-//! `gpulimit cdi`: caps and groups as devices that container engines know by name (Container Device Interface).
+//! `gpulimit cdi`: caps and groups as devices that container engines know by name (Container Device
+//! Interface).
 
 mod name;
 mod spec;

@@ -31,8 +31,8 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// As [`Changes::new`], for a command of this environment: a GPU that is hidden from it and smaller than what -2G leaves out is no
-    /// reason to refuse.
+    /// As [`Changes::new`], for a command of this environment: a GPU that is hidden from it and
+    /// smaller than what -2G leaves out is no reason to refuse.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -213,8 +213,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     }
 }
 
-/// Drops those that no such size can be worked out for, if CUDA_VISIBLE_DEVICES hides them. CUDA itself is asked which these are: an index
-/// there goes by an order of its own.
+/// Drops those that no such size can be worked out for, if CUDA_VISIBLE_DEVICES hides them. CUDA
+/// itself is asked which these are: an index there goes by an order of its own.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),

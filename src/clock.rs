@@ -14,7 +14,8 @@ impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Days of eras of 400 years that begin on 1 March, so that the day of a leap year is its last.
+        // Days of eras of 400 years that begin on 1 March, so that the day of a leap year is its
+        // last.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -139,7 +139,8 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to a user who could not find it: groups in a private root are seen by its owner alone.
+/// Refuses to give a group to a user who could not find it: groups in a private root are seen by
+/// its owner alone.
 fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {

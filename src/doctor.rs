@@ -24,7 +24,8 @@ pub struct Args {
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
-    /// Look at this container, by id or name: its first process, and whether programs in it get the library
+    /// Look at this container, by id or name: its first process, and whether programs in it get the
+    /// library
     #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
     container: Option<String>,
 
@@ -134,12 +135,14 @@ impl Finding {
     }
 }
 
-/// Returns the findings about a process as JSON. A look may never end: the caller is a process of its own.
+/// Returns the findings about a process as JSON. A look may never end: the caller is a process of
+/// its own.
 pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// What is wrong where so few files can be opened that the other checks would take that for a fault of what they look at.
+/// What is wrong where so few files can be opened that the other checks would take that for a fault
+/// of what they look at.
 fn too_few_descriptors() -> Option<Finding> {
     /// More than the checks of this process, or of a child process, have open at a time.
     const NEEDED: usize = 32;

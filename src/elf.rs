@@ -1,4 +1,5 @@
-//! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is believed to be whole.
+//! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is
+//! believed to be whole.
 
 use object::elf::ET_DYN;
 use object::read::elf::{ElfFile64, FileHeader};
@@ -60,7 +61,8 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol under which the library has its version: a text with a zero after it, in a constant that needs no relocation.
+/// The symbol under which the library has its version: a text with a zero after it, in a constant
+/// that needs no relocation.
 const VERSION: &[u8] = b"gpulimit_version_text";
 /// The most bytes of a version that are looked at.
 const LONGEST_VERSION: u64 = 256;
@@ -90,7 +92,8 @@ impl<'data> Library<'data> {
         Ok(Self(file))
     }
 
-    /// The version that the file says of itself, as `version::text` has it; `None` where it is not libgpulimit.so.
+    /// The version that the file says of itself, as `version::text` has it; `None` where it is not
+    /// libgpulimit.so.
     pub fn version(&self) -> Option<String> {
         let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
         let mut symbols = self.0.dynamic_symbols();

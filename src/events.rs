@@ -138,7 +138,8 @@ struct Source {
     ledger: Ledger,
     /// The number of the first one that was not shown.
     next: u64,
-    /// A number that was not to be read the last time: its event was being written, or never will be.
+    /// A number that was not to be read the last time: its event was being written, or never will
+    /// be.
     gap: Option<u64>,
 }
 

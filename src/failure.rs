@@ -71,7 +71,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// A size that no GPU has is a mistake of the caller; GPUs that are not known are a fault of the machine.
+    /// A size that no GPU has is a mistake of the caller; GPUs that are not known are a fault of
+    /// the machine.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

@@ -31,7 +31,8 @@ pub struct Figures {
     pub above_all: Option<(Size, String)>,
     /// What to call the GPUs that are not among `gpus`, where there is something to say of them.
     pub others: Option<&'static str>,
-    /// The GPUs that its members have used, and those with a limit of their own; with them, all others that NVML lists.
+    /// The GPUs that its members have used, and those with a limit of their own; with them, all
+    /// others that NVML lists.
     pub gpus: Vec<Gpu>,
 }
 
@@ -137,7 +138,8 @@ impl Figures {
         self.rules.get(Selector::All, key).unwrap_or(key.default())
     }
 
-    /// The options that are not as they are in a group of which nothing was said: `on_limit=wait oom=kill-group`.
+    /// The options that are not as they are in a group of which nothing was said:
+    /// `on_limit=wait oom=kill-group`.
     pub fn options_text(&self) -> String {
         let normal = Options::default();
         let said: Vec<String> = self

@@ -18,7 +18,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print the value of this key alone: max, high, low, min, on_limit, wait_timeout, oom, count_context
+    /// Print the value of this key alone: max, high, low, min, on_limit, wait_timeout, oom,
+    /// count_context
     #[arg(value_parser = key)]
     key: Option<Name>,
 

@@ -1,4 +1,5 @@
-//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances have UUIDs alone.
+//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances
+//! have UUIDs alone.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
@@ -7,7 +8,8 @@ use gpulimit_limits::Selector;
 
 /// The GPU or MIG instance that `text` names. A full UUID needs no driver.
 ///
-/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU around them would limit nothing.
+/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU
+/// around them would limit nothing.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),

@@ -18,7 +18,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often groups that lack a file are looked at again, how long the pauses before that are, and for how long this goes on.
+/// How often groups that lack a file are looked at again, how long the pauses before that are, and
+/// for how long this goes on.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -38,13 +39,16 @@ pub enum Purpose {
 
 /// Returns the root and the whole name of the group that the caller means by `name`.
 ///
-/// Names mean the same in all verbs as in `GPULIMIT_GROUP`: a user whom a rule assigns to a group names groups from there on, so that
-/// `night` is `lab/alice/night`; a name that begins with the assigned group is a whole one. Groups elsewhere can be looked at by their
-/// whole names, and programs cannot run in them. Root administers the machine and names groups from the top, but for running in them.
+/// Names mean the same in all verbs as in `GPULIMIT_GROUP`: a user whom a rule assigns to a group
+/// names groups from there on, so that `night` is `lab/alice/night`; a name that begins with the
+/// assigned group is a whole one. Groups elsewhere can be looked at by their whole names, and
+/// programs cannot run in them. Root administers the machine and names groups from the top, but for
+/// running in them.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // Rules that cannot be read, as those of another version, must not keep root from making way for new ones.
+        // Rules that cannot be read, as those of another version, must not keep root from making
+        // way for new ones.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
     };
@@ -108,7 +112,8 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The group of this name and those below it; all without a name, those of the system's root first.
+    /// The group of this name and those below it; all without a name, those of the system's root
+    /// first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
@@ -138,8 +143,8 @@ impl Selection {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// The name of a group for people. By its name alone the first root's group is meant: one of another root that would be
-    /// taken for it is shown with its root.
+    /// The name of a group for people. By its name alone the first root's group is meant: one of
+    /// another root that would be taken for it is shown with its root.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -153,8 +158,9 @@ impl Selection {
 
     /// Opens the groups. What cannot be opened is said, and the status is a failure.
     ///
-    /// A group that lacks a file may be one that is being made, so that it is looked at again. All such groups share the waits: an owner
-    /// who leaves thousands of unfinished directories makes nobody wait for each.
+    /// A group that lacks a file may be one that is being made, so that it is looked at again. All
+    /// such groups share the waits: an owner who leaves thousands of unfinished directories makes
+    /// nobody wait for each.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -191,7 +197,8 @@ impl Selection {
     }
 }
 
-/// Says which groups cannot be opened: the first ones each on a line, then how many others there are.
+/// Says which groups cannot be opened: the first ones each on a line, then how many others there
+/// are.
 #[derive(Default)]
 pub struct Unreadable {
     groups: usize,
@@ -209,7 +216,8 @@ impl Unreadable {
         }
     }
 
-    /// Says how many groups were not named. Returns whether there was any group that cannot be opened.
+    /// Says how many groups were not named. Returns whether there was any group that cannot be
+    /// opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
@@ -229,7 +237,8 @@ pub struct Above {
 }
 
 impl Above {
-    /// The groups above one, from below. One that cannot be opened, as it is being removed, is left out.
+    /// The groups above one, from below. One that cannot be opened, as it is being removed, is left
+    /// out.
     pub fn all(group: &Group) -> Vec<Self> {
         let open = |group: Group| {
             Some(Self {
@@ -258,7 +267,8 @@ pub struct View {
 }
 
 impl View {
-    /// Opens a group after what its dead processes held is taken out, where we may and the driver has let go.
+    /// Opens a group after what its dead processes held is taken out, where we may and the driver
+    /// has let go.
     pub fn cleaned(
         group: Group,
         title: String,
@@ -335,7 +345,8 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger (`F_SETLEASE`) is no way out of that.
+/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger
+/// (`F_SETLEASE`) is no way out of that.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     match readable(group) {
         Err(GroupError::Ledger(LedgerError::Io { error, .. }))

@@ -1,4 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by /etc/ld.so.preload.
+//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by
+//! /etc/ld.so.preload.
 
 mod file;
 mod preload;
@@ -39,7 +40,8 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Take out this library and no other copy of it, and leave the file, which belongs to a package
+    /// Take out this library and no other copy of it, and leave the file, which belongs to a
+    /// package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -89,7 +91,8 @@ const NAME: &str = "libgpulimit.so";
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// The place that the options name. Fails where somebody else than root could lead the way to it elsewhere.
+    /// The place that the options name. Fails where somebody else than root could lead the way to
+    /// it elsewhere.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
@@ -113,8 +116,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a file of that system that others could change or lead elsewhere. In an image links on the way are refused, too: followed from
-    /// here, they can lead out of it.
+    /// Refuses a file of that system that others could change or lead elsewhere. In an image links
+    /// on the way are refused, too: followed from here, they can lead out of it.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {

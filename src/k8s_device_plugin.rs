@@ -1,4 +1,5 @@
-//! `gpulimit k8s-device-plugin`: the program of that name, which is one of its own, as nobody without a cluster needs what it is made of.
+//! `gpulimit k8s-device-plugin`: the program of that name, which is one of its own, as nobody
+//! without a cluster needs what it is made of.
 
 use super::failure::Failure;
 use super::signals;

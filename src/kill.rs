@@ -102,7 +102,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Err(error) => missed.push((who, error)),
         }
     }
-    // Which of them holds which slot cannot be told: with a number of processes none of them is meant.
+    // Which of them holds which slot cannot be told: with a number of processes none of them is
+    // meant.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -146,7 +147,8 @@ pub fn proven<'a>(
 /// How long `kill` waits in all for slots whose holders got no signal.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether a slot is let go of before `until`: a process that was killed keeps it until the kernel has freed its memory.
+/// Whether a slot is let go of before `until`: a process that was killed keeps it until the kernel
+/// has freed its memory.
 fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     while targets.is_held(process) {
         if Instant::now() > until {
@@ -216,7 +218,8 @@ fn send_to(
     Ok(target)
 }
 
-/// Kills all processes of a group, and returns those that were sent the signal; or what stands in the way.
+/// Kills all processes of a group, and returns those that were sent the signal; or what stands in
+/// the way.
 pub fn end_all(
     group: &Group,
     ledger: &Ledger,

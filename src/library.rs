@@ -21,8 +21,8 @@ const NAME: &str = "libgpulimit.so";
 /// The variable that names the library.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have anyway, where there is one. Of two
-/// in one program both would count.
+/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have
+/// anyway, where there is one. Of two in one program both would count.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
@@ -81,8 +81,9 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that could not read our files, and for root
-/// one that somebody else could change, which is not even opened.
+/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that
+/// could not read our files, and for root one that somebody else could change, which is not even
+/// opened.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -117,8 +118,8 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Refuses what the loader would pass over with no more than a line on stderr, as a command would then have no limit: the library is loaded
-/// here. For what [`find`] has found.
+/// Refuses what the loader would pass over with no more than a line on stderr, as a command would
+/// then have no limit: the library is loaded here. For what [`find`] has found.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }

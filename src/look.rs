@@ -1,8 +1,9 @@
 //! Looks at other processes that come to an end, whatever these processes do.
 //!
-//! A look at a process's memory or files can wait for ever: for a file system of its user's own. A thread that waits so may be
-//! uninterruptible: neither its process nor any other thread of it can end then, whoever kills it. So a child process looks
-//! (`gpulimit __probe`), and the verbs do not wait for its end.
+//! A look at a process's memory or files can wait for ever: for a file system of its user's own. A
+//! thread that waits so may be uninterruptible: neither its process nor any other thread of it can
+//! end then, whoever kills it. So a child process looks (`gpulimit __probe`), and the verbs do not
+//! wait for its end.
 
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 /// How long the looks of a verb may take.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Has a child process look, and calls `take` with each line of its answer, until it returns false. `TimedOut`: it has not ended in time.
+/// Has a child process look, and calls `take` with each line of its answer, until it returns false.
+/// `TimedOut`: it has not ended in time.
 pub fn apart(
     arguments: &[&OsStr],
     input: String,
@@ -60,7 +62,8 @@ pub fn apart(
             Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
         }
     };
-    // The child is not waited for: even closing a file can hang, and init takes it when this process ends.
+    // The child is not waited for: even closing a file can hang, and init takes it when this
+    // process ends.
     let _ = child.kill();
     let _ = child.try_wait();
     ended
@@ -77,7 +80,8 @@ pub enum Question<'a> {
     Command,
 }
 
-/// The answers of these processes, by number. Those that keep others from looking for so long have none.
+/// The answers of these processes, by number. Those that keep others from looking for so long have
+/// none.
 pub fn ask(
     question: Question<'_>,
     pids: &[u32],
@@ -116,8 +120,8 @@ pub fn ask(
 
 /// Says which processes are members of a ledger, as [`gpulimit_group::Targets`] asks.
 ///
-/// All looks together wait for [`PATIENCE`], and from then on for a second each: a user may have ever more processes that keep others
-/// from looking.
+/// All looks together wait for [`PATIENCE`], and from then on for a second each: a user may have
+/// ever more processes that keep others from looking.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);
@@ -142,8 +146,8 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     }
 }
 
-/// The child's part: looks at each of these processes and hands on what it finds. A process that never answers holds up one thread,
-/// and the others go on.
+/// The child's part: looks at each of these processes and hands on what it finds. A process that
+/// never answers holds up one thread, and the others go on.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,

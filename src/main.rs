@@ -1,4 +1,5 @@
-//! The controller: runs programs in groups, shows groups and changes them. A verb a file, and the nouns they share.
+//! The controller: runs programs in groups, shows groups and changes them. A verb a file, and the
+//! nouns they share.
 
 mod accounts;
 mod apply;
@@ -174,8 +175,9 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a controller that
-/// looks through it would be a member itself, and would take the group's view for the machine.
+/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a
+/// controller that looks through it would be a member itself, and would take the group's view for
+/// the machine.
 fn step_out(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
@@ -195,7 +197,8 @@ fn step_out(inherited: &signals::Inherited) {
     }
 }
 
-/// Takes out the tip to write an unknown option after `--`: no group is called so, and `run` would take it for the command.
+/// Takes out the tip to write an unknown option after `--`: no group is called so, and `run` would
+/// take it for the command.
 fn drop_wrong_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write the pages of all verbs into this directory; without it the first page goes to standard output
+    /// Write the pages of all verbs into this directory; without it the first page goes to standard
+    /// output
     #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
@@ -185,7 +186,8 @@ impl<'a> Help<'a> {
     }
 }
 
-/// A paragraph. One with indented lines, as a table or examples, is laid out by hand and stays as it is.
+/// A paragraph. One with indented lines, as a table or examples, is laid out by hand and stays as
+/// it is.
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {

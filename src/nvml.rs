@@ -54,8 +54,8 @@ impl Driver {
         &self.gpus
     }
 
-    /// All GPUs that can have limits, MIG instances in place of the GPUs that are cut, and the bytes that programs can have of each: what
-    /// NVML calls reserved is not theirs.
+    /// All GPUs that can have limits, MIG instances in place of the GPUs that are cut, and the
+    /// bytes that programs can have of each: what NVML calls reserved is not theirs.
     pub fn capacities(&self) -> Vec<Capacity> {
         let bytes = |device: Result<Device<'_>, NvmlError>| {
             let memory = device.ok()?.memory_info().ok()?;
@@ -115,8 +115,9 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// A process that is listed holds memory, where no other program of it accounts for that. That one is not listed says something only where NVML's pids are
-    /// those of the ledger: without pid namespaces in between.
+    /// A process that is listed holds memory, where no other program of it accounts for that. That
+    /// one is not listed says something only where NVML's pids are those of the ledger: without pid
+    /// namespaces in between.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;

@@ -1,7 +1,8 @@
 //! Writes to stdout and stderr, which may be closed pipes. Every verb prints through this file.
 //!
-//! Much of what the controller prints comes from files that other users write: commands and names in ledgers, paths of
-//! libraries, names of directories. So everything is escaped here, whoever has checked it before: see [`Escaped`].
+//! Much of what the controller prints comes from files that other users write: commands and names
+//! in ledgers, paths of libraries, names of directories. So everything is escaped here, whoever has
+//! checked it before: see [`Escaped`].
 
 use super::failure::Failure;
 use super::terminal;
@@ -48,7 +49,8 @@ pub fn fit(line: &str, indent: usize) -> String {
     terminal::fit(line, indent, &io::stdout())
 }
 
-/// Writes what has been done to stdout. A failure is said and does not undo it: the status tells whether it was done.
+/// Writes what has been done to stdout. A failure is said and does not undo it: the status tells
+/// whether it was done.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
     if let Err(failure) = print(&fitted.collect::<String>()) {
@@ -69,12 +71,14 @@ pub fn note(text: &str) {
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Prints what the parser of the command line says: help, which has its width, or a mistake in arguments.
+/// Prints what the parser of the command line says: help, which has its width, or a mistake in
+/// arguments.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // What the caller wrote is in a mistake; bold letters are not told from what a terminal obeys there.
+    // What the caller wrote is in a mistake; bold letters are not told from what a terminal obeys
+    // there.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),

@@ -1,5 +1,5 @@
-//! What verbs ask in a process of its own: one that may carry the preload, may crash in a driver, and may wait for ever for the process that
-//! it looks at.
+//! What verbs ask in a process of its own: one that may carry the preload, may crash in a driver,
+//! and may wait for ever for the process that it looks at.
 //!
 //! The answers are lines `key value` on stdout; about a running process, JSON.
 #![allow(unsafe_code)]
@@ -26,7 +26,8 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The library that is to be in the process, the pid of the process to look at, or the file that is asked about.
+    /// The library that is to be in the process, the pid of the process to look at, or the file
+    /// that is asked about.
     about: Option<PathBuf>,
 }
 
@@ -101,7 +102,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// The UUIDs of the GPUs that a program of this environment sees; none where the driver does not tell.
+/// The UUIDs of the GPUs that a program of this environment sees; none where the driver does not
+/// tell.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
     let answers = ask("gpus", None).unwrap_or_default().into_iter();
     let gpus = answers.filter(|(key, _)| key == "gpu");
@@ -133,7 +135,8 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes everything but the first three descriptors. A look that never ends must not hold the caller's locks, pipes and files.
+/// Closes everything but the first three descriptors. A look that never ends must not hold the
+/// caller's locks, pipes and files.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -141,12 +144,14 @@ fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // SAFETY: inherited through exec, so nothing in this process uses it; that of the listing itself is closed already.
+        // SAFETY: inherited through exec, so nothing in this process uses it; that of the listing
+        // itself is closed already.
         unsafe { libc::close(descriptor) };
     }
 }
 
-/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`; `native true` where the driver has limits of its own.
+/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`;
+/// `native true` where the driver has limits of its own.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -183,15 +188,17 @@ fn driver() -> String {
     out
 }
 
-/// A line `gpu UUID` for each GPU or MIG instance that CUDA shows here; all are written as those of GPUs.
+/// A line `gpu UUID` for each GPU or MIG instance that CUDA shows here; all are written as those of
+/// GPUs.
 fn gpus() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
         return out;
     };
-    // SAFETY: cuInit(unsigned int), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA
-    // driver API, with room for what they write; the second form of the last one tells MIG instances apart.
+    // SAFETY: cuInit(unsigned int), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int) and
+    // cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA driver API, with room for what they write; the
+    // second form of the last one tells MIG instances apart.
     let mut ask = || unsafe {
         let init: Symbol<extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").ok()?;
         let count: Symbol<extern "C" fn(*mut c_int) -> c_int> =
@@ -235,7 +242,8 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// `mapped PATH` where the library is in this process, `contains 1` where its panics end in it, and a line `hook SYMBOL CLASS STATE` for each hook.
+/// `mapped PATH` where the library is in this process, `contains 1` where its panics end in it, and
+/// a line `hook SYMBOL CLASS STATE` for each hook.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());

@@ -96,7 +96,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// The groups whose ledgers we can read and that are below no other such: they have all processes, once.
+/// The groups whose ledgers we can read and that are below no other such: they have all processes,
+/// once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -115,7 +116,8 @@ fn outermost(views: &[View]) -> Vec<&View> {
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// By number here. A process that keeps others from looking has none; `None` where none could be asked.
+    /// By number here. A process that keeps others from looking has none; `None` where none could
+    /// be asked.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -260,7 +262,8 @@ fn of(
 }
 
 impl Line {
-    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their order.
+    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their
+    /// order.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Gives the name `path` to a new file with this content and exactly this mode, which is `draft` until it is whole. Who has the old one
-/// open or mapped keeps it.
+/// Gives the name `path` to a new file with this content and exactly this mode, which is `draft`
+/// until it is whole. Who has the old one open or mapped keeps it.
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {

@@ -106,7 +106,8 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
 /// How long another program may make or remove the same group.
 const TURN: Duration = Duration::from_secs(2);
 
-/// Removes one group. Another program that makes or removes it at the same time is waited for; a group that is gone then is removed.
+/// Removes one group. Another program that makes or removes it at the same time is waited for; a
+/// group that is gone then is removed.
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     let end = Instant::now() + TURN;
     loop {

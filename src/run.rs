@@ -29,12 +29,13 @@ pub struct Args {
     #[arg(skip)]
     settings: Vec<String>,
 
-    /// Limit this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    /// Limit this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all.
+    /// Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// At this limit wait until memory is given back, for this long at most, such as 30s or 10m, before
-    /// a request is refused
+    /// At this limit wait until memory is given back, for this long at most, such as 30s or 10m,
+    /// before a request is refused
     #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
 
@@ -42,7 +43,8 @@ pub struct Args {
     #[arg(long, value_name = "PARENT")]
     group: Option<String>,
 
-    /// Run in the group of this name, below --group if that is given. It stays; runs of the same name share it
+    /// Run in the group of this name, below --group if that is given. It stays; runs of the same
+    /// name share it
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
@@ -137,7 +139,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
-        // There is nothing to do at the end: this process becomes the command, and returns only where it cannot.
+        // There is nothing to do at the end: this process becomes the command, and returns only
+        // where it cannot.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));

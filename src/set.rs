@@ -22,14 +22,16 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max 4G
+    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max
+    /// 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or
+    /// all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }
@@ -107,7 +109,8 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Writes down that the limits were changed, where we may. Of a change for one GPU with its figures.
+/// Writes down that the limits were changed, where we may. Of a change for one GPU with its
+/// figures.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),

@@ -1,11 +1,12 @@
 //! What this process was started with, and the command that it becomes or supervises.
 //!
-//! A supervised child lives and dies as if it stood in our place: signals go to it, its end becomes ours.
+//! A supervised child lives and dies as if it stood in our place: signals go to it, its end becomes
+//! ours.
 //!
-//! The child stays in our process group, so what the terminal sends (interrupt, quit, suspend, hang-up) reaches it
-//! without us. What somebody sends to our pid is passed on; who sends to the whole group (`kill -TERM -PGID`) reaches
-//! the child twice, as the kernel does not tell the two apart. When the child is suspended so are we, that the shell
-//! may go on.
+//! The child stays in our process group, so what the terminal sends (interrupt, quit, suspend,
+//! hang-up) reaches it without us. What somebody sends to our pid is passed on; who sends to the
+//! whole group (`kill -TERM -PGID`) reaches the child twice, as the kernel does not tell the two
+//! apart. When the child is suspended so are we, that the shell may go on.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,8 +17,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// What is passed on to the child: every signal but those that cannot be blocked, those of faults, and those that are about this process's
-/// own children and terminal.
+/// What is passed on to the child: every signal but those that cannot be blocked, those of faults,
+/// and those that are about this process's own children and terminal.
 fn passed() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
@@ -65,8 +66,8 @@ pub struct Inherited {
     closed: u8,
 }
 
-/// Whether SIGPIPE was ignored, and which of the first three descriptors were closed, before Rust's start-up changed both: it ignores
-/// the signal, and opens `/dev/null` in place of what is closed.
+/// Whether SIGPIPE was ignored, and which of the first three descriptors were closed, before Rust's
+/// start-up changed both: it ignores the signal, and opens `/dev/null` in place of what is closed.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
@@ -93,8 +94,9 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 impl Inherited {
-    /// Reads the mask and what becomes of SIGCHLD and SIGXFSZ; the rest was read before `main`. Ignores SIGXFSZ from here on: a file that
-    /// may not become that large (`ulimit -f`) is an error of the write, which is reported.
+    /// Reads the mask and what becomes of SIGCHLD and SIGXFSZ; the rest was read before `main`.
+    /// Ignores SIGXFSZ from here on: a file that may not become that large (`ulimit -f`) is an
+    /// error of the write, which is reported.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
@@ -119,8 +121,8 @@ impl Inherited {
 
     /// Puts it all back. Only calls what is allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
-        // SAFETY: all of it was read from the kernel. A handler cannot be among it: exec left none. A descriptor that was closed is
-        // `/dev/null` now, and nobody uses it after this.
+        // SAFETY: all of it was read from the kernel. A handler cannot be among it: exec left none.
+        // A descriptor that was closed is `/dev/null` now, and nobody uses it after this.
         let done = unsafe {
             for descriptor in (0..3).filter(|descriptor| self.closed & 1 << descriptor != 0) {
                 libc::close(descriptor);
@@ -138,9 +140,11 @@ impl Inherited {
     }
 }
 
-/// Has the kernel kill this process, a child of `parent`, when its parent ends. Only calls what is allowed between fork and exec.
+/// Has the kernel kill this process, a child of `parent`, when its parent ends. Only calls what is
+/// allowed between fork and exec.
 ///
-/// The kernel forgets this where the child becomes a setuid program, which nobody but root may kill.
+/// The kernel forgets this where the child becomes a setuid program, which nobody but root may
+/// kill.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe {
@@ -158,8 +162,8 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
 /// Runs the command to its end. It is killed when this process is.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let mut waited = empty();
-    // SAFETY: sets and dispositions of our own process, which has one thread. SIGCHLD may have been ignored by
-    // whoever started us, and then no child could be waited for.
+    // SAFETY: sets and dispositions of our own process, which has one thread. SIGCHLD may have been
+    // ignored by whoever started us, and then no child could be waited for.
     unsafe {
         for signal in passed().chain([libc::SIGCHLD]) {
             libc::sigaddset(&mut waited, signal);
@@ -210,8 +214,8 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
     command.exec()
 }
 
-/// Whether somebody sent the signal to this process, or a timer that it was started with; not the terminal, which sent it to the child as
-/// well, nor the child, which knows.
+/// Whether somebody sent the signal to this process, or a timer that it was started with; not the
+/// terminal, which sent it to the child as well, nor the child, which knows.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
@@ -250,7 +254,8 @@ const fn is_suspension(signal: libc::c_int) -> bool {
 fn follow(child: libc::pid_t) -> io::Result<()> {
     // A SIGCONT for the whole group may be on its way to the child at this moment.
     std::thread::sleep(Duration::from_millis(2));
-    // A child that was woken since has no stop left to report; WNOWAIT would not tell, so ask for the waking.
+    // A child that was woken since has no stop left to report; WNOWAIT would not tell, so ask for
+    // the waking.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: to ourselves.
         unsafe { libc::raise(libc::SIGSTOP) };
@@ -274,14 +279,16 @@ fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_in
     Ok((pid != 0).then_some((info.si_code, status)))
 }
 
-/// Ends this process by the signal that ended the child. Returns when that signal does not end processes.
+/// Ends this process by the signal that ended the child. Returns when that signal does not end
+/// processes.
 pub fn die_by(signal: libc::c_int) {
     let none = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let mut only = empty();
-    // SAFETY: dispositions and limits of our own process. The child has dumped core; a second one would hide it.
+    // SAFETY: dispositions and limits of our own process. The child has dumped core; a second one
+    // would hide it.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);

@@ -79,8 +79,9 @@ impl Table {
         }
     }
 
-    /// The text for stdout. On a terminal that is too narrow it lacks some of the `optional` columns: first those that say the same in
-    /// all rows, then as many as have to go, in this order.
+    /// The text for stdout. On a terminal that is too narrow it lacks some of the `optional`
+    /// columns: first those that say the same in all rows, then as many as have to go, in this
+    /// order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // Only a terminal has a width.
         if let (true, Some(width)) = (

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 /// Narrower terminals break lines as they like.
 const NARROWEST: usize = 40;
 
-/// Whether bold letters are welcome: on a terminal that knows them (`TERM`), unless `NO_COLOR` asks for none.
+/// Whether bold letters are welcome: on a terminal that knows them (`TERM`), unless `NO_COLOR` asks
+/// for none.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal()
@@ -15,8 +16,8 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
         && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Breaks a line between its words where the terminal ends, and begins what follows `indent` columns further in. As it is where the stream is
-/// no terminal.
+/// Breaks a line between its words where the terminal ends, and begins what follows `indent`
+/// columns further in. As it is where the stream is no terminal.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),

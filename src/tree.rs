@@ -90,7 +90,8 @@ impl Node<'_> {
         json
     }
 
-    /// Adds its rows and those of the groups below it. `name` stands before its figures, `edge` before what is below.
+    /// Adds its rows and those of the groups below it. `name` stands before its figures, `edge`
+    /// before what is below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

@@ -28,7 +28,8 @@ impl Trusted {
     /// Root alone.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // Root in a user namespace sees the machine's root, whom it must believe, as nobody in particular.
+        // Root in a user namespace sees the machine's root, whom it must believe, as nobody in
+        // particular.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
         }
@@ -51,8 +52,8 @@ impl Trusted {
         trusted
     }
 
-    /// Refuses a file that others could change, or replace by changing a directory or a link on the way to it. The error names what
-    /// they could change, and why.
+    /// Refuses a file that others could change, or replace by changing a directory or a link on the
+    /// way to it. The error names what they could change, and why.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -66,8 +67,8 @@ impl Trusted {
         self.checked(Path::new("/"), path).map(drop)
     }
 
-    /// As [`Self::check_new`], in a tree of files that has its root at `root`. There no link may be on the way: what it means in that
-    /// system is another file than what it means in this one.
+    /// As [`Self::check_new`], in a tree of files that has its root at `root`. There no link may be
+    /// on the way: what it means in that system is another file than what it means in this one.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {
@@ -88,7 +89,8 @@ impl Trusted {
             if about.is_symlink() {
                 continue;
             }
-            // In a sticky directory others can make files, but neither remove nor rename those of the trusted: the next step is one.
+            // In a sticky directory others can make files, but neither remove nor rename those of
+            // the trusted: the next step is one.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;

@@ -1,4 +1,5 @@
-//! Limits that can be set and are probably not meant: too small for any program, larger than the GPU, or at odds with each other.
+//! Limits that can be set and are probably not meant: too small for any program, larger than the
+//! GPU, or at odds with each other.
 
 use super::changes::is_above;
 use super::groups;
@@ -9,13 +10,15 @@ use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
 
-/// Limits below this many bytes are a number whose unit was forgotten: the smallest CUDA context takes more.
+/// Limits below this many bytes are a number whose unit was forgotten: the smallest CUDA context
+/// takes more.
 const SMALLEST: u64 = 1 << 20;
 
 /// A `max` below this many bytes leaves no room for a CUDA context, not even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory is known: those that NVML lists, and those that a group's ledger has seen.
+/// Returns the GPUs whose memory is known: those that NVML lists, and those that a group's ledger
+/// has seen.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();

@@ -1,4 +1,5 @@
-//! Every function of the driver is hooked, or has a reason not to be (docs/unhooked.md): also those of the newest headers and drivers.
+//! Every function of the driver is hooked, or has a reason not to be (docs/unhooked.md): also those
+//! of the newest headers and drivers.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::BTreeSet;

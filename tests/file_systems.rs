@@ -1,7 +1,8 @@
-//! On which file systems groups work: each one is mounted, in a mount namespace of the test, and either holds all that groups need or is refused with
-//! its name.
+//! On which file systems groups work: each one is mounted, in a mount namespace of the test, and
+//! either holds all that groups need or is refused with its name.
 //!
-//! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` does what it says.
+//! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` does
+//! what it says.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -204,7 +205,8 @@ fn seen(root: &Path) -> (usize, u64) {
     (running.count(), used.sum())
 }
 
-/// All that groups need of a file system: shared figures, locks that live as long as the member, limits that change.
+/// All that groups need of a file system: shared figures, locks that live as long as the member,
+/// limits that change.
 fn holds_groups(place: &Path) {
     let root = place.join("root");
     let (fine, said) = gpulimit(&root, &["create", "lab", "max=4G"]);
@@ -252,7 +254,8 @@ fn holds_groups(place: &Path) {
     assert!(said.contains(&line), "{said}");
 }
 
-/// Every verb that makes a group, who joins one that is there, and doctor name the file system and the remedy.
+/// Every verb that makes a group, who joins one that is there, and doctor name the file system and
+/// the remedy.
 fn is_refused(place: &Path, name: &str, why: &str) {
     let root = place.join("root");
     let is_named = |said: &str| {
@@ -272,7 +275,8 @@ fn is_refused(place: &Path, name: &str, why: &str) {
     assert!(!fine, "nothing was made");
 }
 
-/// An overlay whose lower directory has a group already, as an image of a container may, and an empty one.
+/// An overlay whose lower directory has a group already, as an image of a container may, and an
+/// empty one.
 fn overlay_is_refused(upper: &Path) {
     for name in ["lower", "upper", "work", "merged", "empty"] {
         fs::create_dir(upper.join(name)).expect("made");
@@ -302,7 +306,8 @@ fn overlay_is_refused(upper: &Path) {
     let double = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Bytes(8 * GIB));
     Limits::write(&path, double).expect("written");
     assert_eq!(mapped.max(&GPU, 80 * GIB), 4 * GIB, "not seen");
-    // Without the name of the file system the lock tells: to who makes a ledger, and to who joins one.
+    // Without the name of the file system the lock tells: to who makes a ledger, and to who joins
+    // one.
     let lost = |error: LedgerError| match error {
         LedgerError::FileSystem(unsuitable) => {
             assert_eq!(unsuitable.name, "overlayfs");

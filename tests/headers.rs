@@ -1,7 +1,8 @@
-//! Our view of the driver's interface against NVIDIA's own headers, of several CUDA versions (scripts/wheels fetches them).
+//! Our view of the driver's interface against NVIDIA's own headers, of several CUDA versions
+//! (scripts/wheels fetches them).
 //!
-//! The C++ compiler is the judge: for every function of the hook table the sizes of its arguments, for every structure that we look into
-//! its size and the places of its fields.
+//! The C++ compiler is the judge: for every function of the hook table the sizes of its arguments,
+//! for every structure that we look into its size and the places of its fields.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,8 @@ fn headers(file: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Compiles the text against the headers in `folder`: what the compiler has to say, nothing when it is content.
+/// Compiles the text against the headers in `folder`: what the compiler has to say, nothing when it
+/// is content.
 fn compile(text: &str, folder: &Path) -> String {
     use std::io::Write;
     use std::process::Stdio;
@@ -67,7 +69,8 @@ fn compile(text: &str, folder: &Path) -> String {
     String::from_utf8_lossy(&process.wait_with_output().unwrap().stderr).into_owned()
 }
 
-/// Functions of the hook table (hooked and only called) that begin with `prefix`, with the sizes of their arguments in bytes.
+/// Functions of the hook table (hooked and only called) that begin with `prefix`, with the sizes of
+/// their arguments in bytes.
 fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
     let table = fs::read_to_string(root().join("shim/src/table.rs")).unwrap();
     let mut functions = BTreeMap::new();

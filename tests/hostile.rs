@@ -1,6 +1,8 @@
-//! What users leave lying about for root, and the containers' roots for the host's: root's commands run into it and nothing happens.
+//! What users leave lying about for root, and the containers' roots for the host's: root's commands
+//! run into it and nothing happens.
 //!
-//! Each trap is set by an unprivileged user where one can set it. The tests take root, and say so where they are not.
+//! Each trap is set by an unprivileged user where one can set it. The tests take root, and say so
+//! where they are not.
 
 #[path = "hostile/apply.rs"]
 mod apply;

@@ -1,4 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall` on another root file system. That of this machine: `tests/programs/tests/shim/install.rs`.
+//! `gpulimit install` and `gpulimit uninstall` on another root file system. That of this machine:
+//! `tests/programs/tests/shim/install.rs`.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};

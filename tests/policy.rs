@@ -1,4 +1,5 @@
-//! The policy file and what becomes of it: `gpulimit check`, `gpulimit apply`, the record of what it made, the rules that it writes.
+//! The policy file and what becomes of it: `gpulimit check`, `gpulimit apply`, the record of what
+//! it made, the rules that it writes.
 
 #[path = "groups/place.rs"]
 mod place;
@@ -441,7 +442,8 @@ fn owners_and_members_are_made_what_the_file_says() {
     std::os::unix::fs::chown(group.below_path(), Some(0), None).expect("given");
     assert_eq!(place.applied(policy, &[]), "a/b: owner root -> daemon\n");
     assert_eq!(place.applied(policy, &[]), "nothing to change\n");
-    // Not while there is a group of his in it: root could neither change nor remove that where it is.
+    // Not while there is a group of his in it: root could neither change nor remove that where it
+    // is.
     let roots = policy.replace("daemon", "root");
     let output = place.run("apply", &roots, &[]);
     let said = text(&output.stderr);

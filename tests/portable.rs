@@ -1,4 +1,5 @@
-//! What `scripts/portable` says of files that a user's system could not load. That the real ones pass is checked where they are built.
+//! What `scripts/portable` says of files that a user's system could not load. That the real ones
+//! pass is checked where they are built.
 #![allow(clippy::unwrap_used, reason = "a test that runs compilers")]
 
 use std::fs;
@@ -31,7 +32,8 @@ impl Place {
         library
     }
 
-    /// A library that has `f` of another one, which is called `name` and gives `f` the version `version`.
+    /// A library that has `f` of another one, which is called `name` and gives `f` the version
+    /// `version`.
     fn with(&self, name: &str, version: &str) -> PathBuf {
         fs::write(self.0.join("versions"), format!("{version} {{ f; }};")).unwrap();
         let arguments = [

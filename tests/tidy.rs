@@ -1,6 +1,7 @@
 //! The rules of the source tree that no compiler checks.
 //!
-//! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` and `tests/gpu/signatures.txt` anew from the hook table.
+//! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` and `tests/gpu/signatures.txt` anew
+//! from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 #[path = "tidy/rooms.rs"]
@@ -23,7 +24,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every file of the repository, by its path below the root: what git knows, or everything where there is no git.
+/// Every file of the repository, by its path below the root: what git knows, or everything where
+/// there is no git.
 fn files() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -230,7 +232,8 @@ fn unsafe_code_is_where_the_architecture_says() {
 fn files_of_proc_are_read_whatever_bytes_are_in_them() {
     let mut found = Vec::new();
     for path in sources() {
-        // Users choose names of programs and mounts: text that must be UTF-8 would be read of everybody but them.
+        // Users choose names of programs and mounts: text that must be UTF-8 would be read of
+        // everybody but them.
         let product = (path.starts_with("src/") || path.starts_with("shim/src/"))
             && !path.ends_with("tests.rs");
         let text = read(&path);
@@ -321,7 +324,8 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// What a handler's documentation says, without the list of functions that it begins with; of `linear::alloc` and the like.
+/// What a handler's documentation says, without the list of functions that it begins with; of
+/// `linear::alloc` and the like.
 fn documented(handler: &str) -> String {
     let (module, function) = handler.split(',').next().unwrap().split_once("::").unwrap();
     // What gives out hooks is a door.

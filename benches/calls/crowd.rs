@@ -5,7 +5,8 @@ use gpulimit_group::{Member, Root};
 use std::error::Error;
 use std::io::{self, Read, Write};
 
-/// `crowd ROOT GROUP COUNT` forks so many, says `ready` when all have joined, and sleeps. They end with it.
+/// `crowd ROOT GROUP COUNT` forks so many, says `ready` when all have joined, and sleeps. They end
+/// with it.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || arguments.next().ok_or("crowd ROOT GROUP COUNT");
     let (root, group, count): (_, _, u32) = (Root::at(next()?)?, next()?, next()?.parse()?);

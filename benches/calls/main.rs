@@ -1,7 +1,9 @@
-//! What the preloaded library adds to calls of the driver and to the start of a program. Run: `scripts/bench`.
+//! What the preloaded library adds to calls of the driver and to the start of a program. Run:
+//! `scripts/bench`.
 //!
-//! This process measures nothing itself: it runs `worker`s, programs of one loop each, on the bare driver and with the library
-//! preloaded, in turns, and compares. README.md beside this folder says how to read the tables.
+//! This process measures nothing itself: it runs `worker`s, programs of one loop each, on the bare
+//! driver and with the library preloaded, in turns, and compares. README.md beside this folder says
+//! how to read the tables.
 
 mod case;
 mod crowd;

@@ -1,4 +1,5 @@
-//! Running a case in another process, in three ways: on the bare driver, with the library preloaded, and with a limit on top.
+//! Running a case in another process, in three ways: on the bare driver, with the library
+//! preloaded, and with a limit on top.
 
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
@@ -74,7 +75,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// `library` is the one to preload. Without `callgrind`, or without valgrind, nothing is counted.
+    /// `library` is the one to preload. Without `callgrind`, or without valgrind, nothing is
+    /// counted.
     pub fn new(library: PathBuf, callgrind: bool) -> Result<Self, Box<dyn Error>> {
         let has_valgrind = || {
             let version = Command::new("valgrind").arg("--version").output();
@@ -184,8 +186,8 @@ impl Place<'_> {
         })
     }
 
-    /// Instructions of one iteration, or of a whole start; `None` when they are not counted. What several threads or processes execute
-    /// beside each other is not the same each time.
+    /// Instructions of one iteration, or of a whole start; `None` when they are not counted. What
+    /// several threads or processes execute beside each other is not the same each time.
     pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
         let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
         if !self.setup.callgrind || several {
@@ -248,7 +250,8 @@ impl Place<'_> {
         Companion::start(crowd)
     }
 
-    /// `command` with the environment of `way`. The tool `valgrind` hands it on to the program that it runs.
+    /// `command` with the environment of `way`. The tool `valgrind` hands it on to the program that
+    /// it runs.
     fn prepared(&self, mut command: Command, way: Way) -> Command {
         let foreign =
             |name: &str| name.starts_with("GPULIMIT_") && !name.starts_with("GPULIMIT_SIM");

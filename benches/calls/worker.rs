@@ -1,4 +1,5 @@
-//! A program of one loop. It finds the driver as programs do, by `dlopen` and `dlsym`, and knows nothing of us.
+//! A program of one loop. It finds the driver as programs do, by `dlopen` and `dlsym`, and knows
+//! nothing of us.
 #![allow(unsafe_code)]
 
 use std::error::Error;
@@ -24,10 +25,12 @@ const KERNEL: &CStr =
 type Handle = *mut c_void;
 
 /// `worker HOW CASE LIVE THREADS [TIMES]`, where HOW is
-/// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one and the next;
+/// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one
+///   and the next;
 /// - `rival`: says `ready` and goes on until it is killed;
 /// - `count`: runs [`measured`] once with so many TIMES;
-/// - `memory`: prints the resident bytes of this process, how many of them are nobody else's, and how many are NVML's.
+/// - `memory`: prints the resident bytes of this process, how many of them are nobody else's, and
+///   how many are NVML's.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
@@ -143,7 +146,8 @@ fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     let smaps = std::fs::read_to_string("/proc/self/smaps")?;
     let (mut is_of_it, mut all) = (false, 0);
     for line in smaps.lines() {
-        // The first word of a mapping's first line is its addresses, those of its figures end with a colon.
+        // The first word of a mapping's first line is its addresses, those of its figures end with
+        // a colon.
         if !line
             .split(' ')
             .next()

@@ -1,7 +1,9 @@
-//! Takes GPU memory piece by piece, as any CUDA program does, and says what it gets: `fill [--insist] [--hold SECONDS] SIZE…`
+//! Takes GPU memory piece by piece, as any CUDA program does, and says what it gets:
+//! `fill [--insist] [--hold SECONDS] SIZE…`
 //!
-//! It knows nothing of limits: what it reads and what it is refused comes from the driver, through cudarc.
-//! Ends with 0 when it got everything, with 1 when a piece was refused. `--insist` asks for a piece until it gets it.
+//! It knows nothing of limits: what it reads and what it is refused comes from the driver, through
+//! cudarc. Ends with 0 when it got everything, with 1 when a piece was refused. `--insist` asks for
+//! a piece until it gets it.
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! What containers were given: a group each, a view of it that the container gets as its root of groups, and a record of both.
+//! What containers were given: a group each, a view of it that the container gets as its root of
+//! groups, and a record of both.
 //!
 //! ```text
 //! STATE/allocations/NAME        the record: which card, which units, how many bytes; survives a reboot, written first and removed last
@@ -8,10 +9,12 @@
 //!     NAME/limits, lock         the group's own files under further names
 //!     NAME/ledger               that, too; the only one that is mounted writable
 //! ```
-//! Every allocation gets a name and files of its own, also of units that were given out before. The ledger is open to the container's root,
-//! who may leave anything behind: another owner, no permissions, a descriptor that some other pod keeps. None of that is used again.
+//! Every allocation gets a name and files of its own, also of units that were given out before. The
+//! ledger is open to the container's root, who may leave anything behind: another owner, no
+//! permissions, a descriptor that some other pod keeps. None of that is used again.
 //!
-//! Every group is at the top. Below a common one, all containers could write that one's ledger, and so stop each other.
+//! Every group is at the top. Below a common one, all containers could write that one's ledger, and
+//! so stop each other.
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
@@ -33,8 +36,8 @@ use std::time::{Duration, Instant, SystemTime};
 const VIEWS: &str = ".kubernetes";
 /// The directory of the records, in the state.
 const RECORDS: &str = "allocations";
-/// Kubelet allocates for the init containers of a pod and at once, from the same units, for the others. Units that are given out
-/// again after so long have had another owner.
+/// Kubelet allocates for the init containers of a pod and at once, from the same units, for the
+/// others. Units that are given out again after so long have had another owner.
 const SAME_POD: Duration = Duration::from_secs(60);
 
 /// All allocations of the node.
@@ -140,7 +143,8 @@ pub struct Swept {
 }
 
 impl Allocations {
-    /// With groups in this root and records in this directory; both are made where they are not there.
+    /// With groups in this root and records in this directory; both are made where they are not
+    /// there.
     pub fn open(root: &Path, state: &Path) -> Result<Self, Trouble> {
         let root = Root::at(root)?;
         root.make()?;
@@ -156,8 +160,9 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation, of files that nobody has had before. Others of the same units stay until they are swept away: of an init
-    /// container, which runs before the container that gets its units, or of a pod that has ended.
+    /// Makes an allocation, of files that nobody has had before. Others of the same units stay
+    /// until they are swept away: of an init container, which runs before the container that gets
+    /// its units, or of a pod that has ended.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
@@ -194,8 +199,8 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes groups and views that are written down and not there, as after a reboot. Those that are there stay as they are, and so do those
-    /// that run in them. Says what could not be made.
+    /// Makes groups and views that are written down and not there, as after a reboot. Those that
+    /// are there stay as they are, and so do those that run in them. Says what could not be made.
     pub fn recover(&self) -> Result<Vec<Trouble>, Trouble> {
         let mut troubles = Vec::new();
         for (name, (record, _)) in self.records()? {
@@ -206,9 +211,11 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes allocations that nobody has any longer, and says which: those whose units were given out anew, whatever their ledgers say,
-    /// and those without processes whose units kubelet has said for `keep` are in no pod. `in_use`: what it says now, and when it was
-    /// asked: it knows nothing of what came after that. Says as well what could not be removed, and is tried again by the next sweep.
+    /// Removes allocations that nobody has any longer, and says which: those whose units were given
+    /// out anew, whatever their ledgers say, and those without processes whose units kubelet has
+    /// said for `keep` are in no pod. `in_use`: what it says now, and when it was asked: it knows
+    /// nothing of what came after that. Says as well what could not be removed, and is tried again
+    /// by the next sweep.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -327,8 +334,8 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// The group first: it says no where somebody runs in it. With `force` it is removed whatever is in its files: the directory is ours,
-    /// and that is all it takes.
+    /// The group first: it says no where somebody runs in it. With `force` it is removed whatever
+    /// is in its files: the directory is ours, and that is all it takes.
     fn remove(&self, name: &str, force: bool) -> Result<(), Trouble> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
@@ -382,7 +389,8 @@ impl State {
 
 /// A further name for a file; what else is there is replaced.
 ///
-/// A container runtime makes an empty directory where it finds nothing to mount, as it may after a reboot.
+/// A container runtime makes an empty directory where it finds nothing to mount, as it may after a
+/// reboot.
 fn link(file: &Path, name: &Path) -> Result<(), Trouble> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);

@@ -1,7 +1,9 @@
-//! Kubelet's protocols, as far as we speak them: device plugins (v1beta1) and who has which devices (podresources v1).
+//! Kubelet's protocols, as far as we speak them: device plugins (v1beta1) and who has which devices
+//! (podresources v1).
 //!
-//! The messages are written by hand from the numbers that the wire demands, so that building needs no
-//! compiler of protocol buffers. The tests compare with bytes that kubelet's own code has written.
+//! The messages are written by hand from the numbers that the wire demands, so that building needs
+//! no compiler of protocol buffers. The tests compare with bytes that kubelet's own code has
+//! written.
 
 use std::collections::HashMap;
 
@@ -14,7 +16,8 @@ pub const UNHEALTHY: &str = "Unhealthy";
 /// The longest id of a unit, in characters.
 pub const LONGEST_ID: usize = 63;
 
-// The clients and servers of the calls in build.rs: `registration_client::RegistrationClient` and so on.
+// The clients and servers of the calls in build.rs: `registration_client::RegistrationClient` and
+// so on.
 tonic::include_proto!("v1beta1.Registration");
 tonic::include_proto!("v1beta1.DevicePlugin");
 tonic::include_proto!("v1.PodResourcesLister");

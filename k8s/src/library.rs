@@ -27,10 +27,12 @@ pub fn places() -> Vec<PathBuf> {
     ]
 }
 
-/// Puts the library, and the file that names it, into a directory of the node. Containers that run keep the file that they have.
+/// Puts the library, and the file that names it, into a directory of the node. Containers that run
+/// keep the file that they have.
 ///
-/// Answers with both, open: as long as they are, the kernel gives nobody a write lease (`F_SETLEASE`), with which one container would
-/// make the programs of all others wait at their start.
+/// Answers with both, open: as long as they are, the kernel gives nobody a write lease
+/// (`F_SETLEASE`), with which one container would make the programs of all others wait at their
+/// start.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
@@ -47,7 +49,8 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
 
 /// Replaces a file as a whole, with these permissions; one that is the same stays.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers have these files, and whoever has a lease on one (`F_SETLEASE`) makes a plain reader wait: it is replaced.
+    // Containers have these files, and whoever has a lease on one (`F_SETLEASE`) makes a plain
+    // reader wait: it is replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }

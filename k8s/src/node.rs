@@ -1,4 +1,5 @@
-//! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started anew, and keeps order.
+//! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started
+//! anew, and keeps order.
 
 use crate::allocations::{Allocations, Swept, Trouble};
 use crate::api::registration_client::RegistrationClient;
@@ -125,7 +126,8 @@ impl Node {
         let failed = |error| format!("cannot wait for signals: {error}");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        // Whatever it is waiting for at that moment, as an answer of a kubelet that hangs, is given up.
+        // Whatever it is waiting for at that moment, as an answer of a kubelet that hangs, is given
+        // up.
         select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -226,8 +228,8 @@ impl Node {
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started has not heard of any pod: not of ours either. Without its word, what was given out anew shows
-        // what is dead.
+        // A kubelet that has just started has not heard of any pod: not of ours either. Without its
+        // word, what was given out anew shows what is dead.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {

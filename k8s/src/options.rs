@@ -6,7 +6,8 @@ use gpulimit_limits::parse_duration;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Hands out GPU memory to the pods of a Kubernetes node, and limits each container to what it was given.
+/// Hands out GPU memory to the pods of a Kubernetes node, and limits each container to what it was
+/// given.
 #[derive(clap::Parser)]
 #[command(name = "gpulimit-k8s-device-plugin", version, after_help = HELP)]
 pub struct Options {
@@ -22,7 +23,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
     pub reserve: u64,
 
-    /// How a container gets the GPU itself: by a variable for NVIDIA's container runtime, or by the Container Device Interface
+    /// How a container gets the GPU itself: by a variable for NVIDIA's container runtime, or by the
+    /// Container Device Interface
     #[arg(long, value_name = "HOW", default_value = "env")]
     pub gpus: Gpus,
 
@@ -38,7 +40,8 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = SYSTEM)]
     pub root: PathBuf,
 
-    /// The node's directory for the library and the records of allocations, which must survive reboots
+    /// The node's directory for the library and the records of allocations, which must survive
+    /// reboots
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gpulimit")]
     pub state: PathBuf,
 
@@ -62,7 +65,8 @@ pub struct Options {
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
 
-    /// How long an allocation stays that kubelet lists in no pod: init containers, which it does not list, may yet have to start
+    /// How long an allocation stays that kubelet lists in no pod: init containers, which it does
+    /// not list, may yet have to start
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub keep: Duration,
 

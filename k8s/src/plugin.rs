@@ -187,7 +187,8 @@ impl Plugin {
                 false,
             ),
         ];
-        // The rule in the view says it as well, and holds against the environment; without the view this closes the GPU.
+        // The rule in the view says it as well, and holds against the environment; without the view
+        // this closes the GPU.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
         match self.delivery.gpus {
@@ -206,7 +207,8 @@ impl Plugin {
     }
 
     fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // What is half-done on disk is put right by the next call, whoever was stopped in the middle.
+        // What is half-done on disk is put right by the next call, whoever was stopped in the
+        // middle.
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -9,7 +9,8 @@ use std::path::Path;
 
 /// What kubelet says.
 pub struct Pods {
-    /// The units that containers have, with `namespace/pod/container`. Not those of init containers, of which kubelet does not tell.
+    /// The units that containers have, with `namespace/pod/container`. Not those of init
+    /// containers, of which kubelet does not tell.
     pub owners: BTreeMap<Unit, String>,
     /// All pods, also those without any: `namespace/pod`.
     pub names: BTreeSet<String>,

@@ -5,7 +5,8 @@ use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One unit of a card's memory. Which bytes of it does not matter: only how many units a container has.
+/// One unit of a card's memory. Which bytes of it does not matter: only how many units a container
+/// has.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Unit {
     /// The GPU or MIG instance.
@@ -129,7 +130,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// The units that a container should have: all on one card, on the one that they fit into best, so that large pieces stay whole.
+/// The units that a container should have: all on one card, on the one that they fit into best, so
+/// that large pieces stay whole.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {

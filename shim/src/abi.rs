@@ -1,7 +1,8 @@
 //! The driver's C types, as plain integers.
 //!
-//! No Rust enum stands for a C enum: a caller or a newer driver may hand us a value that no header of today names.
-//! Opaque handles are `usize`. Layouts are those of cuda.h 11.7–13.5 and nvml.h 11.7–13.5 (they did not change in between).
+//! No Rust enum stands for a C enum: a caller or a newer driver may hand us a value that no header
+//! of today names. Opaque handles are `usize`. Layouts are those of cuda.h 11.7–13.5 and nvml.h
+//! 11.7–13.5 (they did not change in between).
 
 mod place;
 
@@ -92,7 +93,8 @@ pub const NODE_TYPE_CONDITIONAL: i32 = 13;
 pub const GRAPH_INSTANTIATE_UPLOAD: u64 = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const LOCATION_DEVICE: i32 = 1;
-/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the id packs the ordinal into its lowest byte.
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the id packs the ordinal into its lowest
+/// byte.
 pub const LOCATION_DEVICE_LOCALITY_DOMAIN: i32 = 6;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub const ALLOCATION_PINNED: i32 = 1;
@@ -118,7 +120,8 @@ impl Location {
     }
 }
 
-/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes): the same in both.
+/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes): the
+/// same in both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllocationProp {
@@ -207,7 +210,8 @@ pub struct MemAllocNodeParams {
     pub dptr: DevicePtr,
 }
 
-/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes); the driver writes into the others.
+/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes); the driver writes into the
+/// others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GraphInstantiateParams {
@@ -245,7 +249,8 @@ pub struct KernelNodeParamsV1 {
     pub function: Opaque,
 }
 
-/// The first 88 bytes of `CUgraphNodeParams` (256 bytes): what follows the kind is that of a kernel for nodes with one.
+/// The first 88 bytes of `CUgraphNodeParams` (256 bytes): what follows the kind is that of a kernel
+/// for nodes with one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NodeParams {

@@ -1,7 +1,8 @@
 //! What this process holds, device by device, and what it has charged to its group for it.
 //!
-//! Rule of the house: `charged >= what the driver has given us`, at every instant. So bytes are charged before the driver is asked and
-//! uncharged after it has freed; what is charged but not (or not any more) in the driver's hands is `idle`.
+//! Rule of the house: `charged >= what the driver has given us`, at every instant. So bytes are
+//! charged before the driver is asked and uncharged after it has freed; what is charged but not (or
+//! not any more) in the driver's hands is `idle`.
 
 pub mod arrays;
 pub mod blocks;
@@ -64,7 +65,8 @@ use pools::Pools;
 use variables::Variables;
 use vmm::Vmm;
 
-/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all sizes).
+/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all
+/// sizes).
 pub const BLOCK: u64 = 2 << 20;
 /// CUDA devices that a process can see.
 const MAX_ORDINALS: usize = 64;
@@ -125,7 +127,8 @@ impl Process {
     /// without a limit, another one.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // Once per process, not once per thread: a second claim would be a second process in the ledger.
+            // Once per process, not once per thread: a second claim would be a second process in
+            // the ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
@@ -137,7 +140,8 @@ impl Process {
         }
     }
 
-    /// The device with this ordinal. Fails with the driver's status (not initialised, no such device) or when there is no membership.
+    /// The device with this ordinal. Fails with the driver's status (not initialised, no such
+    /// device) or when there is no membership.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -166,8 +170,8 @@ impl Process {
         self.devices.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// Gives back what this process holds unused, if another member of the group has asked for it. Called in
-    /// every hook but those of pools. One load a level where nobody has asked.
+    /// Gives back what this process holds unused, if another member of the group has asked for it.
+    /// Called in every hook but those of pools. One load a level where nobody has asked.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -184,7 +188,8 @@ impl Process {
         }
     }
 
-    /// After a panic of the library's: brings what calls had paid ahead in line with what the driver has.
+    /// After a panic of the library's: brings what calls had paid ahead in line with what the
+    /// driver has.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -202,7 +207,8 @@ impl Process {
         self.devices().map(|device| device.contexts.count()).sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has code in every context.
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has
+    /// code in every context.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);

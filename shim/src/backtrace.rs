@@ -1,10 +1,13 @@
 //! No backtraces of our own. A panic of ours still says where it was and why.
 //!
-//! `std` prints one with a panic where `RUST_BACKTRACE` asks for it, and what it needs for that (readers of ELF, DWARF and compressed
-//! sections, demangling) is a quarter of the library in every process, which stable Rust has no switch for. It finds frames by one call
-//! into the unwinder. Here that finds none, where the optimiser sees it, and so all of the rest is never reached and left out.
+//! `std` prints one with a panic where `RUST_BACKTRACE` asks for it, and what it needs for that
+//! (readers of ELF, DWARF and compressed sections, demangling) is a quarter of the library in every
+//! process, which stable Rust has no switch for. It finds frames by one call into the unwinder.
+//! Here that finds none, where the optimiser sees it, and so all of the rest is never reached and
+//! left out.
 //!
-//! Nobody else is to see this: the symbols are hidden, and programs and other libraries have the unwinder that they had.
+//! Nobody else is to see this: the symbols are hidden, and programs and other libraries have the
+//! unwinder that they had.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -32,8 +35,8 @@ extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_i
     END_OF_STACK
 }
 
-// LLVM's unwinder, which is in the portable builds, has what a panic needs of these in one object with the above. With them here the linker takes
-// nothing of that object.
+// LLVM's unwinder, which is in the portable builds, has what a panic needs of these in one object
+// with the above. With them here the linker takes nothing of that object.
 
 /// Where a frame is in its function, by the return address.
 #[unsafe(no_mangle)]

@@ -1,4 +1,5 @@
-//! Faults that tests ask for: debug builds panic at the point that `GPULIMIT_FAULT` names. Other builds have no such points.
+//! Faults that tests ask for: debug builds panic at the point that `GPULIMIT_FAULT` names. Other
+//! builds have no such points.
 
 /// Panics here, where a test wants it.
 #[cfg(debug_assertions)]

@@ -1,7 +1,8 @@
-//! What we do at each hooked function. Safe Rust: out-pointers are small values, the driver's function is a closure.
+//! What we do at each hooked function. Safe Rust: out-pointers are small values, the driver's
+//! function is a closure.
 //!
-//! A handler gets the call, the driver's own function and the arguments. It returns what the program gets to see: the driver's status, or
-//! the driver's own out-of-memory.
+//! A handler gets the call, the driver's own function and the arguments. It returns what the
+//! program gets to see: the driver's status, or the driver's own out-of-memory.
 
 pub mod array;
 pub mod aside;

@@ -1,7 +1,8 @@
 //! What one row of the hook table turns into.
 //!
-//! A hooked function does, in this order: "is there a limit at all?", re-entrancy guard, panic boundary, handler.
-//! Whenever one of the first two says so, the driver gets the call exactly as the program made it.
+//! A hooked function does, in this order: "is there a limit at all?", re-entrancy guard, panic
+//! boundary, handler. Whenever one of the first two says so, the driver gets the call exactly as
+//! the program made it.
 #![allow(unsafe_code)]
 
 mod frames;
@@ -35,7 +36,8 @@ pub enum Class {
     measured,
     /// Uncharge after the driver's success.
     release,
-    /// Measured at the first launch of a kernel or a graph; later ones pass. Graphs with memory nodes are paid for ahead.
+    /// Measured at the first launch of a kernel or a graph; later ones pass. Graphs with memory
+    /// nodes are paid for ahead.
     launch,
     /// The group's answer in place of the machine's.
     view,
@@ -52,7 +54,8 @@ pub struct Row {
     pub symbol: &'static std::ffi::CStr,
     /// How it is treated.
     pub class: Class,
-    /// What a call returns whose handler panicked: a fault of ours must not unwind into the program.
+    /// What a call returns whose handler panicked: a fault of ours must not unwind into the
+    /// program.
     pub broken: Status,
     /// Address of our function of that name.
     pub hook: *const c_void,
@@ -83,8 +86,9 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
     unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// As [`enter`], once for all hooks: they are many, and a program calls few of them often. A pointer and a function, as a `dyn Fn` has a table of its own
-/// for each closure, of which every word is relocated in every program.
+/// As [`enter`], once for all hooks: they are many, and a program calls few of them often. A
+/// pointer and a function, as a `dyn Fn` has a table of its own for each closure, of which every
+/// word is relocated in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -96,13 +100,15 @@ unsafe fn enter_by(
 ) -> Status {
     // SAFETY: the caller's promise.
     let hook = |with| unsafe { call(hook, with) };
-    // Launches and calls of pools protect their slow ways by themselves: cancelled threads pass the others.
+    // Launches and calls of pools protect their slow ways by themselves: cancelled threads pass the
+    // others.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
-/// A hook whose work comes after the driver's call, which may wait for long: the call is made outside of everything else, so that a thread that is
-/// cancelled in it ends there, as without us. Returns the `status` that the call came to.
+/// A hook whose work comes after the driver's call, which may wait for long: the call is made
+/// outside of everything else, so that a thread that is cancelled in it ends there, as without us.
+/// Returns the `status` that the call came to.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -114,10 +120,11 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
 
 /// As [`enter`], for the few that programs call by the million: all in one function.
 ///
-/// Calls are also where other members' requests for what is held unused are answered: all but those of pools, which are to cost next to
-/// nothing, and of which the waiting ones answer by themselves.
+/// Calls are also where other members' requests for what is held unused are answered: all but those
+/// of pools, which are to cost next to nothing, and of which the waiting ones answer by themselves.
 ///
-/// `undisturbed`: cancellation is put off, as the driver or we may come to a call at which a cancelled thread would end.
+/// `undisturbed`: cancellation is put off, as the driver or we may come to a call at which a
+/// cancelled thread would end.
 #[inline(always)]
 pub fn run(
     row: &'static Row,

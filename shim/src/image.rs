@@ -18,8 +18,8 @@ use crate::abi::{FileName, Image, Opaque};
 /// The largest file that is read, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
-/// Returns what the image at this address takes, on GPUs of these compute capabilities. Memory is read where the headers of the image say
-/// that it goes on, as the driver does.
+/// Returns what the image at this address takes, on GPUs of these compute capabilities. Memory is
+/// read where the headers of the image say that it goes on, as the driver does.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let image = image.address();
     if image == 0 {
@@ -43,7 +43,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Whether the NUL-terminated text or binary at this address begins so; does not read beyond the end of a text.
+/// Whether the NUL-terminated text or binary at this address begins so; does not read beyond the
+/// end of a text.
 ///
 /// # Safety
 /// A text that a NUL ends or a binary is there.
@@ -55,7 +56,8 @@ unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     })
 }
 
-/// The bytes of the image at this address, as many as its header says; `None` where there is none, or that cannot be.
+/// The bytes of the image at this address, as many as its header says; `None` where there is none,
+/// or that cannot be.
 ///
 /// # Safety
 /// The address is 0, or that of an image which stays there for `'a`.
@@ -91,7 +93,8 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
     }
 }
 
-/// The content of a regular file. Others (a FIFO, a device) are left to the driver: what is read of them may be gone then, or have no end.
+/// The content of a regular file. Others (a FIFO, a device) are left to the driver: what is read of
+/// them may be gone then, or have no end.
 fn content(path: &OsStr) -> Option<Vec<u8>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);

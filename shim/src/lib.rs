@@ -1,6 +1,7 @@
 //! `libgpulimit.so`: the preloaded library that stands in front of the CUDA driver.
 //!
-//! Read `table` (what is hooked), one `handler` (what we do there), `account` (what this process holds). ARCHITECTURE.md has the picture.
+//! Read `table` (what is hooked), one `handler` (what we do there), `account` (what this process
+//! holds). ARCHITECTURE.md has the picture.
 #![cfg_attr(test, allow(dead_code, reason = "tests are built without the exports"))]
 
 // The rooms. Each knows those before it and none after it: abi, driver, account, handler, hook,

@@ -1,4 +1,5 @@
-//! How this process comes to its group: the administrator's rules and the environment say which, the library joins it.
+//! How this process comes to its group: the administrator's rules and the environment say which,
+//! the library joins it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
@@ -24,11 +25,13 @@ pub enum Failed {
     Open,
 }
 
-/// An environment variable, read through the C library: the program may change its environment by `setenv`.
+/// An environment variable, read through the C library: the program may change its environment by
+/// `setenv`.
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
-    // SAFETY: a NUL-terminated name. `secure_getenv`: in a setuid program the environment is not to be trusted. The value is copied at
-    // once; a program that changes its environment in another thread at this moment has the race it would have with any getenv.
+    // SAFETY: a NUL-terminated name. `secure_getenv`: in a setuid program the environment is not to
+    // be trusted. The value is copied at once; a program that changes its environment in another
+    // thread at this moment has the race it would have with any getenv.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
@@ -43,8 +46,8 @@ fn any_in_environment(names: &[&str]) -> bool {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: the C library's variable; null, or an array of C strings that a null pointer ends. Constructors run before the program's
-    // threads, so nobody changes it meanwhile.
+    // SAFETY: the C library's variable; null, or an array of C strings that a null pointer ends.
+    // Constructors run before the program's threads, so nobody changes it meanwhile.
     let entry = |at: usize| unsafe {
         let entries = environ;
         let entry = (!entries.is_null()).then(|| *entries.add(at))?;
@@ -57,10 +60,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The variables as they were at the start: a program that empties its environment afterwards is limited all the same.
+/// The variables as they were at the start: a program that empties its environment afterwards is
+/// limited all the same.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// The group that the rules or the environment ask for, or asked for at the start; `None` when there is no limit.
+/// The group that the rules or the environment ask for, or asked for at the start; `None` when
+/// there is no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -73,8 +78,8 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. A failure is said in one line and closes the GPU to this process, unless the administrator's rule wants it open: a limit
-/// that cannot be applied must not be none.
+/// Joins the group. A failure is said in one line and closes the GPU to this process, unless the
+/// administrator's rule wants it open: a limit that cannot be applied must not be none.
 ///
 /// `devices` are the GPUs that this process sees, by CUDA ordinal; `capacity` the memory of one in
 /// bytes.
@@ -105,8 +110,8 @@ pub fn join(
     })
 }
 
-/// Runs as a constructor, in every program: it creates nothing, calls no driver, opens no file, and where no limit is asked for touches
-/// no memory but the environment.
+/// Runs as a constructor, in every program: it creates nothing, calls no driver, opens no file, and
+/// where no limit is asked for touches no memory but the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
@@ -117,7 +122,8 @@ pub fn at_start() {
     }
 }
 
-/// Gives a job that came with nothing but a size a group name, so that its children share its limit.
+/// Gives a job that came with nothing but a size a group name, so that its children share its
+/// limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;
@@ -129,6 +135,7 @@ fn name_job() {
     let Ok(name) = CString::new(policy::own_job_group_name()) else {
         return;
     };
-    // SAFETY: constructors run before the program's threads; both strings are NUL-terminated and copied.
+    // SAFETY: constructors run before the program's threads; both strings are NUL-terminated and
+    // copied.
     unsafe { libc::setenv(c"GPULIMIT_GROUP".as_ptr(), name.as_ptr(), 0) };
 }

@@ -1,4 +1,5 @@
-//! The few lines that the library ever writes: to standard error, whole lines, no allocation, no lock.
+//! The few lines that the library ever writes: to standard error, whole lines, no allocation, no
+//! lock.
 #![allow(unsafe_code)]
 
 mod standard_error;
@@ -33,8 +34,9 @@ impl Write for Line {
 /// Nobody reads what we say: see [`look`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Looks whether there is a standard error, when a process comes to its group. Of a daemon that has closed it, the next file that it opens is
-/// in its place, and is none of ours to write to: neither then nor in its children.
+/// Looks whether there is a standard error, when a process comes to its group. Of a daemon that has
+/// closed it, the next file that it opens is in its place, and is none of ours to write to: neither
+/// then nor in its children.
 pub fn look() {
     if descriptor_flags() < 0 {
         MUTE.store(true, Ordering::Relaxed);
@@ -47,8 +49,9 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: …` and a newline in one call, and drops the line where that would wait. Does not write into a file that has come into
-/// the place of standard error: standard error is handed on to children, so exec does not close it.
+/// Writes `gpulimit: …` and a newline in one call, and drops the line where that would wait. Does
+/// not write into a file that has come into the place of standard error: standard error is handed
+/// on to children, so exec does not close it.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
@@ -67,7 +70,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes the library's own panics say so as its other lines do: `std` would write without asking whether that waits.
+/// Makes the library's own panics say so as its other lines do: `std` would write without asking
+/// whether that waits.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {

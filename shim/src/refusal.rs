@@ -98,8 +98,8 @@ pub fn report(
     ));
 }
 
-/// What the group uses, as `gpulimit show` has it: `0.5 of 4.0 GiB`. What is charged beyond that is named where the figures differ for it:
-/// `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// What the group uses, as `gpulimit show` has it: `0.5 of 4.0 GiB`. What is charged beyond that is
+/// named where the figures differ for it: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
 struct Usage {
     charged: u64,
     reserve: u64,

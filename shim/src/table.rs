@@ -1,4 +1,5 @@
-//! The hook table: every function of the driver that we stand in front of, and every one that we call.
+//! The hook table: every function of the driver that we stand in front of, and every one that we
+//! call.
 //!
 //! The only place that names CUDA and NVML symbols. It is read twice: `driver/functions.rs` makes
 //! the calls of the driver's functions of it, `entry/exports.rs` the functions of ours that stand

@@ -103,7 +103,8 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // The groups below are the owner's as well; one who was killed may have got as far as the ledger only.
+    // The groups below are the owner's as well; one who was killed may have got as far as the
+    // ledger only.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());

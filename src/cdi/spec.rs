@@ -87,7 +87,8 @@ impl Hook {
     }
 }
 
-/// The file's text: in the lowest version that allows these names, for the oldest engines. `edits` are made for each device.
+/// The file's text: in the lowest version that allows these names, for the oldest engines. `edits`
+/// are made for each device.
 pub fn write<'a>(
     kind: &str,
     devices: impl Iterator<Item = (&'a str, Edits)>,

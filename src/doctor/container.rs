@@ -10,7 +10,8 @@ const CHECK: &str = "container";
 /// As short as the engines show ids.
 const SHORTEST: usize = 12;
 
-/// The pid here of the first process of a container, given by id, the beginning of one, or a name that an engine knows.
+/// The pid here of the first process of a container, given by id, the beginning of one, or a name
+/// that an engine knows.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let found = by_id(name).or_else(|| by_name(name));
     let Some(pid) = found else {

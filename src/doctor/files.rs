@@ -1,8 +1,10 @@
-//! The files of another process, read as that process may read them. Nothing of it is ever executed.
+//! The files of another process, read as that process may read them. Nothing of it is ever
+//! executed.
 //!
-//! A process may have made every file that it sees, and may have put links, pipes, devices or endless files in the place of what
-//! root looks for. So paths are resolved inside of the process's root directory, a file is opened only if it is a regular one, no
-//! more than a bound is read of it, and root reads with the rights of the process's user.
+//! A process may have made every file that it sees, and may have put links, pipes, devices or
+//! endless files in the place of what root looks for. So paths are resolved inside of the process's
+//! root directory, a file is opened only if it is a regular one, no more than a bound is read of
+//! it, and root reads with the rights of the process's user.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -36,7 +38,8 @@ impl Files {
         })
     }
 
-    /// Takes the rights of the process's user in this thread, until the answer is dropped; `None` where they are this process's own.
+    /// Takes the rights of the process's user in this thread, until the answer is dropped; `None`
+    /// where they are this process's own.
     pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
         if effective_user() != 0 || self.rights.user == 0 {
             return Ok(None);
@@ -44,8 +47,9 @@ impl Files {
         Lowered::to(&self.rights).map(Some)
     }
 
-    /// A path that leads into the process's root directory. Absolute links on the way lead out of it, to this system: only for use with
-    /// lowered rights and by code that distrusts what it finds.
+    /// A path that leads into the process's root directory. Absolute links on the way lead out of
+    /// it, to this system: only for use with lowered rights and by code that distrusts what it
+    /// finds.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
@@ -57,7 +61,8 @@ impl Files {
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
-    /// Reads a regular file of at most `most` bytes. Files of the kernel, which have no length, are empty here.
+    /// Reads a regular file of at most `most` bytes. Files of the kernel, which have no length, are
+    /// empty here.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
@@ -87,8 +92,8 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a place for reading if it is a regular file, and says how long that is. Devices and pipes are not opened, as that alone can
-/// have an effect or wait.
+/// Opens a place for reading if it is a regular file, and says how long that is. Devices and pipes
+/// are not opened, as that alone can have an effect or wait.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
@@ -101,8 +106,8 @@ fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
 }
 
-/// Finds a file below a root directory, as a process with that root would. Links are followed inside of the root, except those of
-/// `/proc` that lead anywhere.
+/// Finds a file below a root directory, as a process with that root would. Links are followed
+/// inside of the root, except those of `/proc` that lead anywhere.
 fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -113,7 +118,8 @@ fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// As [`in_root`] for kernels without `openat2`: a component at a time, and no link is followed at all.
+/// As [`in_root`] for kernels without `openat2`: a component at a time, and no link is followed at
+/// all.
 fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
@@ -143,7 +149,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-/// The rights of a process over files. Those of the real user where the program has more than its user.
+/// The rights of a process over files. Those of the real user where the program has more than its
+/// user.
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {

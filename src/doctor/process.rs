@@ -1,4 +1,5 @@
-//! What can be seen of a running process from outside: whether it has the library, why not, and where it belongs.
+//! What can be seen of a running process from outside: whether it has the library, why not, and
+//! where it belongs.
 
 use super::Finding;
 use super::files::Files;
@@ -307,7 +308,8 @@ impl Process {
         ))
     }
 
-    /// Where it is, and where it would come by the rules and its environment. Also whether any of them means a limit for it.
+    /// Where it is, and where it would come by the rules and its environment. Also whether any of
+    /// them means a limit for it.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -383,7 +385,8 @@ impl Process {
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // A root that the process names is its own to make: nothing there is read with more rights than it has.
+        // A root that the process names is its own to make: nothing there is read with more rights
+        // than it has.
         let files = self.files.as_ref()?;
         let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -391,7 +394,8 @@ impl Process {
         member_in(&theirs, &seen)
     }
 
-    /// Whether a program that starts where this process is gets the library, as far as its files tell: nothing is started there.
+    /// Whether a program that starts where this process is gets the library, as far as its files
+    /// tell: nothing is started there.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -420,7 +424,8 @@ impl Process {
     }
 }
 
-/// Whether the dynamic linker in a root directory can load the library at this path. The error says why not.
+/// Whether the dynamic linker in a root directory can load the library at this path. The error says
+/// why not.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
     /// Far more than the library, or a C library, has.
     const LONGEST: u64 = 256 << 20;
@@ -452,7 +457,8 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// The group in a root that has a process as a member, and the bytes that the process uses there on all GPUs.
+/// The group in a root that has a process as a member, and the bytes that the process uses there on
+/// all GPUs.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {

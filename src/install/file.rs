@@ -35,15 +35,16 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(|error| failed("write", path, &error))?;
-    // The name, too, is to survive a loss of power. The change is done where a file system cannot promise that.
+    // The name, too, is to survive a loss of power. The change is done where a file system cannot
+    // promise that.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name, as a device, a pipe or a link, is
-/// written through and stays what it is.
+/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name,
+/// as a device, a pipe or a link, is written through and stays what it is.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {

@@ -1,4 +1,5 @@
-//! The file of preloads, as the dynamic linker reads it: paths between spaces, colons and line ends, and comments.
+//! The file of preloads, as the dynamic linker reads it: paths between spaces, colons and line
+//! ends, and comments.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -95,7 +96,8 @@ impl Preload {
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// The text without these paths; `None` when none of them is in there. All else stays as it is, line by line.
+    /// The text without these paths; `None` when none of them is in there. All else stays as it is,
+    /// line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {

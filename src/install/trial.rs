@@ -9,7 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Starts a program that has nothing to do with GPUs, with the library and with all its symbols bound at once.
+/// Starts a program that has nothing to do with GPUs, with the library and with all its symbols
+/// bound at once.
 pub fn with(library: &Path) -> Result<(), Failure> {
     let mut command = harmless()?;
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
@@ -49,7 +50,8 @@ fn quiet(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// The processes that have this file mapped, as far as we may look; and those that keep others from looking.
+/// The processes that have this file mapped, as far as we may look; and those that keep others from
+/// looking.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -72,7 +74,8 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     Ok((users, pids.into_iter().filter(is_silent).collect()))
 }
 
-/// Whether a process has this file mapped. Waits for the lock of the process's memory, which its user can have held for ever.
+/// Whether a process has this file mapped. Waits for the lock of the process's memory, which its
+/// user can have held for ever.
 pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
         return false;

@@ -42,7 +42,8 @@ const LOCK: &str = ".containers.lock";
 const TURN: Duration = Duration::from_secs(60);
 /// How long processes that were killed may take to be gone.
 const END: Duration = Duration::from_secs(30);
-/// How long the first of them may: runtimes wait for it, so that one that lives is another container's.
+/// How long the first of them may: runtimes wait for it, so that one that lives is another
+/// container's.
 const FIRST_END: Duration = Duration::from_secs(1);
 
 fn turn(root: &Root) -> Result<Hold, Failure> {
@@ -64,7 +65,8 @@ fn turn(root: &Root) -> Result<Hold, Failure> {
     }
 }
 
-/// Makes the container's group and what it will see of it. Called again, by a runtime that does everything twice, it does nothing.
+/// Makes the container's group and what it will see of it. Called again, by a runtime that does
+/// everything twice, it does nothing.
 pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
@@ -88,7 +90,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         own,
     };
     let _turn = turn(root)?;
-    // Of containers whose runtime was killed as well. What cannot be removed is in nobody's way but its namesake's.
+    // Of containers whose runtime was killed as well. What cannot be removed is in nobody's way but
+    // its namesake's.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -154,7 +157,8 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
     }
 }
 
-/// A group that goes with the container, for all users in it, whoever they are, and for nobody on the host.
+/// A group that goes with the container, for all users in it, whoever they are, and for nobody on
+/// the host.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     // One without a record was made by hand, or its maker was killed.
     match root.remove(name) {
@@ -190,7 +194,8 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     Ok(group)
 }
 
-/// Puts what it may see into the container. In the container's mount namespace, before it becomes the root.
+/// Puts what it may see into the container. In the container's mount namespace, before it becomes
+/// the root.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
     let record = place.read_inside()?.filter(|record| record.id == state.id);
@@ -206,8 +211,8 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     mount_view(&view, &ledgers, &record.rootfs)
 }
 
-/// Removes the group of a container that has ended, or what a container that was never begun left. One that runs keeps it: another of
-/// the same id was given up.
+/// Removes the group of a container that has ended, or what a container that was never begun left.
+/// One that runs keeps it: another of the same id was given up.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -216,8 +221,8 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // For each attempt anew. Who has been in the container can keep its group in use for as long as they like, and others must not
-        // wait for that to make or remove theirs.
+        // For each attempt anew. Who has been in the container can keep its group in use for as
+        // long as they like, and others must not wait for that to make or remove theirs.
         let turn = turn(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
@@ -241,7 +246,8 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
 
 /// Removes what containers have left whose end nobody told us; says the names of their groups.
 ///
-/// Only root has containers on record. A record that others than root could have written is not followed, and named on standard error.
+/// Only root has containers on record. A record that others than root could have written is not
+/// followed, and named on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());

@@ -14,7 +14,8 @@ use std::path::{Component, Path, PathBuf};
 /// Nothing in it is to be executed.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
-/// Mounts `view` at [`SYSTEM`] in the file system at `rootfs`, read-only but for the files `writable`, which are below it.
+/// Mounts `view` at [`SYSTEM`] in the file system at `rootfs`, read-only but for the files
+/// `writable`, which are below it.
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
@@ -42,7 +43,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// A file or directory of the container, without being led out of it: an image may have a link of its own on the way.
+/// A file or directory of the container, without being led out of it: an image may have a link of
+/// its own on the way.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     let open = |path: &Path, flags| {
         let mut options = OpenOptions::new();

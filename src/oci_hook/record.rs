@@ -39,7 +39,8 @@ pub struct Record {
     pub own: bool,
 }
 
-/// The name of a container's directory and of its own group, in the short form of the id that people see.
+/// The name of a container's directory and of its own group, in the short form of the id that
+/// people see.
 pub fn name_of(id: &str) -> String {
     let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
     let name = format!("container-{}", if digest { &id[..12] } else { id });
@@ -54,8 +55,9 @@ pub fn name_of(id: &str) -> String {
 
 /// The directory of a container.
 ///
-/// It belongs to root and only root can write it, as does everything above it: what a record says is what root removes. A container's
-/// own root, where that is another user of the host, may go through it to the view and read the record.
+/// It belongs to root and only root can write it, as does everything above it: what a record says
+/// is what root removes. A container's own root, where that is another user of the host, may go
+/// through it to the view and read the record.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
@@ -108,7 +110,8 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Lets a container's root in a user namespace of its own go through, as a member of this unix group. It can change nothing.
+    /// Lets a container's root in a user namespace of its own go through, as a member of this unix
+    /// group. It can change nothing.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let failed = |error| cannot("open to the container", &self.path(), &error);
         let Some((_, place)) = self.open()? else {
@@ -137,8 +140,8 @@ impl Place {
         }
     }
 
-    /// As [`Place::read`], in the container's own namespaces: there root's directories do not look like root's, and may be gone through but
-    /// not opened.
+    /// As [`Place::read`], in the container's own namespaces: there root's directories do not look
+    /// like root's, and may be gone through but not opened.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
     }
@@ -196,7 +199,8 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Removes what has no record: its maker was killed before that, so that nothing but a draft can be in it.
+    /// Removes what has no record: its maker was killed before that, so that nothing but a draft
+    /// can be in it.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
         let failed = |error| cannot("remove", &self.path(), &error);
         let Some((folder, place)) = self.open()? else {

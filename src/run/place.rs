@@ -112,8 +112,8 @@ impl Place {
         }
     }
 
-    /// Removes a group of the command's own that this process does not become, or has seen end. One in which children of the command go on
-    /// stays until they are gone.
+    /// Removes a group of the command's own that this process does not become, or has seen end. One
+    /// in which children of the command go on stays until they are gone.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -125,7 +125,8 @@ impl Place {
 
 /// Makes a group for this process and what it becomes.
 ///
-/// A process that runs one `gpulimit run` by another has made one before, and one of another pid namespace may have its numbers.
+/// A process that runs one `gpulimit run` by another has made one before, and one of another pid
+/// namespace may have its numbers.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -142,8 +143,8 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// The group that the caller is in, as the rules and the environment say. That of a job that has not begun, as `GPULIMIT_MAX` asks for, is
-/// none: what `run` is asked for takes its place.
+/// The group that the caller is in, as the rules and the environment say. That of a job that has
+/// not begun, as `GPULIMIT_MAX` asks for, is none: what `run` is asked for takes its place.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());

@@ -70,7 +70,8 @@ impl Random {
     }
 }
 
-/// Where somebody may leave a file: in the root, in groups, in directories that look like groups, in our own places.
+/// Where somebody may leave a file: in the root, in groups, in directories that look like groups,
+/// in our own places.
 const PLACES: [&str; 16] = [
     "",
     "lab",

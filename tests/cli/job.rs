@@ -235,7 +235,8 @@ fn a_group_lives_as_long_as_its_process_whatever_clock_and_numbers_it_has() {
     const SAME: &[&str] = &[];
     const CLOCK: &[&str] = &["--time", "--boottime", "864000"];
     const NUMBERS: &[&str] = &["--pid", "--mount-proc"];
-    // In its own namespace each of these jobs is process 1. Ended ones are told only where all processes are seen.
+    // In its own namespace each of these jobs is process 1. Ended ones are told only where all
+    // processes are seen.
     let sees_all =
         fs::read_link("/proc/self/ns/pid").expect("told") == Path::new("pid:[4026531836]");
     for (job, looker, is_told) in [

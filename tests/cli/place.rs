@@ -84,7 +84,8 @@ impl Place {
 }
 
 impl Place {
-    /// Another process that is a member of the group, until it is killed; started by way of a command.
+    /// Another process that is a member of the group, until it is killed; started by way of a
+    /// command.
     pub fn start_member(&self, group: &str, by: Option<Command>) -> Child {
         let own = std::env::current_exe().expect("known");
         let mut command = match by {

@@ -66,8 +66,8 @@ fn processes_are_listed_by_group_and_pid() {
     assert_eq!(names, ["lab/a", "lab/b"], "{json}");
 }
 
-/// An owner can make directories that look like unfinished groups. A look at all groups waits once and not for each of them, and names
-/// only the first ones.
+/// An owner can make directories that look like unfinished groups. A look at all groups waits once
+/// and not for each of them, and names only the first ones.
 #[test]
 fn many_unfinished_groups_cost_one_wait_and_a_few_lines() {
     let place = Place::new();

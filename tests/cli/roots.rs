@@ -4,7 +4,8 @@ use crate::place::text;
 use crate::user::Machine;
 use std::process::Command;
 
-/// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in it is the controller as another user.
+/// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in it is the
+/// controller as another user.
 pub fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)> {
     let tried = Command::new("unshare").args(["--mount", "true"]).status();
     if !tried.is_ok_and(|status| status.success()) {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// With a parent that stays.
 const STAT: &[&str] = &["--stat"];
 
-/// A shell script in a group of its own that has said its first line. `run` becomes the shell, or is its parent with `--stat`.
+/// A shell script in a group of its own that has said its first line. `run` becomes the shell, or
+/// is its parent with `--stat`.
 pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
     let run = [
         &["run", "--max", "4G"],
@@ -20,7 +21,8 @@ pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
     ]
     .concat();
     let run = place.gpulimit(&run);
-    // A shell cannot trap what its starter ignores, and those who start tests in the background, or by nohup, ignore some.
+    // A shell cannot trap what its starter ignores, and those who start tests in the background, or
+    // by nohup, ignore some.
     let mut command = Command::new("env");
     command
         .arg("--default-signal=INT,QUIT,HUP")
@@ -111,7 +113,8 @@ fn a_command_that_is_stopped_and_continued_goes_on() {
     assert_eq!(child.wait().expect("ended").code(), Some(5));
 }
 
-/// Runs the controller in a shell that has this limit on the size of files, in blocks of 512 bytes or of 1 KiB.
+/// Runs the controller in a shell that has this limit on the size of files, in blocks of 512 bytes
+/// or of 1 KiB.
 fn with_file_size(place: &Place, blocks: u32, arguments: &[&str]) -> Output {
     let gpulimit = place.gpulimit(arguments);
     let mut shell = Command::new("sh");

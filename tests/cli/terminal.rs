@@ -1,4 +1,5 @@
-//! What a terminal gets: its width, and bold letters where they are welcome. Anything else gets plain lines.
+//! What a terminal gets: its width, and bold letters where they are welcome. Anything else gets
+//! plain lines.
 
 use crate::place::{GPU, Place, text};
 use std::os::fd::OwnedFd;
@@ -66,7 +67,8 @@ fn long_lines_are_broken_between_words() {
     }
 }
 
-/// Two programs that say something on one terminal at once do not share a line. A socket keeps what is written apart.
+/// Two programs that say something on one terminal at once do not share a line. A socket keeps what
+/// is written apart.
 #[test]
 fn a_message_is_written_in_one_piece() {
     let place = Place::new();

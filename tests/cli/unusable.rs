@@ -59,8 +59,8 @@ fn a_usable_root_is_left_as_it_was() {
     assert!(names(&place.root_path()).is_empty());
 }
 
-/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it: `script` mounts it at `$ROOT`. `None` where
-/// nothing can be mounted.
+/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it:
+/// `script` mounts it at `$ROOT`. `None` where nothing can be mounted.
 fn mounted(place: &Place, script: &str) -> Option<String> {
     let root = place.root_path();
     fs::create_dir(&root).expect("created");

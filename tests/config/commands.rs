@@ -19,7 +19,8 @@ fn files(folder: &str) -> Vec<String> {
     found
 }
 
-/// Its command lines, from the verb on: those that systemd runs, code of pages, and what comments quote.
+/// Its command lines, from the verb on: those that systemd runs, code of pages, and what comments
+/// quote.
 fn commands(path: &str) -> Vec<Vec<String>> {
     let text = read(path);
     let mut found = Vec::new();

@@ -1,5 +1,6 @@
-//! What containers get: the file of `gpulimit cdi generate`, by the rules of the Container Device Interface (version 1.1.0 of its
-//! specification) in our words, and the entry point of images that bring the library themselves.
+//! What containers get: the file of `gpulimit cdi generate`, by the rules of the Container Device
+//! Interface (version 1.1.0 of its specification) in our words, and the entry point of images that
+//! bring the library themselves.
 
 use crate::place::{GPULIMIT, Place, me, repository, text};
 use serde_json::Value;
@@ -85,8 +86,8 @@ fn check(spec: &Value) {
         names.push(name);
         edits(&device["containerEdits"]);
     }
-    // The lowest version that has what is used: names that begin with a digit came with 0.5.0; types of mounts, which came with
-    // 0.4.0, and all that came later are not used.
+    // The lowest version that has what is used: names that begin with a digit came with 0.5.0;
+    // types of mounts, which came with 0.4.0, and all that came later are not used.
     let digit = names.iter().any(|name| name.as_bytes()[0].is_ascii_digit());
     let version = if digit { "0.5.0" } else { "0.3.0" };
     assert_eq!(spec["cdiVersion"], version);

@@ -1,4 +1,5 @@
-//! The file system of the groups, `config/systemd/run-gpulimit.mount`: what members of a group can use up is theirs, not that of `/run`.
+//! The file system of the groups, `config/systemd/run-gpulimit.mount`: what members of a group can
+//! use up is theirs, not that of `/run`.
 
 use crate::place::{GPULIMIT, Place, may_mount, read, repository, text};
 use std::process::Command;
@@ -6,7 +7,8 @@ use std::process::Command;
 /// A user of a group who is not root.
 const USER: &str = "41021";
 
-/// The options of the mount unit, but for the size and the number of inodes, which are small: a test need not fill half a GiB.
+/// The options of the mount unit, but for the size and the number of inodes, which are small: a
+/// test need not fill half a GiB.
 fn options() -> String {
     let unit = read("config/systemd/run-gpulimit.mount");
     let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
@@ -24,8 +26,8 @@ fn options() -> String {
     small
 }
 
-/// A machine whose `/run` has room for 8 MiB more than what its groups may take. The user grows the ledger and fills `sub/`; what is left then is
-/// said, with what a service of root can still write.
+/// A machine whose `/run` has room for 8 MiB more than what its groups may take. The user grows the
+/// ledger and fills `sub/`; what is left then is said, with what a service of root can still write.
 const MACHINE: &str = r#"set -eu
 mount -t tmpfs -o size=12M,nr_inodes=2000,mode=755 tmpfs /run
 mkdir -m 755 /run/gpulimit

@@ -1,5 +1,6 @@
-//! Slurm's scripts without Slurm: the variables that it gives them are set by hand, as Slurm 22.05 does, and `squeue` is a script that says
-//! what it is told. In every shell that may be `/bin/sh` of a node.
+//! Slurm's scripts without Slurm: the variables that it gives them are set by hand, as Slurm 22.05
+//! does, and `squeue` is a script that says what it is told. In every shell that may be `/bin/sh`
+//! of a node.
 
 use crate::place::{GPULIMIT, Place, have, me, repository, text};
 use std::fs;
@@ -264,7 +265,8 @@ fn a_jobs_mistake_fails_the_job_alone() {
             );
             assert!(node.log().contains("Slurm job 1: "), "{}", node.log());
             node.epilog();
-            // What the job's user wrote is printed as it is: a shell's echo would make an escape sequence and a line of its own of it.
+            // What the job's user wrote is printed as it is: a shell's echo would make an escape
+            // sequence and a line of its own of it.
             let asked = [
                 ("SLURM_JOB_GPUS", "0"),
                 ("SLURM_JOB_COMMENT", r"gpulimit=\033[2Jlots\nok"),

@@ -249,8 +249,8 @@ fn tmpfiles_make_a_root_for_everybody() {
     root.make().expect("a root");
 }
 
-/// The commands of docs/systemd.md, on a copy of this machine's `/etc`; systemctl only takes note. What the unit starts then makes the
-/// groups of the policy.
+/// The commands of docs/systemd.md, on a copy of this machine's `/etc`; systemctl only takes note.
+/// What the unit starts then makes the groups of the policy.
 #[test]
 fn the_pages_commands_set_a_machine_up() {
     const MACHINE: &str = "set -eu; place=$1 gpulimit=$2; cp -a /etc \"$place/etc\"; mount --bind \"$place/etc\" /etc; \

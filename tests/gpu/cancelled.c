@@ -1,4 +1,5 @@
-// A thread that has been cancelled calls the driver: cancelled CALL. Prints how the thread ended and whether memory can be allocated afterwards.
+// A thread that has been cancelled calls the driver: cancelled CALL. Prints how the thread ended
+// and whether memory can be allocated afterwards.
 //
 // The calls are those of tests/driver/src/cancel.rs; without a CALL it lists them.
 #include <dlfcn.h>

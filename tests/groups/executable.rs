@@ -1,7 +1,8 @@
 //! Programs and scripts that a test makes and starts.
 //!
-//! Another process writes them: what is open for writing cannot be started (`ETXTBSY`), and a child that another test forks has, until it becomes
-//! another program, everything open that this process has.
+//! Another process writes them: what is open for writing cannot be started (`ETXTBSY`), and a child
+//! that another test forks has, until it becomes another program, everything open that this process
+//! has.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! `apply` among groups whose directories belong to a user, who changes what is there at the same time.
+//! `apply` among groups whose directories belong to a user, who changes what is there at the same
+//! time.
 
 use crate::{Ground, run};
 use gpulimit_group::{Access, Members, Root};
@@ -14,7 +15,8 @@ use std::process::{Command, Stdio};
 /// A user of every system, whom policies can name.
 const DAEMON: &str = "daemon";
 
-/// The groups `lab`, `lab/hers` of the user, and two below that, one in the other, all made by root.
+/// The groups `lab`, `lab/hers` of the user, and two below that, one in the other, all made by
+/// root.
 struct Tree {
     root: Root,
     user: u32,
@@ -111,7 +113,8 @@ fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
     }
 }
 
-/// Not a test: the user, who exchanges a ledger for a link all the time, until the test ends the process.
+/// Not a test: the user, who exchanges a ledger for a link all the time, until the test ends the
+/// process.
 #[test]
 fn role() {
     let Some(team) = std::env::var_os("HOSTILE_TEAM") else {
@@ -186,7 +189,8 @@ fn files_that_are_exchanged_all_the_time_lead_apply_nowhere() {
     );
 }
 
-/// Whatever a user does to groups in their own directory, `apply` changes the groups of the others, and writes the rules.
+/// Whatever a user does to groups in their own directory, `apply` changes the groups of the others,
+/// and writes the rules.
 #[test]
 fn a_user_keeps_nobody_elses_groups_from_being_changed() {
     let Some(ground) = Ground::new() else { return };

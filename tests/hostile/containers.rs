@@ -54,7 +54,8 @@ fn await_sleep(child: &mut Child) {
     }
 }
 
-/// A descriptor of the lock of a container's group, which one of its programs has handed to somebody outside.
+/// A descriptor of the lock of a container's group, which one of its programs has handed to
+/// somebody outside.
 #[test]
 fn a_group_that_is_kept_in_use_holds_up_no_other_container() {
     let Some(ground) = Ground::new() else { return };

@@ -1,7 +1,9 @@
-//! Files of groups, damaged at random, under every verb: it comes to an end, does not panic, and prints nothing that a terminal obeys.
+//! Files of groups, damaged at random, under every verb: it comes to an end, does not panic, and
+//! prints nothing that a terminal obeys.
 //!
-//! The verbs run in a pid namespace of their own, so that no number in a damaged ledger names a process of this machine. More rounds by
-//! `GPULIMIT_DAMAGE_ROUNDS`, others by `GPULIMIT_DAMAGE_SEED`.
+//! The verbs run in a pid namespace of their own, so that no number in a damaged ledger names a
+//! process of this machine. More rounds by `GPULIMIT_DAMAGE_ROUNDS`, others by
+//! `GPULIMIT_DAMAGE_SEED`.
 
 use crate::{Ground, text};
 use gpulimit_base::device::DeviceId;
@@ -26,7 +28,8 @@ pub const SLOT: u64 = 4096;
 const POLICY: &str = "[group.lab]\nmax = '4G'\n[group.'lab/alice']\nmax = '2G'\nlow = '1G'\n\
     [[rule]]\nuser = 'daemon'\ngroup = 'lab/alice'\n";
 
-/// Every verb that reads files of groups, from those that only look to those that remove everything.
+/// Every verb that reads files of groups, from those that only look to those that remove
+/// everything.
 const VERBS: &str = "\
 ls
 tree
@@ -57,7 +60,8 @@ apply POLICY
 ls
 ";
 
-/// Each line of `$VERBS`, with its status; as the first process of a pid namespace, so that no `kill` ends it.
+/// Each line of `$VERBS`, with its status; as the first process of a pid namespace, so that no
+/// `kill` ends it.
 const RUN: &str = r#"
 mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind "$COPY" /run/gpulimit || exit 9
 # More than any verb takes, and less than a file without end.
@@ -87,7 +91,8 @@ impl Random {
     }
 }
 
-/// A member as this process is one, which stays in the ledger: of a living process in the file itself, of a dead one in its copies.
+/// A member as this process is one, which stays in the ledger: of a living process in the file
+/// itself, of a dead one in its copies.
 fn stay(root: &Root, name: &str, bytes: u64) {
     let member = Member::join(root, name).expect("joined");
     let device = member.device(GPU, 80 * GIB).expect("a device");

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
-/// A process that waits in a user namespace and a mount namespace of Alice's own; ended with the test.
+/// A process that waits in a user namespace and a mount namespace of Alice's own; ended with the
+/// test.
 struct Trap(Child);
 
 impl Trap {

@@ -1,4 +1,5 @@
-//! Arguments of commands, which may hold secrets: other members of a group do not read them in its files.
+//! Arguments of commands, which may hold secrets: other members of a group do not read them in its
+//! files.
 
 use crate::{ALICE, Ground, run};
 use gpulimit_base::identity::Identity;
@@ -10,7 +11,8 @@ use std::process::{Command, Stdio};
 
 const SECRET: &str = "token=hunter2";
 
-/// A member with the secret among its arguments, until the end of its stdin. Does nothing as a test.
+/// A member with the secret among its arguments, until the end of its stdin. Does nothing as a
+/// test.
 #[test]
 fn role() {
     let Some(root) = std::env::var_os("HOSTILE_MEMBER_OF") else {

@@ -1,4 +1,5 @@
-//! Signals of root's for a group whose owner has forged its ledger: they reach its members and no bystander.
+//! Signals of root's for a group whose owner has forged its ledger: they reach its members and no
+//! bystander.
 
 use crate::damage::{Random, SLOT, SLOTS};
 use crate::{Ground, run};
@@ -19,7 +20,8 @@ const FORGER: u32 = 40_017;
 /// A user who has nothing to do with the group.
 const STRANGER: u32 = 40_018;
 
-/// Slots that the forger holds: with a second of patience for each, root's command would not end in [`crate::PATIENCE`].
+/// Slots that the forger holds: with a second of patience for each, root's command would not end in
+/// [`crate::PATIENCE`].
 const HELD: usize = 300;
 
 const ROOT: &str = "GPULIMIT_TEST_ROOT";
@@ -50,7 +52,8 @@ impl Drop for Guarded {
     }
 }
 
-/// A group of the forger's, and processes of root's, of a stranger's and of the forger's that are no members of it.
+/// A group of the forger's, and processes of root's, of a stranger's and of the forger's that are
+/// no members of it.
 struct Scene {
     ground: Ground,
     ledger: PathBuf,
@@ -177,7 +180,8 @@ fn kill_reaches_no_bystander_that_a_forged_slot_names() {
         assert!(said.contains(&line), "{forgery}: {said}");
         assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
         let missed = said.matches("cannot signal ").count();
-        // One of the slots is the forger's, who got the signal. Random words also make slots that nobody holds.
+        // One of the slots is the forger's, who got the signal. Random words also make slots that
+        // nobody holds.
         match forgery {
             "random" => assert!((1..HELD).contains(&missed), "{forgery}: {said}"),
             _ => assert_eq!(missed, HELD - 1, "{forgery}: {said}"),
@@ -209,8 +213,9 @@ fn join() {
     drop(member);
 }
 
-/// The links that a user can make in the directory of their own groups: to the directory of another's, which is open to look into, and
-/// to the ledger of the group above both, which both may write.
+/// The links that a user can make in the directory of their own groups: to the directory of
+/// another's, which is open to look into, and to the ledger of the group above both, which both may
+/// write.
 #[test]
 fn links_to_the_ledgers_of_others_lead_to_none_of_their_processes() {
     let Some(ground) = Ground::new() else { return };

@@ -1,4 +1,5 @@
-//! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers a request to open a file.
+//! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers a request to
+//! open a file.
 
 use crate::Ground;
 use std::fs::{self, File};
@@ -8,7 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 
-/// The process, which serves the file system itself. Its end ends the file system, and every wait for it.
+/// The process, which serves the file system itself. Its end ends the file system, and every wait
+/// for it.
 pub struct Process {
     child: Child,
     /// Kept open: the test harness in the process writes there, too, and ends where it cannot.
@@ -103,7 +105,8 @@ pub fn mount_fuse(place: &Path, options: &str, answers: Answers) {
     thread::spawn(move || serve(fuse, answers));
 }
 
-/// Answers what a mount asks, in the kernel's structures of version 7.31; one directory with any number of files in it.
+/// Answers what a mount asks, in the kernel's structures of version 7.31; one directory with any
+/// number of files in it.
 fn serve(mut fuse: File, answers: Answers) {
     const LOOKUP: u32 = 1;
     const GETATTR: u32 = 3;
@@ -143,8 +146,9 @@ fn serve(mut fuse: File, answers: Answers) {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    /// `struct fuse_attr` on a little-endian machine: node, size, blocks, three times; then, in pairs of 32 bits, the nanoseconds
-    /// of these and the mode, links and user, group and device, size of a block and flags.
+    /// `struct fuse_attr` on a little-endian machine: node, size, blocks, three times; then, in
+    /// pairs of 32 bits, the nanoseconds of these and the mode, links and user, group and device,
+    /// size of a block and flags.
     fn attributes(node: u64) -> Vec<u8> {
         let mode: u64 = match node {
             DIRECTORY => 0o040_755,

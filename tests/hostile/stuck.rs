@@ -1,5 +1,5 @@
-//! A member whose memory map answers nobody, as a file system of their own has its lock held: root's verbs come to an end, do what they can for
-//! the others, and name it.
+//! A member whose memory map answers nobody, as a file system of their own has its lock held:
+//! root's verbs come to an end, do what they can for the others, and name it.
 #![allow(unsafe_code)]
 
 use crate::nothing::Nothing;
@@ -144,7 +144,8 @@ fn is_held(pid: u32, server: &mut Role) -> bool {
     }
 }
 
-/// What [`Scene::new`] starts as root: serves the file system, and starts the stuck member; not a test.
+/// What [`Scene::new`] starts as root: serves the file system, and starts the stuck member; not a
+/// test.
 #[test]
 #[ignore = "a part of other tests"]
 fn server() {
@@ -183,7 +184,8 @@ fn member() {
     }
 }
 
-/// Maps something else over a page that is not written back yet: the lock of the memory is held until the file system has taken the page.
+/// Maps something else over a page that is not written back yet: the lock of the memory is held
+/// until the file system has taken the page.
 fn replace_unwritten(file: &File) {
     const LENGTH: usize = 4096;
     let access = libc::PROT_READ | libc::PROT_WRITE;

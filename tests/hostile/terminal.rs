@@ -12,7 +12,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::sync::Arc;
 
-/// Clears the screen, sets the title, starts a line of its own, by C0 and C1; writes from right to left.
+/// Clears the screen, sets the title, starts a line of its own, by C0 and C1; writes from right to
+/// left.
 const EVIL: &str = "\u{1b}[2J\u{1b}]0;x\u{7}\n\r\u{7f}\u{9b}31m\u{202e}\u{2066}";
 /// The same for a file name, with bytes that are no UTF-8.
 const EVIL_NAME: &[u8] = b"\x1b]0;x\x07\n\r\x7f\xc2\x9b2J\xe2\x80\xae\xff\x9b";

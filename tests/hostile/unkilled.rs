@@ -1,4 +1,5 @@
-//! Members who would rather not be killed: their names hide them from nobody, and who keeps them from ending is named.
+//! Members who would rather not be killed: their names hide them from nobody, and who keeps them
+//! from ending is named.
 #![allow(unsafe_code)]
 
 use crate::stuck::{ROOT, Role};

@@ -1,6 +1,7 @@
 //! GPUs and MIG instances by UUID, the only name of a device that is the same everywhere.
 //!
-//! Ordinals differ between CUDA, NVML and containers; a UUID does not. It is written as NVML writes it.
+//! Ordinals differ between CUDA, NVML and containers; a UUID does not. It is written as NVML writes
+//! it.
 
 use std::error::Error;
 use std::fmt;
@@ -58,8 +59,8 @@ impl DeviceId {
 
     /// Whether the written UUID begins with `prefix`, in either case of letters.
     ///
-    /// `GPU-1a2b` and, without the kind, `1a2b` both match `GPU-1a2b…`. An empty prefix matches nothing.
-    /// Does not allocate.
+    /// `GPU-1a2b` and, without the kind, `1a2b` both match `GPU-1a2b…`. An empty prefix matches
+    /// nothing. Does not allocate.
     pub fn matches(&self, prefix: &str) -> bool {
         let written = self.written();
         let prefix = prefix.as_bytes();

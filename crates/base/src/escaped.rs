@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-/// Displays a text as one line without characters that a terminal obeys or that hide other characters: control
-/// characters (C0, DEL, C1), separators of lines, and marks of writing direction.
+/// Displays a text as one line without characters that a terminal obeys or that hide other
+/// characters: control characters (C0, DEL, C1), separators of lines, and marks of writing
+/// direction.
 ///
-/// Each becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so that escaped JSON has the same value.
+/// Each becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so that escaped JSON
+/// has the same value.
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {

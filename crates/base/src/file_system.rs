@@ -1,7 +1,8 @@
 //! The file system that a path lies on, and whether a group can lie there.
 //!
-//! Members share memory by mapping the files of a group, and say by a kernel lock that they live. Both need a file system of one machine whose
-//! mappings keep the opened file, and whose files stay the same when they are written.
+//! Members share memory by mapping the files of a group, and say by a kernel lock that they live.
+//! Both need a file system of one machine whose mappings keep the opened file, and whose files stay
+//! the same when they are written.
 #![allow(unsafe_code)]
 
 use crate::proc;
@@ -19,7 +20,8 @@ use std::path::{Path, PathBuf};
 /// A file system, as far as it concerns groups.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name that `mount` shows, such as `tmpfs` or `fuse.sshfs`; a number where nobody knows a name.
+    /// The name that `mount` shows, such as `tmpfs` or `fuse.sshfs`; a number where nobody knows a
+    /// name.
     pub name: Cow<'static, str>,
     /// Why no group can lie there.
     pub fault: Option<Fault>,
@@ -30,9 +32,11 @@ pub struct FileSystem {
 pub enum Fault {
     /// Other hosts have it mounted, and memory mapped there is not shared with them.
     Network,
-    /// The first write to a file makes another file of it: who mapped it before does not see the change.
+    /// The first write to a file makes another file of it: who mapped it before does not see the
+    /// change.
     CopiesUp,
-    /// A mapping does not keep a lock when the descriptor is closed: nobody can tell that a program lives.
+    /// A mapping does not keep a lock when the descriptor is closed: nobody can tell that a program
+    /// lives.
     LosesLocks,
 }
 
@@ -81,7 +85,8 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// What `/proc/self/mountinfo` calls file systems in user space whose files lie on other machines, and the virtio file system of virtual ones.
+/// What `/proc/self/mountinfo` calls file systems in user space whose files lie on other machines,
+/// and the virtio file system of virtual ones.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -162,7 +167,8 @@ impl Unsuitable {
 fn magic(path: &Path) -> io::Result<u32> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: a path that ends with a zero, and room for one `statfs`, which the call fills where it succeeds.
+    // SAFETY: a path that ends with a zero, and room for one `statfs`, which the call fills where
+    // it succeeds.
     let about = unsafe {
         match libc::statfs(path.as_ptr(), about.as_mut_ptr()) {
             0 => about.assume_init(),
@@ -184,7 +190,8 @@ fn mounted_as(path: &Path) -> Option<String> {
         .map(Into::into)
 }
 
-/// The name in a line of `mountinfo`, if that is about this device: the third field, and the first one after the ` - `.
+/// The name in a line of `mountinfo`, if that is about this device: the third field, and the first
+/// one after the ` - `.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, file_system) = line.split_once(" - ")?;
     (mount.split(' ').nth(2)? == device).then_some(())?;
@@ -217,7 +224,8 @@ impl fmt::Display for Fault {
 
 impl Error for Unsuitable {}
 
-/// Returns whether a directory is the top of a file system of its own. False where that cannot be told.
+/// Returns whether a directory is the top of a file system of its own. False where that cannot be
+/// told.
 pub fn is_mount_point(path: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).ok().map(|about| about.dev());
     match (device(path), device(&path.join(".."))) {

@@ -1,7 +1,9 @@
-//! Holds back the signals that a write sends to its own thread: of a pipe without a reader, of a file at the largest size that the process
-//! may give it (`ulimit -f`), and of a terminal that is another job's.
+//! Holds back the signals that a write sends to its own thread: of a pipe without a reader, of a
+//! file at the largest size that the process may give it (`ulimit -f`), and of a terminal that is
+//! another job's.
 //!
-//! Each of them ends a program that does not expect it. The write fails as well, and that is enough: see [`during`].
+//! Each of them ends a program that does not expect it. The write fails as well, and that is
+//! enough: see [`during`].
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,8 +14,8 @@ use std::ptr::{null, null_mut};
 /// Bytes of a signal set in the kernel.
 const KERNEL_SET: usize = 8;
 
-/// Runs `write` with these signals blocked in the calling thread, and takes the signal of a failed write back. The program sees no signal
-/// but those that somebody else sends.
+/// Runs `write` with these signals blocked in the calling thread, and takes the signal of a failed
+/// write back. The program sees no signal but those that somebody else sends.
 pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let held = set(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTTOU]);
     let mut before = set(&[]);
@@ -32,7 +34,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     };
     // SAFETY: as above; waits for no time for a signal that is blocked, and restores the mask.
     unsafe {
-        // One that was pending before is the program's, and that of the write has become one with it.
+        // One that was pending before is the program's, and that of the write has become one with
+        // it.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(
@@ -48,7 +51,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// What to do where a write failed because of a limit that [`during`] turns into an error; empty for other errors.
+/// What to do where a write failed because of a limit that [`during`] turns into an error; empty
+/// for other errors.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (`ulimit -f`)",

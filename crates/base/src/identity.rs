@@ -6,7 +6,8 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// A process as it says of itself. For people and for asking the driver; whether it lives is the lock's to say.
+/// A process as it says of itself. For people and for asking the driver; whether it lives is the
+/// lock's to say.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// In the process's own pid namespace.
@@ -17,7 +18,8 @@ pub struct Identity {
     pub start_time: u64,
     /// Real user id.
     pub uid: u32,
-    /// The program's name, filled up with zeros. Never its arguments, which may hold secrets: all members read the ledger.
+    /// The program's name, filled up with zeros. Never its arguments, which may hold secrets: all
+    /// members read the ledger.
     pub command: [u8; 64],
 }
 
@@ -46,8 +48,8 @@ impl Identity {
             .unwrap_or(0)
     }
 
-    /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet. False when that cannot be told, as across
-    /// pid namespaces.
+    /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet.
+    /// False when that cannot be told, as across pid namespaces.
     ///
     /// A killed process with much memory keeps its lock for up to 30 ms (measured).
     pub fn is_ending(&self, own_pid_ns: u64) -> bool {
@@ -84,10 +86,11 @@ impl Identity {
         Command(&self.command)
     }
 
-    /// The begin of the command line of the process with this number here; `None` where it has none, as a zombie, or the caller may
-    /// not read it: `/proc` decides, as for `ps`.
+    /// The begin of the command line of the process with this number here; `None` where it has
+    /// none, as a zombie, or the caller may not read it: `/proc` decides, as for `ps`.
     ///
-    /// Waits for the lock and the pages of that process's memory, which its user can keep from it for ever.
+    /// Waits for the lock and the pages of that process's memory, which its user can keep from it
+    /// for ever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -96,7 +99,8 @@ impl Identity {
         }
     }
 
-    /// The same with what [`Self::command_line`] said of this number, unless it is another process's by now.
+    /// The same with what [`Self::command_line`] said of this number, unless it is another
+    /// process's by now.
     pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
         match SeenProcess::by_pid(pid).is(&self) {
             true => Self { command, ..self },
@@ -105,7 +109,8 @@ impl Identity {
     }
 }
 
-/// A process as the `/proc` of the caller shows it: what of an [`Identity`] can be seen from outside, also from an outer pid namespace.
+/// A process as the `/proc` of the caller shows it: what of an [`Identity`] can be seen from
+/// outside, also from an outer pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SeenProcess {
     /// In the process's own pid namespace.
@@ -119,9 +124,11 @@ pub struct SeenProcess {
 }
 
 impl SeenProcess {
-    /// The number that a process has in the caller's pid namespace; `None` when it is not to be found there.
+    /// The number that a process has in the caller's pid namespace; `None` when it is not to be
+    /// found there.
     ///
-    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells of `everybody`.
+    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells
+    /// of `everybody`.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -152,7 +159,8 @@ impl SeenProcess {
             .map(|(pid, _)| pid)
     }
 
-    /// The process that has this pid in the caller's namespace. One that is gone is taken for one of that namespace.
+    /// The process that has this pid in the caller's namespace. One that is gone is taken for one
+    /// of that namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -171,7 +179,8 @@ impl SeenProcess {
         }
     }
 
-    /// The namespace of a process by its pids, here and in the innermost one: ours where they are one and the same. 0 unknown.
+    /// The namespace of a process by its pids, here and in the innermost one: ours where they are
+    /// one and the same. 0 unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
             Identity::own_pid_ns()
@@ -185,8 +194,9 @@ impl SeenProcess {
         (self.start_time != 0).then_some(self.start_time)
     }
 
-    /// Whether it is this one. What is not known decides nothing, and the start of a process with another clock is not known: whoever makes a
-    /// time namespace shifts what they write into a slot.
+    /// Whether it is this one. What is not known decides nothing, and the start of a process with
+    /// another clock is not known: whoever makes a time namespace shifts what they write into a
+    /// slot.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -195,7 +205,8 @@ impl SeenProcess {
     }
 }
 
-/// Whether a process is in the time namespace of the caller; `None` where that is not shown. Before Linux 5.6 there is one for all.
+/// Whether a process is in the time namespace of the caller; `None` where that is not shown. Before
+/// Linux 5.6 there is one for all.
 fn has_own_clock(pid: u32) -> Option<bool> {
     let clock = |process: &dyn fmt::Display| {
         fs::metadata(format!("/proc/{process}/ns/time")).map(|namespace| namespace.ino())
@@ -249,7 +260,8 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     buffer.get(..len).unwrap_or(&[])
 }
 
-/// The `stat` of a process's first thread, which started when that did. qemu-user makes up the process's own.
+/// The `stat` of a process's first thread, which started when that did. qemu-user makes up the
+/// process's own.
 fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
@@ -288,10 +300,12 @@ fn has_kill_pending(status: &[u8]) -> bool {
         .any(|mask| mask & KILL != 0)
 }
 
-/// The name of the program of this command line, without its directory. `name` is the kernel's name of the process.
+/// The name of the program of this command line, without its directory. `name` is the kernel's name
+/// of the process.
 fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     let first = first(line);
-    // Some programs write their whole command line into the first argument, with blanks. The kernel's name has none of it.
+    // Some programs write their whole command line into the first argument, with blanks. The
+    // kernel's name has none of it.
     if first.is_empty() || first.contains(&b' ') {
         let mut program = [0; 64];
         for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {

@@ -2,10 +2,12 @@
 
 use std::io::{self, ErrorKind};
 
-/// Calls that one call is worth. Signals may come faster than it gets done: profilers send thousands a second.
+/// Calls that one call is worth. Signals may come faster than it gets done: profilers send
+/// thousands a second.
 const TRIES: u32 = 1_000;
 
-/// Makes a call again when a signal has interrupted it. The error is `Interrupted` where each of a thousand was.
+/// Makes a call again when a signal has interrupted it. The error is `Interrupted` where each of a
+/// thousand was.
 pub fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..TRIES {
         match call() {

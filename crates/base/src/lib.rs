@@ -1,5 +1,6 @@
-//! What every part of gpulimit is made with: sizes, identities of GPUs and of processes, names, mapped pages, file systems, held signals,
-//! and the numbers of the file formats. It knows neither groups nor CUDA.
+//! What every part of gpulimit is made with: sizes, identities of GPUs and of processes, names,
+//! mapped pages, file systems, held signals, and the numbers of the file formats. It knows neither
+//! groups nor CUDA.
 
 pub mod device;
 pub mod escaped;

@@ -1,13 +1,15 @@
-//! Sorting for the preloaded library: a twentieth of the code of the standard library's sorts, of which there is a copy for each type. Lists are
-//! short there, and sorted seldom.
+//! Sorting for the preloaded library: a twentieth of the code of the standard library's sorts, of
+//! which there is a copy for each type. Lists are short there, and sorted seldom.
 
-/// Sorts in place: nothing is before what it follows. A heap sort: O(n log n) for every input, allocates nothing; the order of equals is not kept.
+/// Sorts in place: nothing is before what it follows. A heap sort: O(n log n) for every input,
+/// allocates nothing; the order of equals is not kept.
 pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     let mut unordered = items.len() / 2;
     let mut end = items.len();
     while end > 1 {
         if unordered > 0 {
-            // First everything becomes a heap, from its last parent to its first: no child comes after its parent.
+            // First everything becomes a heap, from its last parent to its first: no child comes
+            // after its parent.
             unordered -= 1;
         } else {
             // Then the last of all goes to the end, again and again.

@@ -1,4 +1,5 @@
-//! Memory mapped by this process, and unmapped on drop. A shared file may be cut short meanwhile: see [`lost`].
+//! Memory mapped by this process, and unmapped on drop. A shared file may be cut short meanwhile:
+//! see [`lost`].
 #![allow(unsafe_code)]
 
 pub mod lost;
@@ -17,8 +18,8 @@ pub struct Pages {
     watch: Option<Watch>,
 }
 
-// SAFETY: `Pages` is an address range; what may be done with the bytes is said by the types made of it, which hand out
-// nothing but shared references to atomics.
+// SAFETY: `Pages` is an address range; what may be done with the bytes is said by the types made of
+// it, which hand out nothing but shared references to atomics.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -43,8 +44,9 @@ impl Pages {
         Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// The first `len` bytes of a file, shared with everybody who maps it. The descriptor is not needed afterwards. Where somebody cuts the file
-    /// short they become zeros, and are [lost](Self::is_lost).
+    /// The first `len` bytes of a file, shared with everybody who maps it. The descriptor is not
+    /// needed afterwards. Where somebody cuts the file short they become zeros, and are
+    /// [lost](Self::is_lost).
     pub fn of_file(file: &File, len: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let mut pages = Self::map(len, protection, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -59,7 +61,8 @@ impl Pages {
 
     /// Tells the kernel what fork does with them.
     pub fn advise(&self, advice: i32) -> io::Result<()> {
-        // SAFETY: the range is a whole mapping of ours; both advices used only say what fork does with it.
+        // SAFETY: the range is a whole mapping of ours; both advices used only say what fork does
+        // with it.
         match unsafe { libc::madvise(self.start.as_ptr(), self.len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -1,10 +1,12 @@
-//! Files of `/proc`, which hold what users chose: names of programs, mounts and control groups, of any bytes but few.
+//! Files of `/proc`, which hold what users chose: names of programs, mounts and control groups, of
+//! any bytes but few.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads such a file. What is no UTF-8 is replaced: whoever has such a name is looked at like everybody else.
+/// Reads such a file. What is no UTF-8 is replaced: whoever has such a name is looked at like
+/// everybody else.
 ///
 /// # Errors
 /// Whatever the system says.

@@ -14,7 +14,8 @@ pub fn pid_ns() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
-/// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides other users' processes would be no.
+/// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides
+/// other users' processes would be no.
 pub fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else {
         return false;

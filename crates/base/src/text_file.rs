@@ -1,4 +1,5 @@
-//! Small files of a root that somebody else may have put there: never waited for, and never read beyond a bound.
+//! Small files of a root that somebody else may have put there: never waited for, and never read
+//! beyond a bound.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -8,7 +9,8 @@ use std::path::Path;
 /// Reads a regular file of at most `longest` bytes, not through a link.
 ///
 /// # Errors
-/// Whatever the system says, and `InvalidData` where it is something else than a regular file, or longer.
+/// Whatever the system says, and `InvalidData` where it is something else than a regular file, or
+/// longer.
 pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let file = OpenOptions::new()

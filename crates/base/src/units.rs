@@ -1,6 +1,7 @@
 //! Sizes as people write them, and bytes as people read them.
 //!
-//! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same 4,294,967,296 bytes.
+//! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same
+//! 4,294,967,296 bytes.
 
 use std::error::Error;
 use std::fmt;
@@ -85,7 +86,8 @@ impl Size {
 }
 
 impl fmt::Display for Size {
-    /// The shortest exact form, which reads back as the same size: `4GiB`, `1536MiB`, `4097`, `12.5%`, `max`.
+    /// The shortest exact form, which reads back as the same size: `4GiB`, `1536MiB`, `4097`,
+    /// `12.5%`, `max`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Max => f.write_str("max"),
@@ -290,7 +292,8 @@ impl fmt::Display for SizeError {
 
 impl Error for SizeError {}
 
-/// Bytes for people: one decimal in the unit that fits, `3.6 GiB`, `518.0 MiB`, `17 B`. Does not allocate.
+/// Bytes for people: one decimal in the unit that fits, `3.6 GiB`, `518.0 MiB`, `17 B`. Does not
+/// allocate.
 pub const fn gib(bytes: u64) -> Gib {
     Gib(bytes)
 }
@@ -300,7 +303,8 @@ pub const fn gib(bytes: u64) -> Gib {
 pub struct Gib(u64);
 
 impl Gib {
-    /// The figure in the unit that another one is shown in, and without the unit: the `3.6` of `3.6 of 4.0 GiB`.
+    /// The figure in the unit that another one is shown in, and without the unit: the `3.6` of
+    /// `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,

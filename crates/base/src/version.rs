@@ -1,6 +1,8 @@
-//! Which builds of gpulimit work together: those that keep the files that they share in the same formats, whatever their versions are.
+//! Which builds of gpulimit work together: those that keep the files that they share in the same
+//! formats, whatever their versions are.
 //!
-//! Each file names its format, and who reads another one refuses it. This is for those who want to know before.
+//! Each file names its format, and who reads another one refuses it. This is for those who want to
+//! know before.
 
 /// The layout of a ledger, and the protocol on it.
 pub const LEDGER: u64 = format(2);
@@ -18,9 +20,11 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, and after it [`formats`] in parentheses: `0.1.0 (ledger 2, limits 3, rules 1)`. Zeros follow.
+/// The version of this build, and after it [`formats`] in parentheses:
+/// `0.1.0 (ledger 2, limits 3, rules 1)`. Zeros follow.
 ///
-/// The library exports this constant, so that its version can be read out of the file without loading it.
+/// The library exports this constant, so that its version can be read out of the file without
+/// loading it.
 pub const BYTES: [u8; 128] = {
     let mut all = ([0; 128], 0);
     all = put(all, env!("CARGO_PKG_VERSION"));

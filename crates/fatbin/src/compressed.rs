@@ -1,4 +1,5 @@
-//! Entries of fat binaries that are compressed, as `nvcc --compress-mode` says: by LZ4 (`speed`, and all before CUDA 12.8) or by zstd.
+//! Entries of fat binaries that are compressed, as `nvcc --compress-mode` says: by LZ4 (`speed`,
+//! and all before CUDA 12.8) or by zstd.
 
 use super::{lz4, zstd};
 
@@ -23,7 +24,8 @@ impl Method {
 
     /// What is compressed in `packed`, if it is as large as stated.
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
-        /// The largest cubin of NVIDIA's own libraries has 105 MB. Larger ones than this are left to the measurement.
+        /// The largest cubin of NVIDIA's own libraries has 105 MB. Larger ones than this are left
+        /// to the measurement.
         const MOST: u64 = 512 << 20;
         /// Bytes that one byte of LZ4 and one of zstd (a block of 128 KiB in four) can stand for.
         const DENSEST: [u64; 2] = [256, 32 << 10];

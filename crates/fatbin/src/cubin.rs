@@ -1,8 +1,9 @@
-//! What a cubin says that it takes. A cubin is an ELF file: variables lie in sections with names of their own, and symbols tell which of
-//! them are managed and which functions of the device's runtime are called.
+//! What a cubin says that it takes. A cubin is an ELF file: variables lie in sections with names of
+//! their own, and symbols tell which of them are managed and which functions of the device's
+//! runtime are called.
 //!
-//! Nothing in the file is believed: whatever lies outside of it or does not add up leaves the needs [unknown](Needs::unknown), and what is
-//! known stays counted.
+//! Nothing in the file is believed: whatever lies outside of it or does not add up leaves the needs
+//! [unknown](Needs::unknown), and what is known stays counted.
 
 use super::{Needs, runtime};
 
@@ -58,8 +59,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the bytes that a cubin has by its own header: up to the end of its tables of sections and segments, which come last (ptxas 11
-/// to 13). `None` where that is more than memory can hold.
+/// Returns the bytes that a cubin has by its own header: up to the end of its tables of sections
+/// and segments, which come last (ptxas 11 to 13). `None` where that is more than memory can hold.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, each: usize| match header.half(count)? {
@@ -76,7 +77,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
     needs_within(cubin, &mut cubin.len())
 }
 
-/// The same where no more than `left` bytes of headers and tables are read. In a real cubin none lies over another one.
+/// The same where no more than `left` bytes of headers and tables are read. In a real cubin none
+/// lies over another one.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -96,8 +98,8 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections of variables, in the order of their numbers, with the bytes of each as it says and as its symbols do, the managed ones
-    /// among them.
+    /// The sections of variables, in the order of their numbers, with the bytes of each as it says
+    /// and as its symbols do, the managed ones among them.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,

@@ -1,6 +1,7 @@
 //! Fat binaries: images for different GPUs in one, each perhaps compressed.
 //!
-//! Layout: 16 bytes of header, then entries, each a header of its own and a payload. Seen in what nvcc 11 to 13 make, and in NVIDIA's libraries.
+//! Layout: 16 bytes of header, then entries, each a header of its own and a payload. Seen in what
+//! nvcc 11 to 13 make, and in NVIDIA's libraries.
 
 use super::Needs;
 use super::compressed::Method;
@@ -68,13 +69,15 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Returns the bytes that a fat binary has by its own header; `None` where that is more than memory can hold.
+/// Returns the bytes that a fat binary has by its own header; `None` where that is more than memory
+/// can hold.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     usize::from(half(header, 6)?).checked_add(usize::try_from(long(header, 8)?).ok()?)
 }
 
-/// Returns what a fat binary takes: the images that the driver may choose for GPUs of these compute capabilities are alternatives, and the
-/// largest counts. One that is not compressed costs nothing to look at, and so is seen whatever GPU it is for.
+/// Returns what a fat binary takes: the images that the driver may choose for GPUs of these compute
+/// capabilities are alternatives, and the largest counts. One that is not compressed costs nothing
+/// to look at, and so is seen whatever GPU it is for.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -86,7 +89,8 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     // Images that are compressed together are decoded once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // Images that are joined in one payload each have a part of it: they are not all read to its end.
+    // Images that are joined in one payload each have a part of it: they are not all read to its
+    // end.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -133,7 +137,8 @@ impl Compressed {
     }
 }
 
-/// Adds the images of a fat binary to `entries`. `None` where not all is there; what has been added stays.
+/// Adds the images of a fat binary to `entries`. `None` where not all is there; what has been added
+/// stays.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
@@ -179,7 +184,8 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     (at >= whole).then_some(())
 }
 
-/// Several images in one payload (`fatbinary --concat`): behind the entry's own header is one for each.
+/// Several images in one payload (`fatbinary --concat`): behind the entry's own header is one for
+/// each.
 fn joined<'a>(
     header: &[u8],
     image: &dyn Fn(&[u8]) -> Option<Entry<'a>>,
@@ -209,8 +215,9 @@ fn joined<'a>(
     Some(())
 }
 
-/// Which entries the driver may choose, for any of the GPUs: machine code of the same major version and the nearest minor one that is not
-/// above the GPU's; without any, the latest PTX that is not above it. Those for one GPU in several variants (`sm_90a`) all count.
+/// Which entries the driver may choose, for any of the GPUs: machine code of the same major version
+/// and the nearest minor one that is not above the GPU's; without any, the latest PTX that is not
+/// above it. Those for one GPU in several variants (`sm_90a`) all count.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -252,7 +259,8 @@ mod tests {
         needs.variables
     }
 
-    /// What `fixtures/variables.cu` has in its version for so many MiB, beside 4,000 bytes of a table.
+    /// What `fixtures/variables.cu` has in its version for so many MiB, beside 4,000 bytes of a
+    /// table.
     fn version(mib: u64) -> u64 {
         // In PTX each variable is rounded up.
         (mib << 20) + if mib == 50 { 4096 } else { 4000 }
@@ -282,7 +290,8 @@ mod tests {
         }
     }
 
-    /// A zstd frame of one block that repeats a byte, `size` times as its header says: a few bytes that stand for many.
+    /// A zstd frame of one block that repeats a byte, `size` times as its header says: a few bytes
+    /// that stand for many.
     fn bomb(size: u32) -> Vec<u8> {
         const LARGEST: u32 = 128 << 10;
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];

@@ -1,9 +1,9 @@
 //! What a code image says of the device memory that it will take.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device `malloc`, `assert` or `printf`, must be
-//! refused before the driver takes the memory for them. PTX text, cubins (ELF) and fat binaries of these, compressed or not, say how much
-//! that is.
-//! Layouts: the PTX ISA, and binaries of nvcc 11 to 13.
+//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device
+//! `malloc`, `assert` or `printf`, must be refused before the driver takes the memory for them. PTX
+//! text, cubins (ELF) and fat binaries of these, compressed or not, say how much that is. Layouts:
+//! the PTX ISA, and binaries of nvcc 11 to 13.
 
 mod compressed;
 mod cubin;
@@ -105,7 +105,8 @@ impl Needs {
 
 /// What a fat binary begins with.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// What `__fatBinC_Wrapper_t` begins with, which programs of nvcc register: the address of a fat binary is at its eighth byte.
+/// What `__fatBinC_Wrapper_t` begins with, which programs of nvcc register: the address of a fat
+/// binary is at its eighth byte.
 pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// What a cubin begins with.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
@@ -237,7 +238,8 @@ mod tests {
         }
     }
 
-    /// Headers that no compiler writes: what they hide is unknown, what they do not stays counted, and nothing outside of the image is read.
+    /// Headers that no compiler writes: what they hide is unknown, what they do not stays counted,
+    /// and nothing outside of the image is read.
     #[test]
     fn odd_headers() {
         let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
@@ -277,7 +279,8 @@ mod tests {
         assert!(all(&image).unknown, "names of symbols outside");
     }
 
-    /// A cubin with these symbols: the name, the section (0: defined elsewhere), and for a managed variable its size.
+    /// A cubin with these symbols: the name, the section (0: defined elsewhere), and for a managed
+    /// variable its size.
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {
@@ -431,7 +434,8 @@ mod tests {
         }
     }
 
-    /// What takes a step for each byte in each of many sections, or for each of many names, would take days for these.
+    /// What takes a step for each byte in each of many sections, or for each of many names, would
+    /// take days for these.
     #[test]
     fn tables_over_each_other_and_endless_names_are_read_once() {
         const SECTIONS: u16 = 40_000;

@@ -1,4 +1,5 @@
-//! One block of LZ4 as it lies in a fat binary: without a frame around it, of a size that is stated elsewhere.
+//! One block of LZ4 as it lies in a fat binary: without a frame around it, of a size that is stated
+//! elsewhere.
 //!
 //! Layout: LZ4 block format description.
 
@@ -9,7 +10,8 @@ const SHORTEST_MATCH: usize = 4;
 /// A length of so much in its four bits goes on in the bytes behind them.
 const GOES_ON: usize = 15;
 
-/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no memory for them.
+/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no
+/// memory for them.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut out = Output::new(size)?;
     let mut rest = packed;

@@ -1,8 +1,10 @@
-//! What a PTX text says that it takes: its variables, and the parts of the device's runtime that its kernels call.
+//! What a PTX text says that it takes: its variables, and the parts of the device's runtime that
+//! its kernels call.
 //!
-//! The text is read token by token, so that a comment, a string or white space can neither hide a declaration nor make one up.
-//! A declaration that the reader does not understand leaves the needs [unknown](Needs::unknown). What is accepted was tried with
-//! ptxas 12.9: dimensions are single numbers (decimal, hexadecimal, octal or binary), and declarations may stand in functions.
+//! The text is read token by token, so that a comment, a string or white space can neither hide a
+//! declaration nor make one up. A declaration that the reader does not understand leaves the needs
+//! [unknown](Needs::unknown). What is accepted was tried with ptxas 12.9: dimensions are single
+//! numbers (decimal, hexadecimal, octal or binary), and declarations may stand in functions.
 
 use std::iter::Peekable;
 
@@ -13,7 +15,8 @@ use super::runtime::NAMES;
 const GRAIN: u64 = 256;
 /// Bytes that a texture, sampler or surface reference takes at most.
 const REFERENCE: u64 = 256;
-/// `.extern` declarations that are compared with the definitions. More of them leave the needs unknown.
+/// `.extern` declarations that are compared with the definitions. More of them leave the needs
+/// unknown.
 const MOST_EXTERNS: usize = 64;
 /// Directives that may stand before `.global` in a declaration.
 const LINKAGE: [&[u8]; 4] = [b".visible", b".extern", b".weak", b".common"];
@@ -164,8 +167,8 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Whether a `.global` after `before` begins a declaration. In an instruction (`ld.global`, `cvta.to.global`) it follows the name
-    /// or a modifier of that, and in a parameter `.ptr`.
+    /// Whether a `.global` after `before` begins a declaration. In an instruction (`ld.global`,
+    /// `cvta.to.global`) it follows the name or a modifier of that, and in a parameter `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -205,7 +208,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A word outside of declarations: of a function that is only declared nothing comes (measured).
+    /// A word outside of declarations: of a function that is only declared nothing comes
+    /// (measured).
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -214,8 +218,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads on behind `.global`: `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. `None` where that is not what
-    /// follows; what has been entered stays.
+    /// Reads on behind `.global`:
+    /// `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. `None` where that
+    /// is not what follows; what has been entered stays.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {
@@ -287,7 +292,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `= {1, {2, 3}}` up to the `,` or `;` behind it. Returns how many values there are at most.
+    /// Reads `= {1, {2, 3}}` up to the `,` or `;` behind it. Returns how many values there are at
+    /// most.
     fn values(&mut self) -> Option<u64> {
         let (mut depth, mut count) = (0u32, 1u64);
         loop {
@@ -331,7 +337,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the variables that are declared as defined elsewhere, and are not defined here: the compiler gives them room, each once.
+    /// Adds the variables that are declared as defined elsewhere, and are not defined here: the
+    /// compiler gives them room, each once.
     fn add_externs(&mut self) {
         for variable in std::mem::take(&mut self.externs) {
             if !self.defined.contains(&variable.name) {

@@ -2,7 +2,8 @@
 
 use super::Needs;
 
-/// Device `new` and `delete` come down to the first two (measured: `free` alone takes what `malloc` does).
+/// Device `new` and `delete` come down to the first two (measured: `free` alone takes what `malloc`
+/// does).
 pub const NAMES: [(&[u8], Needs); 4] = [
     (b"malloc", MALLOC),
     (b"free", MALLOC),

@@ -1,6 +1,8 @@
-//! One frame of zstd, as it lies in a fat binary: without a dictionary, of a size that is stated elsewhere.
+//! One frame of zstd, as it lies in a fat binary: without a dictionary, of a size that is stated
+//! elsewhere.
 //!
-//! Layout: RFC 8878. The checksum, where there is one, is left alone: what comes out is read with suspicion anyway.
+//! Layout: RFC 8878. The checksum, where there is one, is left alone: what comes out is read with
+//! suspicion anyway.
 
 mod bits;
 mod fse;
@@ -15,7 +17,8 @@ use sequences::Sequences;
 /// Of any block, compressed or not.
 const MOST_OF_A_BLOCK: usize = 128 << 10;
 
-/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no memory for them.
+/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no
+/// memory for them.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut rest = packed;
     if header(&mut rest)?.is_some_and(|content| content != size as u64) {

@@ -40,8 +40,9 @@ impl Members {
 }
 
 impl Access {
-    /// Gives a file that members open to them. The file is changed by its descriptor, and only if it belongs to whom its directory does
-    /// or if the directory is root's: nobody else can have put another file there.
+    /// Gives a file that members open to them. The file is changed by its descriptor, and only if
+    /// it belongs to whom its directory does or if the directory is root's: nobody else can have
+    /// put another file there.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());

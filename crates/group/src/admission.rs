@@ -1,7 +1,8 @@
 //! Makes what is in a group's directory, and says who may be in the group and so in those above it.
 //!
-//! Everything whose owner or permissions change is changed by its descriptor, in an open directory ([`Descent`]). For each group root has
-//! the rights that this group's directory leaves it, and no more: what a user puts into the way of one group is nothing to the next.
+//! Everything whose owner or permissions change is changed by its descriptor, in an open directory
+//! ([`Descent`]). For each group root has the rights that this group's directory leaves it, and no
+//! more: what a user puts into the way of one group is nothing to the next.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -29,7 +30,8 @@ impl Group {
         })
     }
 
-    /// Makes what is in its directory; whether the limits were made, or were there. For the holder of its lock.
+    /// Makes what is in its directory; whether the limits were made, or were there. For the holder
+    /// of its lock.
     pub(super) fn fill(
         &self,
         place: Descent,

@@ -33,16 +33,19 @@ pub(super) enum Held {
     Nothing,
 }
 
-/// How long one request looks at processes that are to be killed. One that keeps others from looking costs a second.
+/// How long one request looks at processes that are to be killed. One that keeps others from
+/// looking costs a second.
 const LOOKS: Duration = Duration::from_secs(4);
-/// Times that a request is made anew because the limits have changed meanwhile; then it is refused. A thousand changes take longer than a
-/// request does, unless somebody makes them for the sake of it.
+/// Times that a request is made anew because the limits have changed meanwhile; then it is refused.
+/// A thousand changes take longer than a request does, unless somebody makes them for the sake of
+/// it.
 pub(super) const CHANGES: u32 = 1_000;
 /// Processes that are killed for one request, at most.
 const VICTIMS: u32 = 64;
 /// Of these the line about it names so many.
 const NAMED: usize = 3;
-/// Where several threads of a process wait, one has a place in the line; the others try at these intervals.
+/// Where several threads of a process wait, one has a place in the line; the others try at these
+/// intervals.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How far a request goes.
@@ -156,7 +159,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Above `high` this process gives back what it holds unused before it grows, and asks the others to.
+    /// Above `high` this process gives back what it holds unused before it grows, and asks the
+    /// others to.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -192,7 +196,8 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as that does.
+    /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as
+    /// that does.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |held| {
             for _ in 0..CHANGES {
@@ -262,7 +267,8 @@ impl<'a> Request<'a, '_> {
         waited
     }
 
-    /// Waits until the request is granted, the time is over, a signal comes, or nobody else has anything to give back.
+    /// Waits until the request is granted, the time is over, a signal comes, or nobody else has
+    /// anything to give back.
     fn wait_in_line(
         &self,
         station: &Station,
@@ -305,8 +311,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills, where the group wants it; false when nobody was. What is about to happen is written down and said before: this process may be
-    /// among those that end.
+    /// Kills, where the group wants it; false when nobody was. What is about to happen is written
+    /// down and said before: this process may be among those that end.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
         // Nobody dies for a refusal that comes of somebody's changes in the ledger.
         let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();

@@ -1,7 +1,8 @@
 //! What is in a directory of a root, and whether it is ours to remove.
 //!
-//! A root may be any directory that somebody named by mistake, so nothing in it counts as a group's because of its name. A group
-//! is proven by a file that begins with the magic number of limits or of a ledger, of any version.
+//! A root may be any directory that somebody named by mistake, so nothing in it counts as a group's
+//! because of its name. A group is proven by a file that begins with the magic number of limits or
+//! of a ledger, of any version.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -15,7 +16,8 @@ use std::io::{self, ErrorKind, Read};
 pub(super) enum Verdict {
     /// A group, or what is left of one.
     Group,
-    /// A group that was never completed, or an almost removed one: it holds nothing that anybody but us wrote.
+    /// A group that was never completed, or an almost removed one: it holds nothing that anybody
+    /// but us wrote.
     Unfinished,
     /// Somebody else's, or nobody's.
     Foreign,
@@ -88,11 +90,13 @@ impl Contents {
                 _ => contents.foreign.push(name),
             }
         }
-        // Under these names a group has its own files, also damaged ones. Elsewhere they may be anybody's.
+        // Under these names a group has its own files, also damaged ones. Elsewhere they may be
+        // anybody's.
         if !contents.proven {
             contents.foreign.append(&mut named);
         }
-        // Others make and remove the group at the same time: what is gone, or whole by now, was ours.
+        // Others make and remove the group at the same time: what is gone, or whole by now, was
+        // ours.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -103,7 +107,8 @@ impl Contents {
         Ok(contents)
     }
 
-    /// What the directory of this name is. An empty one is a job's that was just made, or somebody else's.
+    /// What the directory of this name is. An empty one is a job's that was just made, or somebody
+    /// else's.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven {
@@ -129,7 +134,8 @@ pub(super) fn has_limits(directory: &Directory) -> bool {
             || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
 }
 
-/// The names that are ours in the directory of a root itself, beside those of groups; their drafts begin in the same way.
+/// The names that are ours in the directory of a root itself, beside those of groups; their drafts
+/// begin in the same way.
 const IN_ROOT: [&str; 6] = [
     ".apply",
     ".rules",
@@ -147,12 +153,14 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Whether this is a removed file that a file system in user space keeps until its last mapping is gone.
+/// Whether this is a removed file that a file system in user space keeps until its last mapping is
+/// gone.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
 
-/// A file that was being made under a name of its own: `.limits.PID.N` or `.ledger.PID.N.new`, with nothing in it that we do not write.
+/// A file that was being made under a name of its own: `.limits.PID.N` or `.ledger.PID.N.new`, with
+/// nothing in it that we do not write.
 pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
     let numbers = |text: &str| {
         text.split_once('.').is_some_and(|(pid, number)| {

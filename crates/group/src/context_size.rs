@@ -1,8 +1,9 @@
-//! What a CUDA context takes on each GPU of this machine, as first measured by a member of any group below a root.
+//! What a CUDA context takes on each GPU of this machine, as first measured by a member of any
+//! group below a root.
 //!
-//! The driver tells it to nobody. With the figure at hand a context can be charged before it is made, and need not be measured at once. One
-//! small file per GPU; it is a hint: a process's charge is
-//! corrected by its next measurement, and failing to write the file is no error.
+//! The driver tells it to nobody. With the figure at hand a context can be charged before it is
+//! made, and need not be measured at once. One small file per GPU; it is a hint: a process's charge
+//! is corrected by its next measurement, and failing to write the file is no error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -35,7 +36,8 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Replaces the file as a whole, so that no reader finds half a number. Under its names only files that say a number are replaced.
+/// Replaces the file as a whole, so that no reader finds half a number. Under its names only files
+/// that say a number are replaced.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     // A hint that cannot be written helps nobody; the next measurement tries again.
     let _ = replace(root, device, bytes);

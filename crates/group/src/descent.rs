@@ -7,10 +7,11 @@ use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
-/// A group's directory and the one that it is in, both open and checked, with no symbolic link on the way from the root.
+/// A group's directory and the one that it is in, both open and checked, with no symbolic link on
+/// the way from the root.
 ///
-/// Root has the rights of the first user to whom a directory on the way belongs, until this is dropped. Whatever that user puts
-/// in the way, root then does nothing that the user could not do.
+/// Root has the rights of the first user to whom a directory on the way belongs, until this is
+/// dropped. Whatever that user puts in the way, root then does nothing that the user could not do.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// Where the group's directory has its name.

@@ -1,8 +1,8 @@
 //! Open directories, and what may be done in them without a path.
 //!
-//! A path is looked up anew at each call, and whoever can write a directory on the way decides where it leads. An open directory
-//! stays the one that was checked. Every name here is one component and no symbolic link is followed, so that work below a
-//! directory never leaves it.
+//! A path is looked up anew at each call, and whoever can write a directory on the way decides
+//! where it leads. An open directory stays the one that was checked. Every name here is one
+//! component and no symbolic link is followed, so that work below a directory never leaves it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -14,7 +14,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// For every file and directory that is opened here: no links, no waiting for the other end of a pipe, no controlling terminal.
+/// For every file and directory that is opened here: no links, no waiting for the other end of a
+/// pipe, no controlling terminal.
 const CAREFUL: OFlags = OFlags::NOFOLLOW
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -58,7 +59,8 @@ pub enum EntryKind {
 }
 
 impl Directory {
-    /// Opens the directory at this path, which may have links on the way to its last component, but not there.
+    /// Opens the directory at this path, which may have links on the way to its last component, but
+    /// not there.
     ///
     /// Fails with `NotADirectory` where anything else, such as a symbolic link, has this name.
     pub fn open(path: &Path) -> io::Result<Self> {
@@ -81,7 +83,8 @@ impl Directory {
         })
     }
 
-    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the name is taken.
+    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the
+    /// name is taken.
     pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
         let name = name.as_ref();
         rustix::fs::mkdirat(&self.file, &component(name)?, Mode::RWXU)?;
@@ -90,7 +93,8 @@ impl Directory {
         Ok(made)
     }
 
-    /// Opens the regular file of this name, for reading or for both. Fails with `InvalidInput` where anything else has the name.
+    /// Opens the regular file of this name, for reading or for both. Fails with `InvalidInput`
+    /// where anything else has the name.
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
@@ -103,8 +107,9 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file of this name for both, and waits while somebody has a lease on it (`F_SETLEASE`): the kernel ends that after
-    /// `fs.lease-break-time`, and gives no other one while the file is open.
+    /// Opens the regular file of this name for both, and waits while somebody has a lease on it
+    /// (`F_SETLEASE`): the kernel ends that after `fs.lease-break-time`, and gives no other one
+    /// while the file is open.
     pub fn open_leased(&self, name: impl AsRef<OsStr>) -> io::Result<File> {
         let name = component(name.as_ref())?;
         let place = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -118,7 +123,8 @@ impl Directory {
         Ok(rustix::fs::open(again, flags, Mode::empty())?.into())
     }
 
-    /// Makes a file, open for reading and writing, with exactly this mode. Fails with `AlreadyExists` where the name is taken.
+    /// Makes a file, open for reading and writing, with exactly this mode. Fails with
+    /// `AlreadyExists` where the name is taken.
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
         let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let name = component(name.as_ref())?;
@@ -215,7 +221,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// The kernel answers `ELOOP` or `ENOTDIR` for a symbolic link, as it comes to the one or the other check first.
+/// The kernel answers `ELOOP` or `ENOTDIR` for a symbolic link, as it comes to the one or the other
+/// check first.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),

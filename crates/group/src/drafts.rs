@@ -10,8 +10,8 @@ use std::io;
 use std::path::PathBuf;
 
 impl Root {
-    /// Removes the drafts in the root and in these groups, and returns their paths. Those of a group with members stay, and those that
-    /// the caller may not remove.
+    /// Removes the drafts in the root and in these groups, and returns their paths. Those of a
+    /// group with members stay, and those that the caller may not remove.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);
@@ -19,7 +19,8 @@ impl Root {
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of figures for contexts. One whose writer is at work is no loss: the writer fails, and writes again later.
+    /// Removes the drafts of figures for contexts. One whose writer is at work is no loss: the
+    /// writer fails, and writes again later.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Survey::default(), &mut None)?;

@@ -1,9 +1,10 @@
 //! The kernel's lock on a group.
 //!
-//! Whoever makes or joins a group, and whoever wants it to stay, holds it shared; whoever removes it holds it alone.
-//! So a group is never removed under somebody who is just coming in. It is a `flock` on a file in the group's directory, which
-//! only those can open who may be in the group: a lock that everybody could take would let everybody keep the members out. It
-//! ends with its process in whatever way.
+//! Whoever makes or joins a group, and whoever wants it to stay, holds it shared; whoever removes
+//! it holds it alone. So a group is never removed under somebody who is just coming in. It is a
+//! `flock` on a file in the group's directory, which only those can open who may be in the group: a
+//! lock that everybody could take would let everybody keep the members out. It ends with its
+//! process in whatever way.
 #![allow(unsafe_code)]
 
 use super::directory::Directory;
@@ -87,8 +88,8 @@ impl Hold {
         }
     }
 
-    /// Compares device and inode with those of the file that has the name now: the group may have been removed, and even made again,
-    /// between the opening and the lock (`WouldBlock`).
+    /// Compares device and inode with those of the file that has the name now: the group may have
+    /// been removed, and even made again, between the opening and the lock (`WouldBlock`).
     fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Self> {
         let held = self.file.metadata()?;
         if there == Some((held.dev(), held.ino())) {
@@ -101,8 +102,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread forks meanwhile has the descriptor, too, until it is another program.
-        // SAFETY: an open descriptor of ours.
+        // Closing is not enough: a child that another thread forks meanwhile has the descriptor,
+        // too, until it is another program. SAFETY: an open descriptor of ours.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
     }
 }

@@ -1,7 +1,7 @@
 //! The process that a job's group was made for, in the file `job` of the group's directory.
 //!
-//! `gpulimit run` becomes the command, which may use CUDA much later or never, and holds nothing until then. The group stays as long
-//! as that process lives.
+//! `gpulimit run` becomes the command, which may use CUDA much later or never, and holds nothing
+//! until then. The group stays as long as that process lives.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -18,7 +18,8 @@ use std::os::unix::fs::MetadataExt;
 const HEAD: &str = "gpulimit-job 1";
 /// Bytes; a longer file is none of ours.
 const LONGEST: u64 = 256;
-/// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` of the kernel), which sees all processes.
+/// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` of the kernel), which
+/// sees all processes.
 const FIRST_PID_NS: u64 = 0xeffffffc;
 
 /// Whether the process that a group was made for lives.
@@ -157,10 +158,11 @@ impl Seen {
     }
 }
 
-/// All living processes, with the pids that they have in their own namespaces; looked at when that is first asked for.
+/// All living processes, with the pids that they have in their own namespaces; looked at when that
+/// is first asked for.
 ///
-/// A look reads several files for each process, and a user can have thousands of jobs on record: it is one for all jobs that were read
-/// before it.
+/// A look reads several files for each process, and a user can have thousands of jobs on record: it
+/// is one for all jobs that were read before it.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
@@ -261,7 +263,8 @@ impl Records {
 }
 
 impl Group {
-    /// Says that the group was made for the calling process, and for the program that this process becomes by `exec`.
+    /// Says that the group was made for the calling process, and for the program that this process
+    /// becomes by `exec`.
     pub fn record_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
         let directory = &descent.directory;
@@ -286,7 +289,8 @@ impl Group {
         }
     }
 
-    /// Whether this is the group of a job that has ended, with all that ran in it: the next clean-up removes it.
+    /// Whether this is the group of a job that has ended, with all that ran in it: the next
+    /// clean-up removes it.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }

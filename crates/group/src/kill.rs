@@ -1,7 +1,8 @@
 //! Signals for the processes that hold slots of a ledger, and for no other.
 //!
-//! Whoever may be charged in a ledger can write into it any process that they like. So a signal goes only to a process that has the ledger
-//! mapped as its members do, and, when root sends it, only to one that the owner of the group could signal.
+//! Whoever may be charged in a ledger can write into it any process that they like. So a signal
+//! goes only to a process that has the ledger mapped as its members do, and, when root sends it,
+//! only to one that the owner of the group could signal.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -19,11 +20,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 pub struct Target {
     /// The number that it has here.
     pub pid: u32,
-    /// `None` before Linux 5.3, and where a container forbids it: the signal then goes by the number, right after the look at the process.
+    /// `None` before Linux 5.3, and where a container forbids it: the signal then goes by the
+    /// number, right after the look at the process.
     descriptor: Option<OwnedFd>,
 }
 
-/// Says of each number in `/proc` whether that process is a member of a ledger. `TimedOut`: the process keeps others from looking.
+/// Says of each number in `/proc` whether that process is a member of a ledger. `TimedOut`: the
+/// process keeps others from looking.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The processes of one ledger, as far as they can be proven.
@@ -48,9 +51,10 @@ impl<'a> Targets<'a> {
         })
     }
 
-    /// The processes that hold slots, by what the slots say of them. `NotFound`: it has ended, or the slot names a process that is no member,
-    /// or one that cannot be seen from here. `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could not
-    /// signal it. `TimedOut`: it keeps others from looking at it.
+    /// The processes that hold slots, by what the slots say of them. `NotFound`: it has ended, or
+    /// the slot names a process that is no member, or one that cannot be seen from here.
+    /// `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could
+    /// not signal it. `TimedOut`: it keeps others from looking at it.
     pub fn named<'b>(
         &self,
         processes: impl Iterator<Item = &'b Identity>,
@@ -68,8 +72,9 @@ impl<'a> Targets<'a> {
         self.prove(processes.map(candidate).collect())
     }
 
-    /// The processes that hold these slots, as [`Self::named`]. With them, where some slot does not name its holder: members that no slot
-    /// names, each of which holds one of those slots; and the numbers of processes that may be such members and keep others from looking.
+    /// The processes that hold these slots, as [`Self::named`]. With them, where some slot does not
+    /// name its holder: members that no slot names, each of which holds one of those slots; and the
+    /// numbers of processes that may be such members and keep others from looking.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -137,7 +142,8 @@ impl<'a> Targets<'a> {
             .collect()
     }
 
-    /// Whether whose group it is could signal the process, or it may be in the group as one of its unix group.
+    /// Whether whose group it is could signal the process, or it may be in the group as one of its
+    /// unix group.
     fn may_be_signalled(&self, number: u32) -> io::Result<bool> {
         let status = proc::read(format!("/proc/{number}/status"))?;
         Ok(may_be_signalled(&self.access, &status))
@@ -166,7 +172,8 @@ impl Candidate {
     /// The process, if it is still the one that was seen before.
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
-        // A number that is used again within a clock tick would look the same: as many processes are not made in one.
+        // A number that is used again within a clock tick would look the same: as many processes
+        // are not made in one.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -218,7 +225,8 @@ impl Target {
         Ok(Self { pid, descriptor })
     }
 
-    /// The number under which `/proc` has the process: another one where `/proc` is of an outer pid namespace.
+    /// The number under which `/proc` has the process: another one where `/proc` is of an outer pid
+    /// namespace.
     fn number_in_proc(&self) -> u32 {
         let of = |descriptor: &OwnedFd| {
             let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
@@ -238,7 +246,8 @@ impl Target {
             (!status.contains("\nState:\tZ")).then_some(status)
         });
         let statuses = statuses.collect();
-        // With signal 0 only whether it is still there is asked: else the number may be another's by now.
+        // With signal 0 only whether it is still there is asked: else the number may be another's
+        // by now.
         match self.send(0) {
             Ok(()) => statuses,
             Err(_) => Vec::new(),

@@ -6,8 +6,9 @@
 //! lab/lock          held by those who are coming in, and by who removes the group; opened by members only
 //! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make some
 //! ```
-//! The ownership of these files is the permission model. The groups below are in a directory of their own so that it can belong to a user:
-//! in the directory of the group itself he could replace the files.
+//! The ownership of these files is the permission model. The groups below are in a directory of
+//! their own so that it can belong to a user: in the directory of the group itself he could replace
+//! the files.
 
 mod access;
 mod admission;
@@ -170,8 +171,8 @@ impl Group {
         Ok(now)
     }
 
-    /// Lets the members of the group above see that this one is protected, or no longer. Where its ledger is not ours to write
-    /// they see it a little later.
+    /// Lets the members of the group above see that this one is protected, or no longer. Where its
+    /// ledger is not ours to write they see it a little later.
     fn tell_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -185,15 +186,16 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Waits until nobody has a lease on its ledger, which keeps others from opening it. Nobody gets one until the answer is dropped.
+    /// Waits until nobody has a lease on its ledger, which keeps others from opening it. Nobody
+    /// gets one until the answer is dropped.
     pub fn await_lease(&self) -> Result<File, GroupError> {
         let place = Descent::to(self)?;
         let opened = place.directory.open_leased(LEDGER);
         opened.map_err(|error| self.failed("open", error))
     }
 
-    /// Whether an open ledger is this group's own. In a directory of theirs a user can have put a link in its place: to the ledger of a
-    /// group whose processes are not theirs.
+    /// Whether an open ledger is this group's own. In a directory of theirs a user can have put a
+    /// link in its place: to the ledger of a group whose processes are not theirs.
     #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
@@ -210,8 +212,9 @@ impl Group {
         self.held(Hold::shared(&self.lock_path()))
     }
 
-    /// As [`Group::hold`], but holds what is in this directory of the group; [`GroupError::Missing`] where that was removed, also if
-    /// another directory has its name by now.
+    /// As [`Group::hold`], but holds what is in this directory of the group;
+    /// [`GroupError::Missing`] where that was removed, also if another directory has its name by
+    /// now.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::shared_in(here, LOCK))
     }

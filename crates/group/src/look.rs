@@ -1,8 +1,10 @@
 //! A look at the mappings of another process that comes to an end, whatever that process does.
 //!
-//! `/proc/PID/maps` waits for the lock of that process's memory. Its user can have the lock held for ever, as by a file system of their own
-//! that does not answer. Only a signal that ends the reader ends the wait (since Linux 5.3). So a child process reads, and has an alarm set.
-//! The library may start no thread and no program for this: the child shares the memory of this process, as that of `posix_spawn` does.
+//! `/proc/PID/maps` waits for the lock of that process's memory. Its user can have the lock held
+//! for ever, as by a file system of their own that does not answer. Only a signal that ends the
+//! reader ends the wait (since Linux 5.3). So a child process reads, and has an alarm set. The
+//! library may start no thread and no program for this: the child shares the memory of this
+//! process, as that of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -15,14 +17,16 @@ use std::time::Instant;
 
 /// How long a look may take.
 const SECONDS: libc::time_t = 1;
-/// The stack of the child, which calls nothing but the kernel. In words of 16 bytes, as stacks are aligned.
+/// The stack of the child, which calls nothing but the kernel. In words of 16 bytes, as stacks are
+/// aligned.
 const STACK: usize = (64 << 10) / 16;
 
 /// What the child says by its status; else the kernel's number of an error.
 const NO: c_int = 0;
 const YES: c_int = 255;
 
-/// Says which processes are members of a ledger, as [`super::Targets`] asks; of those that it has not come to before `end`, nothing.
+/// Says which processes are members of a ledger, as [`super::Targets`] asks; of those that it has
+/// not come to before `end`, nothing.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -38,7 +42,8 @@ struct Task<'a> {
     mappings: Mappings,
 }
 
-/// Whether the process that has this number in `/proc` is a member of a ledger. `TimedOut`: the look did not end.
+/// Whether the process that has this number in `/proc` is a member of a ledger. `TimedOut`: the
+/// look did not end.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let task = Task {
         file,
@@ -46,15 +51,17 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // No handler of the program may run in the child, and no cancellation end it: both would go on in the memory of this process.
+    // No handler of the program may run in the child, and no cancellation end it: both would go on
+    // in the memory of this process.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
     let argument = ptr::from_ref(&task).cast_mut().cast::<c_void>();
     let mut status = 0;
-    // SAFETY: this thread goes on when the child has ended, so that `stack` and `task` outlive it. The child has tables of signal handlers
-    // and descriptors of its own; it allocates nothing, takes no lock, and writes no memory but its stack and this thread's `errno`. It
-    // sends no signal at its end, so that the program's own waits do not find it.
+    // SAFETY: this thread goes on when the child has ended, so that `stack` and `task` outlive it.
+    // The child has tables of signal handlers and descriptors of its own; it allocates nothing,
+    // takes no lock, and writes no memory but its stack and this thread's `errno`. It sends no
+    // signal at its end, so that the program's own waits do not find it.
     let waited = unsafe {
         let child = libc::clone(look, top, flags, argument);
         if child < 0 {

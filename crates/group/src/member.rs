@@ -105,8 +105,8 @@ impl Error for Refusal<'_> {}
 impl Member {
     /// Makes this process a member of the group.
     ///
-    /// Once per process, and again in a forked child that uses devices of its own. A group that is being removed
-    /// is waited for, for a bounded time.
+    /// Once per process, and again in a forked child that uses devices of its own. A group that is
+    /// being removed is waited for, for a bounded time.
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
@@ -143,7 +143,8 @@ impl Member {
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// What has become of the files of the group, or of one above it, where nothing can be charged in them any more: all is refused then.
+    /// What has become of the files of the group, or of one above it, where nothing can be charged
+    /// in them any more: all is refused then.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -164,7 +165,8 @@ impl Member {
 
     /// Charges `bytes`, at every level or at none.
     ///
-    /// A request that a level has no room for may wait there, or have processes killed, as the level's options say.
+    /// A request that a level has no room for may wait there, or have processes killed, as the
+    /// level's options say.
     #[inline]
     pub fn charge(
         &self,
@@ -179,7 +181,8 @@ impl Member {
         at_limit::charge(self, device, bytes, pressure, insistence, &())
     }
 
-    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the moment in which they are granted.
+    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the
+    /// moment in which they are granted.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -194,7 +197,8 @@ impl Member {
         at_limit::charge(self, device, bytes, pressure, insistence, idle)
     }
 
-    /// As [`Member::try_charge`], of bytes that are added to `idle` in the moment in which they are granted.
+    /// As [`Member::try_charge`], of bytes that are added to `idle` in the moment in which they are
+    /// granted.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Held::Back, |path| {
@@ -202,7 +206,8 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high` and nothing that is kept for others.
+    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high`
+    /// and nothing that is kept for others.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
@@ -216,7 +221,8 @@ impl Member {
         });
     }
 
-    /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
+    /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come
+    /// into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Held::Nothing, ledger::note_usage);
     }
@@ -226,14 +232,16 @@ impl Member {
         self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
     }
 
-    /// Gives back `bytes` that were charged ahead and not used: they are removed from `idle` in the same moment.
+    /// Gives back `bytes` that were charged ahead and not used: they are removed from `idle` in the
+    /// same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
         self.on_path(device, Held::Nothing, |path| {
             ledger::uncharge_idle(path, bytes, idle);
         });
     }
 
-    /// Whether no request of this process for the device is being decided at this moment: what is charged and what is idle then fit together.
+    /// Whether no request of this process for the device is being decided at this moment: what is
+    /// charged and what is idle then fit together.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
         // The levels above are decided before.
         self.leaf().slot.is_decided(device.index[0])
@@ -284,7 +292,8 @@ impl Member {
         all.fold(0, u64::wrapping_add)
     }
 
-    /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at once.
+    /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at
+    /// once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
@@ -292,7 +301,8 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Whether somebody has asked the members for what they hold unused since the last time this said so. One load a level.
+    /// Whether somebody has asked the members for what they hold unused since the last time this
+    /// said so. One load a level.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -312,7 +322,8 @@ impl Member {
         true
     }
 
-    /// Whether the group uses no more than its `low`, or one above it no more than its own: then nothing is asked back.
+    /// Whether the group uses no more than its `low`, or one above it no more than its own: then
+    /// nothing is asked back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -333,14 +344,16 @@ impl Member {
         }
     }
 
-    /// Bytes that are charged in the group of this name, our own or one above it, and not in use: `gpulimit show` leaves them out of its usage.
+    /// Bytes that are charged in the group of this name, our own or one above it, and not in use:
+    /// `gpulimit show` leaves them out of its usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// What is free, of which nothing is kept for others, and what is charged at the level with the least left; `None` without any limit.
+    /// What is free, of which nothing is kept for others, and what is charged at the level with the
+    /// least left; `None` without any limit.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -392,8 +405,8 @@ impl Member {
         }
     }
 
-    /// `bytes` of ours that are charged have left this process, perhaps for another member: they stay charged until
-    /// [`Member::release_orphans`], by whatever member.
+    /// `bytes` of ours that are charged have left this process, perhaps for another member: they
+    /// stay charged until [`Member::release_orphans`], by whatever member.
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         for (station, index) in self.stations(device) {
             station.slot.orphan(index, bytes);
@@ -413,8 +426,8 @@ impl Member {
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says how many bytes are to stay. Returns whether
-    /// there were more.
+    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says
+    /// how many bytes are to stay. Returns whether there were more.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -431,8 +444,8 @@ impl Member {
         released
     }
 
-    /// The living processes of all groups below the highest one on the path, also those that have charged nothing on this device: they may have memory there
-    /// that others have left.
+    /// The living processes of all groups below the highest one on the path, also those that have
+    /// charged nothing on this device: they may have memory there that others have left.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -461,8 +474,8 @@ impl Member {
         }
     }
 
-    /// The bytes that a context takes, as last measured by a member of this group, or of any group of the root; 0 when none did. Reads a
-    /// file where the ledger does not know.
+    /// The bytes that a context takes, as last measured by a member of this group, or of any group
+    /// of the root; 0 when none did. Reads a file where the ledger does not know.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -530,11 +543,13 @@ impl Station {
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
-        // They were whole when they were opened, and somebody may have cut them before they were mapped.
+        // They were whole when they were opened, and somebody may have cut them before they were
+        // mapped.
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Whether a path of the group leads to another file than the one mapped here: what others charge or set there does not reach this process.
+    /// Whether a path of the group leads to another file than the one mapped here: what others
+    /// charge or set there does not reach this process.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
@@ -569,7 +584,8 @@ impl Station {
         }
     }
 
-    /// Writes down what happened to this process here: to a request for `bytes`, with so many charged, and this limit.
+    /// Writes down what happened to this process here: to a request for `bytes`, with so many
+    /// charged, and this limit.
     pub(super) fn record(
         &self,
         kind: EventKind,
@@ -605,8 +621,8 @@ impl Station {
 
 /// A limit worked out for one generation of the rules.
 ///
-/// A sequence lock whose writers give up instead of waiting: who finds another thread storing answers from the
-/// rules.
+/// A sequence lock whose writers give up instead of waiting: who finds another thread storing
+/// answers from the rules.
 #[derive(Default)]
 struct Remembered {
     /// Twice (the generation plus 1), plus 1 while a thread stores; 0 when nothing is remembered.

@@ -31,7 +31,8 @@ impl Kind {
     }
 }
 
-/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` that does not start with `.` or `-`.
+/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` that does not
+/// start with `.` or `-`.
 pub fn check(name: &str) -> Result<(), GroupError> {
     let parts = name.split('/').count();
     if parts <= MAX_DEPTH && name.split('/').all(is_part) {

@@ -1,7 +1,7 @@
 //! Root acts below a user's directory with no more power over files than that user has.
 //!
-//! There he can put a symbolic link, or another directory, in the place of what root has just looked at. Whatever he makes root do so he
-//! could then have done himself.
+//! There he can put a symbolic link, or another directory, in the place of what root has just
+//! looked at. Whatever he makes root do so he could then have done himself.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -35,7 +35,8 @@ impl Rights {
     }
 }
 
-/// Until drop this thread handles files as a user does who is in no unix group. Other threads are as they were. One within another ends first.
+/// Until drop this thread handles files as a user does who is in no unix group. Other threads are
+/// as they were. One within another ends first.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
@@ -45,8 +46,8 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// To the power of the first user on the way down to the group's files to whom a directory belongs; `None` where all of them are root's,
-    /// and for those who are not root.
+    /// To the power of the first user on the way down to the group's files to whom a directory
+    /// belongs; `None` where all of them are root's, and for those who are not root.
     ///
     /// What is above that directory nobody but root can change, so that the answer stays true.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {

@@ -1,4 +1,5 @@
-//! What a group keeps for the groups directly below it: their `min` and `low`, as one of its members reads them.
+//! What a group keeps for the groups directly below it: their `min` and `low`, as one of its
+//! members reads them.
 
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
@@ -42,7 +43,8 @@ impl Kept {
         self.any.load(Ordering::Relaxed).then_some(self)
     }
 
-    /// Looks which groups below are protected. One that cannot be read is not: nobody can be told what is kept for it.
+    /// Looks which groups below are protected. One that cannot be read is not: nobody can be told
+    /// what is kept for it.
     #[cold]
     fn read(&self, ledger: &Ledger) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Removes groups, and finds those that nobody needs any longer.
 //!
-//! Everything here works on open directories ([`Descent`]) and removes only what [`Contents`] recognises as ours. A directory with
-//! anything else in it stays as it is.
+//! Everything here works on open directories ([`Descent`]) and removes only what [`Contents`]
+//! recognises as ours. A directory with anything else in it stays as it is.
 
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names that are read below each directory of another user: what that user puts there costs everybody else's clean-up a bounded time.
+/// Names that are read below each directory of another user: what that user puts there costs
+/// everybody else's clean-up a bounded time.
 pub const MOST_OF_A_USER: usize = 4_096;
 
 /// Which garbage to collect.
@@ -36,11 +37,13 @@ pub enum Garbage<'a> {
 pub struct Survey {
     /// Groups, each before those below it, by name.
     pub groups: Vec<Group>,
-    /// Directories that are no complete group: left by a process that was killed while it made or removed one.
+    /// Directories that are no complete group: left by a process that was killed while it made or
+    /// removed one.
     pub unfinished: Vec<Group>,
     /// Files and directories that we have not made, [`Survey::MOST_FOREIGN`] at most.
     pub foreign: Vec<PathBuf>,
-    /// Directories of other users that hold more than [`MOST_OF_A_USER`] names: the others were not looked at.
+    /// Directories of other users that hold more than [`MOST_OF_A_USER`] names: the others were not
+    /// looked at.
     pub cut_short: Vec<PathBuf>,
 }
 
@@ -118,7 +121,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Looks at one directory in which a group may be, called `part` in `parent`, and at those below it. Whether something in it is not ours.
+    /// Looks at one directory in which a group may be, called `part` in `parent`, and at those
+    /// below it. Whether something in it is not ours.
     fn survey_group(
         &self,
         parent: &Directory,
@@ -194,7 +198,8 @@ impl Root {
         has_foreign
     }
 
-    /// Directories that are no complete group: left by a process that was killed while it made or removed one.
+    /// Directories that are no complete group: left by a process that was killed while it made or
+    /// removed one.
     pub fn leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
         let survey = self.survey()?;
         let lacks = |group: &&Group| {
@@ -210,7 +215,8 @@ impl Root {
 
     /// Removes a group in which no program runs, together with the groups of ended jobs below it.
     ///
-    /// [`GroupError::Foreign`], with nothing changed, where its directory holds what we have not made.
+    /// [`GroupError::Foreign`], with nothing changed, where its directory holds what we have not
+    /// made.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
@@ -221,17 +227,18 @@ impl Root {
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. A group that cannot be removed stays, and the removal of the group
-    /// above it then says so.
+    /// Removes the groups of ended jobs anywhere below a group. A group that cannot be removed
+    /// stays, and the removal of the group above it then says so.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
     }
 
-    /// Removes the groups of ended jobs, of all the root or of those directly below one group, and returns their names.
+    /// Removes the groups of ended jobs, of all the root or of those directly below one group, and
+    /// returns their names.
     ///
-    /// A group stays while its job or a member lives, while it is held, while there are groups below it, and while the driver may not
-    /// have let go of what its dead processes held.
+    /// A group stays while its job or a member lives, while it is held, while there are groups
+    /// below it, and while the driver may not have let go of what its dead processes held.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
         let groups = match within {
             Garbage::Everywhere => {
@@ -247,7 +254,8 @@ impl Root {
         Ok(self.remove_ended(groups))
     }
 
-    /// Removes those of these groups that are of jobs which have ended, and returns their names. A job that may live keeps its group.
+    /// Removes those of these groups that are of jobs which have ended, and returns their names. A
+    /// job that may live keeps its group.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
         // Those below before the one that they are in.
@@ -257,7 +265,8 @@ impl Root {
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // What was written since then, by who makes the group anew, is left to the next clean-up.
+            // What was written since then, by who makes the group anew, is left to the next
+            // clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -266,7 +275,8 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes the directories that never became a group, or are one no longer, and that nobody is making one of; returns their paths.
+    /// Removes the directories that never became a group, or are one no longer, and that nobody is
+    /// making one of; returns their paths.
     ///
     /// Those that have limits stay: these are somebody's word.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
@@ -313,7 +323,8 @@ impl Root {
 }
 
 impl Group {
-    /// Takes the slots of dead processes out of the group's ledger, with the rights of the user to whom the group belongs.
+    /// Takes the slots of dead processes out of the group's ledger, with the rights of the user to
+    /// whom the group belongs.
     pub fn clean(&self, witness: &dyn Witness) -> Result<Cleaned, GroupError> {
         let _descent = Descent::to(self)?;
         Ok(Ledger::open(&self.ledger_path())?.clean(witness))
@@ -340,12 +351,14 @@ fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     }
 }
 
-/// Keeps everybody out of a group; [`GroupError::InUse`] while somebody holds it. `None` where it was an empty directory, which is gone now.
+/// Keeps everybody out of a group; [`GroupError::InUse`] while somebody holds it. `None` where it
+/// was an empty directory, which is gone now.
 fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupError> {
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // No lock: whoever makes a group of it meanwhile finds it gone, or has made the lock before.
+        // No lock: whoever makes a group of it meanwhile finds it gone, or has made the lock
+        // before.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -378,7 +391,8 @@ fn remove_held(
     check_below(group, directory)?;
     let ledger = Ledger::open(&group.ledger_path()).ok();
     let removal = match &ledger {
-        // Members that could read it may be of another version, and would go on beside whoever makes the group again.
+        // Members that could read it may be of another version, and would go on beside whoever
+        // makes the group again.
         None if Ledger::is_used(&group.ledger_path()) => return Err(busy()),
         Some(ledger) if !idle(ledger) => return Err(busy()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
@@ -403,7 +417,8 @@ fn remove_held(
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory is theirs now.
+        // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory
+        // is theirs now.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -459,8 +474,8 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits a bounded time for files that a file system in user space keeps under another name, after they were removed, until their last mapping is
-/// gone: this process has just dropped its own.
+/// Waits a bounded time for files that a file system in user space keeps under another name, after
+/// they were removed, until their last mapping is gone: this process has just dropped its own.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let has_hidden = || {

@@ -45,13 +45,15 @@ const PUBLIC: Modes = Modes {
 };
 
 impl Root {
-    /// Where new groups are made: `GPULIMIT_ROOT`, else [`SYSTEM`] where we may make some there, else `/dev/shm/gpulimit-<uid>`.
+    /// Where new groups are made: `GPULIMIT_ROOT`, else [`SYSTEM`] where we may make some there,
+    /// else `/dev/shm/gpulimit-<uid>`.
     ///
-    /// Root makes [`SYSTEM`] with the first group: anybody may take a name in `/dev/shm` first. In a user namespace, and in a container
-    /// whose `/run` cannot have groups, root has a directory in `/dev/shm` like everybody.
+    /// Root makes [`SYSTEM`] with the first group: anybody may take a name in `/dev/shm` first. In
+    /// a user namespace, and in a container whose `/run` cannot have groups, root has a directory
+    /// in `/dev/shm` like everybody.
     ///
-    /// Refuses a directory that others could tamper with, and a default one that somebody else has made. One that does not exist is fine:
-    /// it is made with the first group.
+    /// Refuses a directory that others could tamper with, and a default one that somebody else has
+    /// made. One that does not exist is fine: it is made with the first group.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -74,7 +76,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// The root that has a group of this name, [`SYSTEM`] before our own; as [`Root::locate`] where none has.
+    /// The root that has a group of this name, [`SYSTEM`] before our own; as [`Root::locate`] where
+    /// none has.
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -87,7 +90,8 @@ impl Root {
         Self::locate(env)
     }
 
-    /// The roots to look for groups in: [`SYSTEM`] where there is one, then our own; `GPULIMIT_ROOT` alone where it is set.
+    /// The roots to look for groups in: [`SYSTEM`] where there is one, then our own;
+    /// `GPULIMIT_ROOT` alone where it is set.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -191,7 +195,8 @@ impl Root {
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        // Somebody who could replace one of the directories on the way could put another group in this one's place.
+        // Somebody who could replace one of the directories on the way could put another group in
+        // this one's place.
         for directory in group.directories().skip(1) {
             let about = fs::symlink_metadata(&directory);
             if about.is_ok_and(|about| about.is_dir() || about.is_symlink()) {
@@ -226,11 +231,11 @@ impl Root {
         }
     }
 
-    /// Makes a group with these limits for ourselves, or finds the one that is there, whose limits stay as they are. The group above it
-    /// must be there.
+    /// Makes a group with these limits for ourselves, or finds the one that is there, whose limits
+    /// stay as they are. The group above it must be there.
     ///
-    /// The group cannot be removed before the [`Created`] is dropped. Permissions are set as they should be,
-    /// whatever the umask, which is left alone.
+    /// The group cannot be removed before the [`Created`] is dropped. Permissions are set as they
+    /// should be, whatever the umask, which is left alone.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
         self.create_for(name, limits, Access::default())
     }
@@ -253,8 +258,8 @@ impl Root {
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // Whoever cleans up may remove what was just made. Some file systems, such as procfs, say for ever that a name cannot
-        // be made because it is not there.
+        // Whoever cleans up may remove what was just made. Some file systems, such as procfs, say
+        // for ever that a name cannot be made because it is not there.
         let mut again = 0..TRIES;
         loop {
             let power = Lowered::to_owner_of(&group)?;
@@ -303,8 +308,9 @@ impl Root {
         }
     }
 
-    /// Whether a group can get another owner. Not while there are groups in it that belong to anybody else than him: a directory of one user's
-    /// among another's can be neither changed nor removed with the power of either.
+    /// Whether a group can get another owner. Not while there are groups in it that belong to
+    /// anybody else than him: a directory of one user's among another's can be neither changed nor
+    /// removed with the power of either.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -333,7 +339,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Holds a file of the root alone, at once or not at all (`WouldBlock`). It is made where it is not there.
+    /// Holds a file of the root alone, at once or not at all (`WouldBlock`). It is made where it is
+    /// not there.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -345,7 +352,8 @@ impl Root {
         Hold::alone(&path)
     }
 
-    /// Whether users other than the owner can find groups here: the root belongs to the machine's root and is open to all.
+    /// Whether users other than the owner can find groups here: the root belongs to the machine's
+    /// root and is open to all.
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
@@ -353,8 +361,9 @@ impl Root {
         }
     }
 
-    /// Makes the root's directory. In a directory of a user root makes it with that user's rights, so that it is the user's, and by
-    /// descriptor, so that nothing else gets these permissions. `false`: something has the name already.
+    /// Makes the root's directory. In a directory of a user root makes it with that user's rights,
+    /// so that it is the user's, and by descriptor, so that nothing else gets these permissions.
+    /// `false`: something has the name already.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::Io {
             what: "create",
@@ -524,7 +533,8 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Makes a directory with exactly these permissions; one that is there stays as it is, if it is safe.
+/// Makes a directory with exactly these permissions; one that is there stays as it is, if it is
+/// safe.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
     let failed = |error| GroupError::Io {
         what: "create",

@@ -18,7 +18,8 @@ const FAULTS: [c_int; 6] = [
 /// Linux has no more on any of our architectures.
 const LAST: c_int = 64;
 
-/// As long as it lives, the program's handlers do not run in this thread: what comes stays pending, and none can come unseen.
+/// As long as it lives, the program's handlers do not run in this thread: what comes stays pending,
+/// and none can come unseen.
 pub(super) struct Deferred {
     /// The mask of this thread before.
     before: libc::sigset_t,
@@ -42,7 +43,8 @@ impl Deferred {
         }
     }
 
-    /// Whether a handler is to run. What has none has its effect now: the process ends or stops, or nothing happens.
+    /// Whether a handler is to run. What has none has its effect now: the process ends or stops, or
+    /// nothing happens.
     pub(super) fn has_come(&self) -> bool {
         let mut pending = empty();
         // SAFETY: writes a set of ours.
@@ -75,7 +77,8 @@ impl Drop for Deferred {
     }
 }
 
-/// As long as it lives, this thread and processes that it makes get no signal but SIGKILL and SIGSTOP.
+/// As long as it lives, this thread and processes that it makes get no signal but SIGKILL and
+/// SIGSTOP.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// It is this thread's.
@@ -124,7 +127,8 @@ fn has(set: &libc::sigset_t, signal: c_int) -> bool {
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
-/// Changes the mask of this thread and returns the one before. `pthread_sigmask` by the name that libc itself has had at all times.
+/// Changes the mask of this thread and returns the one before. `pthread_sigmask` by the name that
+/// libc itself has had at all times.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
     // SAFETY: reads and writes sets of ours.

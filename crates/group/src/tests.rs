@@ -92,7 +92,8 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// Who makes a group and loses its directory to a removal must not fill that one under the lock of another.
+/// Who makes a group and loses its directory to a removal must not fill that one under the lock of
+/// another.
 #[test]
 fn a_directory_that_was_removed_is_not_held_though_the_group_was_made_again() {
     let place = Place::new();

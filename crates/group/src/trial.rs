@@ -9,8 +9,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
 impl Root {
-    /// Does what a program does that gets a group of its own: makes the group with all its files, and becomes a member. Nothing of it
-    /// stays. A root that does not exist is not made: a directory beside its place, of the same permissions, takes its part.
+    /// Does what a program does that gets a group of its own: makes the group with all its files,
+    /// and becomes a member. Nothing of it stays. A root that does not exist is not made: a
+    /// directory beside its place, of the same permissions, takes its part.
     ///
     /// `false`: groups at the top of this root are for others to make, so that nothing can be told.
     pub fn try_out(&self) -> Result<bool, GroupError> {
@@ -35,7 +36,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a directory of this process's own. In a place such as `/dev/shm` others may have made any name that they could think of.
+    /// Makes a directory of this process's own. In a place such as `/dev/shm` others may have made
+    /// any name that they could think of.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();
@@ -54,7 +56,8 @@ impl Root {
         })
     }
 
-    /// The group has the name of a job's, so that what is left of it where this process is killed is cleaned up as that is.
+    /// The group has the name of a job's, so that what is left of it where this process is killed
+    /// is cleaned up as that is.
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);

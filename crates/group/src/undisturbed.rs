@@ -14,9 +14,10 @@ unsafe extern "C" {
 
 /// As long as it lives, `pthread_cancel` does not end this thread.
 ///
-/// A thread that is cancelled ends at its next call of a certain kind (opening, reading, writing, sleeping), by unwinding what it is in.
-/// Rust code ends the whole process then. So whatever makes such calls in the program's threads holds one of these; the thread ends at its
-/// next call after that.
+/// A thread that is cancelled ends at its next call of a certain kind (opening, reading, writing,
+/// sleeping), by unwinding what it is in. Rust code ends the whole process then. So whatever makes
+/// such calls in the program's threads holds one of these; the thread ends at its next call after
+/// that.
 pub struct Undisturbed {
     before: c_int,
     /// It is this thread's.

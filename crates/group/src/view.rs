@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 const DIRECTORY: u32 = 0o755;
 
 impl Group {
-    /// Makes such a root at `place`, which is not there, on the file system of the group's own; says which files in it members write.
+    /// Makes such a root at `place`, which is not there, on the file system of the group's own;
+    /// says which files in it members write.
     ///
-    /// The groups above are in it, as far as their files go, and none below. What a context takes is known in it as in the group's own root.
+    /// The groups above are in it, as far as their files go, and none below. What a context takes
+    /// is known in it as in the group's own root.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
         let failed = |error| GroupError::Io {
             what: "create",

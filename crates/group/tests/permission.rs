@@ -1,6 +1,8 @@
-//! What a user can do to groups that are not his, or not quite: nothing. Each attack is run as an unprivileged user.
+//! What a user can do to groups that are not his, or not quite: nothing. Each attack is run as an
+//! unprivileged user.
 //!
-//! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts it out.
+//! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts
+//! it out.
 #![allow(unsafe_code)]
 
 #[path = "../../../tests/groups/nothing.rs"]
@@ -88,7 +90,8 @@ impl Lab {
         Actor { child, input, out }
     }
 
-    /// Everything that is there, but for the content of ledgers: name, owner, permissions, kind and limits.
+    /// Everything that is there, but for the content of ledgers: name, owner, permissions, kind and
+    /// limits.
     fn picture(&self, below: &str) -> Vec<String> {
         let mut seen = Vec::new();
         let mut ahead = vec![self.0.join(below)];
@@ -373,7 +376,8 @@ fn hold_locks(root: &Path) {
     let mut held = Vec::new();
     for group in ["lab/sub/bob", "lab"] {
         for name in ["limits", "lock", "ledger", ".limits.lock"] {
-            // What she may write in `lab`, as her programs are charged there, she may lock, too: not part of this.
+            // What she may write in `lab`, as her programs are charged there, she may lock, too:
+            // not part of this.
             if group == "lab" && matches!(name, "lock" | "ledger") {
                 continue;
             }
@@ -432,7 +436,8 @@ fn charge(root: &Path) {
 
 // Root at work in a directory that a user owns.
 
-/// Puts a link to bob's group in the place of a group below her own, and takes it away again, all the time.
+/// Puts a link to bob's group in the place of a group below her own, and takes it away again, all
+/// the time.
 fn swap(root: &Path) {
     let sub = root.join("lab/sub/alice/sub");
     let (name, aside) = (sub.join("job-1-1"), sub.join("aside"));

@@ -1,7 +1,8 @@
 //! The only door to the atomic operations of this crate.
 //!
-//! The file is made of [`AtomicU64`] from `std`. Under `--cfg loom` it is that of the models, whose operations are steps there. The charge
-//! algorithm is written against [`Word`], so that it runs on loom's own atomics as well.
+//! The file is made of [`AtomicU64`] from `std`. Under `--cfg loom` it is that of the models, whose
+//! operations are steps there. The charge algorithm is written against [`Word`], so that it runs on
+//! loom's own atomics as well.
 
 #[cfg(all(test, loom))]
 pub(crate) use super::model::word::{AtomicU64, fence};

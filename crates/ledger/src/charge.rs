@@ -1,8 +1,8 @@
 //! Charging: reserve first, then look. No lock, no shared total.
 //!
-//! A request is *published* in the process's own word, as charged and undecided at once, before the sum over all slots
-//! is read. Of two processes that race for the last bytes at least one therefore sees the other; both may (and then
-//! both withdraw and look again), none cannot.
+//! A request is *published* in the process's own word, as charged and undecided at once, before the
+//! sum over all slots is read. Of two processes that race for the last bytes at least one therefore
+//! sees the other; both may (and then both withdraw and look again), none cannot.
 //!
 //! Everything here is generic over where the words live, so that loom runs the same code.
 
@@ -12,12 +12,15 @@ use super::atomic::{Ordering, Word};
 pub(super) const UNIT: u64 = 4096;
 /// Largest request in units (4 TiB).
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// A word that holds more units (8 TiB) gets nothing further, so that concurrent requests of one process cannot carry
-/// from the charged half into the undecided half: that would take three threads at once with 4 TiB each.
+/// A word that holds more units (8 TiB) gets nothing further, so that concurrent requests of one
+/// process cannot carry from the charged half into the undecided half: that would take three
+/// threads at once with 4 TiB each.
 const WORD_MAX: u64 = 1 << 31;
-/// Further looks that a refusal takes while the looks differ, that is while memory moves under them.
+/// Further looks that a refusal takes while the looks differ, that is while memory moves under
+/// them.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// Of so many looks that find undecided requests in the way one asks whether those who made them live.
+/// Of so many looks that find undecided requests in the way one asks whether those who made them
+/// live.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
 /// Times that one request asks its process for idle memory.
 const RECLAIMS: u32 = 16;
@@ -57,7 +60,8 @@ pub(super) trait Rung {
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// The limit in units, less what is kept for others. To be read before the words that it is compared with.
+    /// The limit in units, less what is kept for others. To be read before the words that it is
+    /// compared with.
     fn max(&self) -> u64;
     /// Whether what was read is not the words that others write. To be asked after they were read.
     fn is_lost(&self) -> bool {
@@ -65,8 +69,8 @@ pub(super) trait Rung {
     }
     /// A request was granted: `total` units were granted in sum, `own` of them to this process.
     fn note(&self, total: u64, own: u64);
-    /// Before the own word is changed; one of the next three comes after it. False: somebody else has changed what only this process may.
-    /// That is put right, and nothing is to be granted.
+    /// Before the own word is changed; one of the next three comes after it. False: somebody else
+    /// has changed what only this process may. That is put right, and nothing is to be granted.
     fn begin(&self) -> bool;
     /// The own word was not changed, or is as it was before.
     fn withdrawn(&self);
@@ -82,9 +86,11 @@ pub(super) trait Surroundings<R> {
     fn reclaim(&mut self) -> bool;
     /// Cleans the dead slots of a level. Says for a bounded time only that something was freed.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes at a level for idle memory; false when none came, or the time for that is over.
+    /// Asks the other processes at a level for idle memory; false when none came, or the time for
+    /// that is over.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
-    /// Waits a random short time for other requests to be decided; false when the time for that is over.
+    /// Waits a random short time for other requests to be decided; false when the time for that is
+    /// over.
     fn back_off(&mut self) -> bool;
     /// Waits a moment for dead slots to drain; false when the time for that is over.
     fn wait_for_drain(&mut self) -> bool;
@@ -95,7 +101,8 @@ pub(super) trait Surroundings<R> {
 pub(super) struct Reaped {
     /// Memory came back, or what a dead process had asked for is withdrawn.
     pub freed: bool,
-    /// Units that will come back soon without anybody's doing: of slots that drain or that somebody is cleaning.
+    /// Units that will come back soon without anybody's doing: of slots that drain or that somebody
+    /// is cleaning.
     pub pending: u64,
 }
 
@@ -108,8 +115,8 @@ pub(super) struct Refusal {
 
 /// The count of what a process has charged and does not use.
 ///
-/// Both calls come while the units of the request are undecided in the process's words: who reads a word and the count by `settled` sees the
-/// change of both, or of neither.
+/// Both calls come while the units of the request are undecided in the process's words: who reads a
+/// word and the count by `settled` sees the change of both, or of neither.
 pub trait Idle {
     /// The request is granted: its bytes are charged, and not used yet.
     fn add(&self);
@@ -148,8 +155,9 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     let max = rung.max();
     // Releases, so that who sees memory arrive here also sees it gone from where it was.
     own.fetch_add(published(n), Ordering::Release);
-    // Of two requests the one whose fence comes second sees what the other published. `high_water` is read behind it
-    // too: a slot that is not below it now will see this request when it publishes its own first.
+    // Of two requests the one whose fence comes second sees what the other published. `high_water`
+    // is read behind it too: a slot that is not below it now will see this request when it
+    // publishes its own first.
     R::Word::fence(Ordering::SeqCst);
     let seen = total(rung);
     if seen.charged > max || rung.is_lost() {
@@ -159,8 +167,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // Only now that all levels passed: cleared earlier, a request that is withdrawn later would have looked
-            // granted to somebody, who was refused for it.
+            // Only now that all levels passed: cleared earlier, a request that is withdrawn later
+            // would have looked granted to somebody, who was refused for it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
             // What is not decided yet, of others or of another thread, is nobody's usage.
@@ -219,8 +227,9 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     rung.taken(there);
 }
 
-/// A word and a figure that its process changes with it ([`Idle`]), as they were at one moment. `again` lets time go by until the next look; false:
-/// there is none left, as where the process was stopped in the middle of a request.
+/// A word and a figure that its process changes with it ([`Idle`]), as they were at one moment.
+/// `again` lets time go by until the next look; false: there is none left, as where the process was
+/// stopped in the middle of a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -245,7 +254,8 @@ pub(super) fn settled<W: Word>(
 /// Takes `n` units out of a word, or what is charged there, and says how many that were.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // Not exact against another thread that gives back too much at the same time; a correct caller never does.
+    // Not exact against another thread that gives back too much at the same time; a correct caller
+    // never does.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
     // Before the look whether somebody waits: one who began to wait after that look sees this gone.
     word.fetch_sub(n, Ordering::SeqCst);
@@ -280,7 +290,8 @@ fn total<R: Rung>(rung: &R) -> Total {
     sum
 }
 
-/// A level as one pass over its words saw it; not a moment in time, as memory may move between slots meanwhile.
+/// A level as one pass over its words saw it; not a moment in time, as memory may move between
+/// slots meanwhile.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Look {
     /// Units, undecided ones included.
@@ -337,8 +348,8 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
 
 /// The slow path, taken when the first attempt found `level` over its limit.
 ///
-/// Ends: each round but the first is one of those that [`RECLAIMS`] bounds, or one that the surroundings grant, and these
-/// are bounded in time. What does not fit then is refused.
+/// Ends: each round but the first is one of those that [`RECLAIMS`] bounds, or one that the
+/// surroundings grant, and these are bounded in time. What does not fit then is refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -424,8 +435,9 @@ enum Confirmed {
     Not,
 }
 
-/// Looks at least twice: one look may count memory twice that moves from a low slot to a high one under it. Two equal
-/// looks saw no movement; while they differ, it looks on, so that even steady movement does not make a refusal.
+/// Looks at least twice: one look may count memory twice that moves from a low slot to a high one
+/// under it. Two equal looks saw no movement; while they differ, it looks on, so that even steady
+/// movement does not make a refusal.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

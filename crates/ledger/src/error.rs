@@ -36,7 +36,8 @@ pub enum LedgerError {
         /// The version that this program reads.
         expected: u64,
     },
-    /// The path no longer leads to the file that is open: the group was removed, or removed and made again.
+    /// The path no longer leads to the file that is open: the group was removed, or removed and
+    /// made again.
     Replaced {
         /// The ledger.
         path: PathBuf,

@@ -1,7 +1,7 @@
 //! The last events of a group, in a ring in its ledger.
 //!
-//! Writers take turns by number and write without a lock: one that dies, or is overtaken by a whole round of the ring, leaves an entry
-//! whose stamp does not fit, and that is left out.
+//! Writers take turns by number and write without a lock: one that dies, or is overtaken by a whole
+//! round of the ring, leaves an entry whose stamp does not fit, and that is left out.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};

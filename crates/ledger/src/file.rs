@@ -36,7 +36,8 @@ pub(super) struct Place {
 
 fn options(write: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
-    // Never a symbolic link of somebody else's, never waiting for the other end of a pipe. Close-on-exec by default.
+    // Never a symbolic link of somebody else's, never waiting for the other end of a pipe.
+    // Close-on-exec by default.
     options
         .read(true)
         .write(write)
@@ -44,11 +45,11 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is: opening checks it. Refuses a file system that does
-/// not keep the locks of members.
+/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is:
+/// opening checks it. Refuses a file system that does not keep the locks of members.
 ///
-/// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of another name
-/// behind, `.NAME.<pid>.<n>.new`.
+/// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of
+/// another name behind, `.NAME.<pid>.<n>.new`.
 pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
@@ -68,7 +69,8 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// Names that are tried for a draft. Each has the number of a call, so that one that is taken is rare.
+/// Names that are tried for a draft. Each has the number of a call, so that one that is taken is
+/// rare.
 const DRAFTS: u32 = 1_000;
 
 /// A file beside the one that it is to be. Processes of other pid namespaces may have our pid.
@@ -193,7 +195,8 @@ impl Place {
         }
     }
 
-    /// Whether the path still leads to the file. An error other than "no such file" says nothing against it.
+    /// Whether the path still leads to the file. An error other than "no such file" says nothing
+    /// against it.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,

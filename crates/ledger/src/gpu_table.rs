@@ -1,10 +1,11 @@
 //! The GPUs that a group has seen: inserted without a lock, never removed.
 //!
-//! An identity is three words, each written once by compare-and-swap, in order. Who finds an entry whose words so far
-//! agree with his own writes the next one, whoever began it: a process that dies half-way blocks nobody, and two that
-//! insert the same GPU end at the same entry. An entry is passed over only for a word that is set and differs, which
-//! stays so; hence all pass over the same entries, and no GPU is in the table twice. What a death can leave behind is
-//! one entry with the first words of a GPU that nobody asks for again.
+//! An identity is three words, each written once by compare-and-swap, in order. Who finds an entry
+//! whose words so far agree with his own writes the next one, whoever began it: a process that dies
+//! half-way blocks nobody, and two that insert the same GPU end at the same entry. An entry is
+//! passed over only for a word that is set and differs, which stays so; hence all pass over the
+//! same entries, and no GPU is in the table twice. What a death can leave behind is one entry with
+//! the first words of a GPU that nobody asks for again.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::{GpuEntry, Header};

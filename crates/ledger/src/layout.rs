@@ -1,13 +1,14 @@
-//! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read any word at any time.
+//! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read
+//! any word at any time.
 //!
 //! ```text
 //! 0          header: preface, signals, group statistics, GPU table, event ring
 //! 16 KiB     words: for each block of 8 devices, one cache line per slot
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
-//! The words of one device lie in consecutive cache lines, because a charge reads all of them: with one page per slot
-//! instead, the same lines would fall into one set of the first-level cache and into as many TLB entries as slots.
-//! A change of any of this is a new [`version::LEDGER`].
+//! The words of one device lie in consecutive cache lines, because a charge reads all of them: with
+//! one page per slot instead, the same lines would fall into one set of the first-level cache and
+//! into as many TLB entries as slots. A change of any of this is a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -95,7 +96,8 @@ pub(super) struct Signals {
     pub high_water: AtomicU64,
     /// Counts the groups below that came or went, and changes of what they are protected from.
     pub children: AtomicU64,
-    /// Not 0: somebody may be waiting for memory, and who gives some back wakes. Each waiter changes it.
+    /// Not 0: somebody may be waiting for memory, and who gives some back wakes. Each waiter
+    /// changes it.
     pub waiting: AtomicU64,
     /// Counts the times that memory came back while somebody waited. Its low half is a futex.
     pub returned: AtomicU64,
@@ -169,7 +171,8 @@ pub(super) struct Header {
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices: charged (low half) and undecided (high half), in units of 4 KiB.
+/// The words of one slot for eight devices: charged (low half) and undecided (high half), in units
+/// of 4 KiB.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
@@ -186,15 +189,18 @@ pub(super) struct Owner {
     pub uid: AtomicU64,
     /// Milliseconds of the boot clock at which the slot was claimed.
     pub birth: AtomicU64,
-    /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found dead.
+    /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found
+    /// dead.
     pub dead_since: AtomicU64,
-    /// Stands for the group directly below this one that the owner is in, or below; 0: it is in this one.
+    /// Stands for the group directly below this one that the owner is in, or below; 0: it is in
+    /// this one.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only, but for `left`.
+/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only,
+/// but for `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -204,8 +210,8 @@ pub(super) struct DeviceStats {
     pub refusals: AtomicU64,
     /// What the owner can give back when it is asked, at most.
     pub reclaimable: AtomicU64,
-    /// What other processes may hold, too (high half), and what has left the process and is still charged here (low half), in units of 4 KiB: see
-    /// `orphans`.
+    /// What other processes may hold, too (high half), and what has left the process and is still
+    /// charged here (low half), in units of 4 KiB: see `orphans`.
     pub left: AtomicU64,
 }
 

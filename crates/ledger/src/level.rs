@@ -27,16 +27,18 @@ pub struct Level<'a> {
 
 /// What a process can do about a full group. Asked on the slow path only.
 pub trait Pressure {
-    /// Gives back memory that the process holds but does not use, uncharging it; false when there was none. The device
-    /// is that of the first level, the leaf.
+    /// Gives back memory that the process holds but does not use, uncharging it; false when there
+    /// was none. The device is that of the first level, the leaf.
     fn reclaim(&self, device: DeviceIndex) -> bool;
     /// Who knows what the driver still holds for dead members.
     fn witness(&self) -> &dyn Witness;
-    /// Whether the limits of the levels have changed meanwhile: a request that waits is then refused, to be made anew with those that hold.
+    /// Whether the limits of the levels have changed meanwhile: a request that waits is then
+    /// refused, to be made anew with those that hold.
     fn is_outdated(&self) -> bool {
         false
     }
-    /// Whether the request has become needless, as another thread has made the same one: it waits no longer, and nobody is killed for it.
+    /// Whether the request has become needless, as another thread has made the same one: it waits
+    /// no longer, and nobody is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
@@ -57,10 +59,11 @@ pub struct Refused {
 
 /// Charges `bytes`, rounded up to 4 KiB, at every level, or at none. Before the driver is asked.
 ///
-/// A grant takes no lock and no system call and does not allocate. A refusal is final: the request does not fit with
-/// what is granted, nothing of the dead is left to clean, and this process has nothing to give back. It takes up to a
-/// second when another process was stopped in the middle of a charge, or of cleaning up, that stands in the way, and as long as dead
-/// members drain (a second without a witness, 30 s at most) if their memory would make room. Where somebody has lowered
+/// A grant takes no lock and no system call and does not allocate. A refusal is final: the request
+/// does not fit with what is granted, nothing of the dead is left to clean, and this process has
+/// nothing to give back. It takes up to a second when another process was stopped in the middle of
+/// a charge, or of cleaning up, that stands in the way, and as long as dead members drain (a second
+/// without a witness, 30 s at most) if their memory would make room. Where somebody has lowered
 /// what this process has charged, nothing is granted for a second.
 ///
 /// `levels` may not name one slot and device twice.
@@ -69,7 +72,8 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
     charge_ahead(levels, bytes, pressure, &())
 }
 
-/// As [`charge()`], of bytes that are not used yet: they are added to `idle` in the moment in which they are granted.
+/// As [`charge()`], of bytes that are not used yet: they are added to `idle` in the moment in which
+/// they are granted.
 pub fn charge_ahead(
     levels: &[Level<'_>],
     bytes: u64,
@@ -89,7 +93,8 @@ pub fn charge_ahead(
     }
 }
 
-/// As [`charge()`], but one attempt only: no reclaim, no waiting. May fail because of another request that is withdrawn.
+/// As [`charge()`], but one attempt only: no reclaim, no waiting. May fail because of another
+/// request that is withdrawn.
 #[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     try_charge_ahead(levels, bytes, &())
@@ -102,12 +107,14 @@ pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?S
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
-/// Charges `bytes` that the driver has taken without asking, whatever the limit: growth is refused until usage is below it again.
+/// Charges `bytes` that the driver has taken without asking, whatever the limit: growth is refused
+/// until usage is below it again.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::enter(levels, bytes.div_ceil(UNIT));
 }
 
-/// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into use.
+/// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into
+/// use.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
         let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
@@ -117,7 +124,8 @@ pub fn note_usage(levels: &[Level<'_>]) {
 
 /// Gives `bytes`, rounded up to 4 KiB, back at every level. After the driver has freed them.
 ///
-/// What is charged together is to be given back together or in multiples of 4 KiB, as each call rounds up.
+/// What is charged together is to be given back together or in multiples of 4 KiB, as each call
+/// rounds up.
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     charge::uncharge(levels, bytes.div_ceil(UNIT));
@@ -126,7 +134,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// As [`uncharge`], of bytes that were charged ahead and not used: they are removed from `idle` in the same moment.
+/// As [`uncharge`], of bytes that were charged ahead and not used: they are removed from `idle` in
+/// the same moment.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -214,7 +223,8 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // What this process has charged ahead is no usage. Of the others' that cannot be told at this price.
+        // What this process has charged ahead is no usage. Of the others' that cannot be told at
+        // this price.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().content().header.peaks;
@@ -253,19 +263,20 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long undecided requests of others may stand in the way. The window in which a request is undecided is a
-/// microsecond, so this is for processes that lost the processor in it, and for those stopped in it. The same for those that clean up after
-/// the dead.
+/// How long undecided requests of others may stand in the way. The window in which a request is
+/// undecided is a microsecond, so this is for processes that lost the processor in it, and for
+/// those stopped in it. The same for those that clean up after the dead.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits for other members to give back what it asked them for: they do at their next call, which may be far.
+/// How long a request waits for other members to give back what it asked them for: they do at their
+/// next call, which may be far.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
 /// The longest that a slot drains, and some.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are on their way out but still hold their lock. Bounded on its own: a process whose first
-/// thread has ended looks the same.
+/// How long a request waits for processes that are on their way out but still hold their lock.
+/// Bounded on its own: a process whose first thread has ended looks the same.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One request on the slow path.
@@ -308,7 +319,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // Without a descriptor (the program has used them up) the dead cannot be told from the living.
+        // Without a descriptor (the program has used them up) the dead cannot be told from the
+        // living.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -343,7 +355,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         // Asking for less than is needed would take from others for nothing.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
-            // There is room by now. Not for ever, as room is of no use to a process whose word is full.
+            // There is room by now. Not for ever, as room is of no use to a process whose word is
+            // full.
             self.asked_for += ASK_STEP;
             return true;
         }

@@ -1,8 +1,10 @@
 //! The shared file of a group: who has charged how much of which GPU.
 //!
-//! Every process charges only in its own slot, and no shared total exists, so that there is nothing that a dying process
-//! can leave half-changed, and nothing that a stopped one can hold. Usage is the sum over the slots. Who owns a slot is
-//! a kernel lock that ends with the process: charging takes no lock, claiming and cleaning a slot do (`lock`). The ledger knows bytes and devices, nothing of CUDA.
+//! Every process charges only in its own slot, and no shared total exists, so that there is nothing
+//! that a dying process can leave half-changed, and nothing that a stopped one can hold. Usage is
+//! the sum over the slots. Who owns a slot is a kernel lock that ends with the process: charging
+//! takes no lock, claiming and cleaning a slot do (`lock`). The ledger knows bytes and devices,
+//! nothing of CUDA.
 
 // The doors of models leave unused what only files need.
 #![cfg_attr(all(test, loom), allow(dead_code))]
@@ -168,7 +170,8 @@ pub struct Cleaned {
 
 /// A ledger, mapped into this process. No descriptor stays open.
 ///
-/// The mapping is not there in forked children: a child that touches it dies of SIGSEGV. It opens the file anew.
+/// The mapping is not there in forked children: a child that touches it dies of SIGSEGV. It opens
+/// the file anew.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
@@ -177,7 +180,8 @@ pub struct Ledger {
 impl Ledger {
     /// Makes the file, complete and with exactly this mode, unless something has that name already.
     ///
-    /// The temporary name, in the same directory, begins with a dot; a process killed here leaves it behind.
+    /// The temporary name, in the same directory, begins with a dot; a process killed here leaves
+    /// it behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
@@ -199,8 +203,9 @@ impl Ledger {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be opened: members of every version lock a byte of it
-    /// as long as they live. False where it cannot be told.
+    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be
+    /// opened: members of every version lock a byte of it as long as they live. False where it
+    /// cannot be told.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
@@ -217,7 +222,8 @@ impl Ledger {
         !self.place.is_current()
     }
 
-    /// What has become of the file that is mapped, where nothing in it can be relied on any more: nothing is granted then.
+    /// What has become of the file that is mapped, where nothing in it can be relied on any more:
+    /// nothing is granted then.
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
@@ -257,7 +263,8 @@ impl Ledger {
         gpu_table::entries(&self.content().header)
     }
 
-    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint, not to be trusted.
+    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint,
+    /// not to be trusted.
     pub fn context_hint(&self, device: DeviceIndex) -> u64 {
         let entry = &self.content().header.gpus[device.get()];
         entry.context.load(Ordering::Relaxed)
@@ -271,13 +278,15 @@ impl Ledger {
         }
     }
 
-    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is the group that the process is in as
-    /// seen from this one, such as `alice/job7`; empty: this one.
+    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is
+    /// the group that the process is in as seen from this one, such as `alice/job7`; empty: this
+    /// one.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         slot::claim(self, identity, below)
     }
 
-    /// Counts the groups directly below that came or went, and the changes of their limits. One load.
+    /// Counts the groups directly below that came or went, and the changes of their limits. One
+    /// load.
     pub fn children(&self) -> u64 {
         self.content()
             .header
@@ -286,7 +295,8 @@ impl Ledger {
             .load(Ordering::Acquire)
     }
 
-    /// Of `bytes` that are kept for the group directly below that `child` stands for ([`child_key`]), those that it has not taken yet.
+    /// Of `bytes` that are kept for the group directly below that `child` stands for
+    /// ([`child_key`]), those that it has not taken yet.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
         protection::untaken(self, device, child, bytes)
     }
@@ -304,8 +314,8 @@ impl Ledger {
         self.content().header.signals.asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members for what they hold unused: they give it back at their next call. False when somebody has asked a moment
-    /// ago: who has to give all the time cannot work.
+    /// Asks the other members for what they hold unused: they give it back at their next call.
+    /// False when somebody has asked a moment ago: who has to give all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = &self.content().header.signals;
@@ -343,7 +353,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that usage of the device is above `high`; true when that was not noted within the last second.
+    /// Notes that usage of the device is above `high`; true when that was not noted within the last
+    /// second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.content().header.above_high[device.get()];
         let now = os::boot_ms();
@@ -361,8 +372,8 @@ impl Ledger {
         usage::usage(self, device)
     }
 
-    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast part of
-    /// [`Self::usage`].
+    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast
+    /// part of [`Self::usage`].
     pub fn charged(&self, device: DeviceIndex) -> u64 {
         usage::charged(self, device)
     }
@@ -384,7 +395,8 @@ impl Ledger {
         events::read(&self.content().header.ring, since)
     }
 
-    /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened for reading or removed.
+    /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened
+    /// for reading or removed.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -446,7 +458,8 @@ impl Ledger {
         }
     }
 
-    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be removed.
+    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be
+    /// removed.
     ///
     /// Dead members that drain do not count; ask [`Self::clean`] before.
     pub fn begin_removal(&self) -> Result<Removal, LedgerError> {

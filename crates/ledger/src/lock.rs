@@ -1,7 +1,9 @@
-//! The only door to file locks. Open-file-description locks: who owns a slot, and who is claiming or cleaning it.
+//! The only door to file locks. Open-file-description locks: who owns a slot, and who is claiming
+//! or cleaning it.
 //!
-//! Unlike POSIX record locks they belong to the description, not to the process: they exclude threads of one process,
-//! and closing another descriptor of the file does not drop them. No call here waits.
+//! Unlike POSIX record locks they belong to the description, not to the process: they exclude
+//! threads of one process, and closing another descriptor of the file does not drop them. No call
+//! here waits.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
@@ -87,7 +89,8 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-/// Gives the lock back. Closing is not enough: a child forked meanwhile may have the descriptor too.
+/// Gives the lock back. Closing is not enough: a child forked meanwhile may have the descriptor
+/// too.
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
@@ -98,8 +101,8 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Whether the file system keeps a lock whose descriptor is closed as long as the description is mapped. `other` is another description of the
-/// same file, of which nobody else locks anything.
+/// Whether the file system keeps a lock whose descriptor is closed as long as the description is
+/// mapped. `other` is another description of the same file, of which nobody else locks anything.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
         return Ok(true);
@@ -111,7 +114,8 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
 
 /// Keeps an open file description, and the locks on it, alive without a descriptor.
 ///
-/// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child does not get it.
+/// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child
+/// does not get it.
 pub(super) struct Anchor {
     pages: ManuallyDrop<Pages>,
     mark: Birthmark,

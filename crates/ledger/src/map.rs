@@ -1,6 +1,7 @@
 //! Memory mappings: the file's content, and the page that tells a forked child.
 //!
-//! Who may write the file of others can also cut it short. What they have mapped is then [lost](Mapping::is_lost).
+//! Who may write the file of others can also cut it short. What they have mapped is then
+//! [lost](Mapping::is_lost).
 #![allow(unsafe_code)]
 
 use super::atomic::{AtomicU64, Ordering};
@@ -11,8 +12,9 @@ use std::io;
 
 /// Tells whether this memory belongs to the process that made it, or was copied by fork.
 ///
-/// A page that the kernel wipes in a forked child, also after raw clone. After vfork and clone with CLONE_VM the memory
-/// is the parent's, and so is the answer. Kernels before 4.14 cannot wipe; there the pid decides.
+/// A page that the kernel wipes in a forked child, also after raw clone. After vfork and clone with
+/// CLONE_VM the memory is the parent's, and so is the answer. Kernels before 4.14 cannot wipe;
+/// there the pid decides.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -35,7 +37,8 @@ impl Birthmark {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped as long as `self`, aligned, zeroed by the kernel, and used as this word only.
+        // SAFETY: the page is mapped as long as `self`, aligned, zeroed by the kernel, and used as
+        // this word only.
         unsafe { self.pages.start().cast().as_ref() }
     }
 
@@ -80,11 +83,13 @@ impl Mapping {
         })
     }
 
-    /// The content. Every bit pattern is valid; none is trusted. Must not be written when not [`Self::writable`].
+    /// The content. Every bit pattern is valid; none is trusted. Must not be written when not
+    /// [`Self::writable`].
     #[inline]
     pub(super) fn content(&self) -> &Content {
-        // SAFETY: the mapping is as long as `Content` (asserted by `FILE_SIZE`), page-aligned, and lives as long as
-        // `self`; `Content` is made of atomics only, for which every value is valid and concurrent writes are fine.
+        // SAFETY: the mapping is as long as `Content` (asserted by `FILE_SIZE`), page-aligned, and
+        // lives as long as `self`; `Content` is made of atomics only, for which every value is
+        // valid and concurrent writes are fine.
         unsafe { self.pages.start().cast().as_ref() }
     }
 
@@ -92,7 +97,8 @@ impl Mapping {
         self.writable
     }
 
-    /// Whether the file was cut short: the content is then zeros of this process's own. One load as long as nothing ever was.
+    /// Whether the file was cut short: the content is then zeros of this process's own. One load as
+    /// long as nothing ever was.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.pages.is_lost()

@@ -1,13 +1,15 @@
 //! Who has a ledger mapped, as `/proc/PID/maps` shows it.
 //!
-//! What a slot says of its owner anybody can write who may be charged. A mapping nobody can make for another process.
+//! What a slot says of its owner anybody can write who may be charged. A mapping nobody can make
+//! for another process.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// The device and the inode of a file as `maps` writes them. On some file systems `stat` says another device.
+/// The device and the inode of a file as `maps` writes them. On some file systems `stat` says
+/// another device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -24,8 +26,8 @@ impl From<String> for MappedFile {
     }
 }
 
-/// The files of `/proc` that show the mappings of a process: its own, then those of its threads, as the first thread shows nothing any more
-/// once it has ended.
+/// The files of `/proc` that show the mappings of a process: its own, then those of its threads, as
+/// the first thread shows nothing any more once it has ended.
 #[derive(Debug)]
 pub struct Mappings(Vec<PathBuf>);
 
@@ -111,7 +113,8 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
 struct Seen {
     /// The content, to write.
     content: bool,
-    /// A page that cannot be looked at, and keeps the lock of a slot. Who only looks at a ledger, as the controller does, has none.
+    /// A page that cannot be looked at, and keeps the lock of a slot. Who only looks at a ledger,
+    /// as the controller does, has none.
     anchor: bool,
 }
 
@@ -139,9 +142,11 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Whether a process is a member of this ledger: it has the content mapped to write, and the page that keeps the lock of a slot.
+    /// Whether a process is a member of this ledger: it has the content mapped to write, and the
+    /// page that keeps the lock of a slot.
     ///
-    /// Waits for the lock of that process's memory, which its user can have held for ever. Allocates nothing.
+    /// Waits for the lock of that process's memory, which its user can have held for ever.
+    /// Allocates nothing.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
             if let Some(seen) = seen_in(File::open(path)?, self)? {

@@ -1,10 +1,12 @@
 //! Charges for memory that has left its process and that another member may have got: orphans.
 //!
-//! They stay in the word of the slot that they were charged in, so that a charge counts them as any other, until somebody has seen
-//! where the memory is: whoever bears it has charged it, or nobody of the group does. Whoever sees that gives them back, in whatever
-//! slot they are; the owner may be asleep. That is the one change that a process makes in the word of a living other: it only lowers it, by
-//! no more than its owner has put up for that, and under the slot's claim lock, so that the slot has no other owner by then. One that dies in
-//! between leaves a charge too much, until the owner dies.
+//! They stay in the word of the slot that they were charged in, so that a charge counts them as any
+//! other, until somebody has seen where the memory is: whoever bears it has charged it, or nobody
+//! of the group does. Whoever sees that gives them back, in whatever slot they are; the owner may
+//! be asleep. That is the one change that a process makes in the word of a living other: it only
+//! lowers it, by no more than its owner has put up for that, and under the slot's claim lock, so
+//! that the slot has no other owner by then. One that dies in between leaves a charge too much,
+//! until the owner dies.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -56,7 +58,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too: in multiples of 4 KiB.
+    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too: in
+    /// multiples of 4 KiB.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -78,8 +81,8 @@ impl Slot {
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Gives orphans back until `keep` bytes of those that were seen are left, our own first. Those that have changed since stay.
-    /// Returns the bytes that were given back.
+    /// Gives orphans back until `keep` bytes of those that were seen are left, our own first. Those
+    /// that have changed since stay. Returns the bytes that were given back.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;

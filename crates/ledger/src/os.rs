@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Milliseconds since boot, the same for all processes of a machine (but for those in a time namespace of their own);
-/// never 0.
+/// Milliseconds since boot, the same for all processes of a machine (but for those in a time
+/// namespace of their own); never 0.
 pub(super) fn boot_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -40,13 +40,15 @@ pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Makes sure that the file system has room for these bytes of the file, so that touching them cannot fail.
+/// Makes sure that the file system has room for these bytes of the file, so that touching them
+/// cannot fail.
 ///
-/// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the members. There the
-/// room is not reserved.
+/// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the
+/// members. There the room is not reserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
-        // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file stays.
+        // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file
+        // stays.
         let result = unsafe {
             libc::fallocate(
                 file.as_raw_fd(),
@@ -78,13 +80,15 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
     }
 }
 
-/// Sleeps while the low half of the word, which lies in a shared mapping, is `expected`, for `time` at most.
+/// Sleeps while the low half of the word, which lies in a shared mapping, is `expected`, for `time`
+/// at most.
 pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
     };
-    // SAFETY: the word outlives the call, and the kernel reads 32 aligned bits of it; so does the time.
+    // SAFETY: the word outlives the call, and the kernel reads 32 aligned bits of it; so does the
+    // time.
     unsafe {
         libc::syscall(
             libc::SYS_futex,

@@ -1,7 +1,9 @@
-//! What groups below a level are protected from: that the growth of others takes the memory that is kept for them.
+//! What groups below a level are protected from: that the growth of others takes the memory that is
+//! kept for them.
 //!
-//! Every slot of the level tells which group directly below it its owner is in, so one look at the level's own words says how much of its
-//! protected memory each of these groups has not taken yet. That much is out of reach for all others.
+//! Every slot of the level tells which group directly below it its owner is in, so one look at the
+//! level's own words says how much of its protected memory each of these groups has not taken yet.
+//! That much is out of reach for all others.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
@@ -10,8 +12,8 @@ use std::fmt;
 
 /// Knows what is kept at a level for the groups directly below it.
 pub trait Protection: fmt::Debug + Sync {
-    /// Bytes of the device that are kept for groups that this process is in none of, and that they have not taken yet; `low` is what
-    /// is kept as long as there is another way.
+    /// Bytes of the device that are kept for groups that this process is in none of, and that they
+    /// have not taken yet; `low` is what is kept as long as there is another way.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
@@ -24,9 +26,11 @@ pub fn child_key(name: &str) -> u64 {
     hash.max(1)
 }
 
-/// Of `bytes` that are kept for the group directly below that `child` stands for, those that its members have not taken yet.
+/// Of `bytes` that are kept for the group directly below that `child` stands for, those that its
+/// members have not taken yet.
 ///
-/// To be read before a request is published: what is granted to them afterwards the sum over all slots sees.
+/// To be read before a request is published: what is granted to them afterwards the sum over all
+/// slots sees.
 pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
     let slots = &ledger.content().slots;
     let taken: u64 = (0..ledger.high_water())

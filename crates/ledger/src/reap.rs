@@ -1,7 +1,7 @@
 //! Dead slots: they drain, then they are zeroed.
 //!
-//! The owner lock of a killed process goes within milliseconds, but the driver needs up to 190 ms to free its memory
-//! (measured). Until then the charge stands.
+//! The owner lock of a killed process goes within milliseconds, but the driver needs up to 190 ms
+//! to free its memory (measured). Until then the charge stands.
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
@@ -12,12 +12,14 @@ use gpulimit_base::identity::Identity;
 
 /// Knows what the driver still holds for the dead.
 pub trait Witness {
-    /// Whether the driver still lists more than `covered` bytes of this dead process on the device; `None` when that cannot be told, and a
-    /// grace time decides. Something is covered where the process goes on as another program (`exec`).
+    /// Whether the driver still lists more than `covered` bytes of this dead process on the device;
+    /// `None` when that cannot be told, and a grace time decides. Something is covered where the
+    /// process goes on as another program (`exec`).
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// The driver has freed a dead process that left up to `bytes` which living members may have got from it. Charges what they have and
-    /// nobody has charged yet, and answers true; false where that cannot be told.
+    /// The driver has freed a dead process that left up to `bytes` which living members may have
+    /// got from it. Charges what they have and nobody has charged yet, and answers true; false
+    /// where that cannot be told.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
@@ -35,8 +37,8 @@ impl Witness for NoWitness {
 
 /// Milliseconds after which a dead slot is drained when no witness can tell.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Milliseconds after which a dead slot is drained whatever the witness says: a driver that lists a dead process for so
-/// long lists it for ever.
+/// Milliseconds after which a dead slot is drained whatever the witness says: a driver that lists a
+/// dead process for so long lists it for ever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
 /// What became of a slot that was looked at for cleaning.
@@ -48,12 +50,14 @@ pub(super) enum Fate {
     Busy,
     /// Nothing was in it.
     Empty,
-    /// The driver may still hold memory of its owner. What that had asked for and not got is withdrawn.
+    /// The driver may still hold memory of its owner. What that had asked for and not got is
+    /// withdrawn.
     Draining,
     Cleaned,
 }
 
-/// Cleans a slot if its owner is dead and it is drained. A question that the system does not answer leaves it alone.
+/// Cleans a slot if its owner is dead and it is drained. A question that the system does not answer
+/// leaves it alone.
 pub(super) fn reap(
     ledger: &Ledger,
     file: &Description,
@@ -70,7 +74,8 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // Not before the words are zero: a claimer may own the slot a moment later. Should it fail, closing releases it.
+    // Not before the words are zero: a claimer may own the slot a moment later. Should it fail,
+    // closing releases it.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
@@ -104,7 +109,8 @@ pub(super) fn reap_claimed(
     fate
 }
 
-/// Withdraws the undecided requests of a dead owner: the driver is asked for nothing before it is decided, so there is no memory to wait for.
+/// Withdraws the undecided requests of a dead owner: the driver is asked for nothing before it is
+/// decided, so there is no memory to wait for.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
@@ -172,7 +178,8 @@ pub(super) fn has_drained(
         let covered = charged_after(ledger, slot, &process, device);
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
-            // What another program has charged may not be there yet, and what is there be this one's.
+            // What another program has charged may not be there yet, and what is there be this
+            // one's.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -181,8 +188,9 @@ pub(super) fn has_drained(
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
-/// Bytes charged to the programs that the process of a dead slot has become since: whoever calls `exec` keeps his pid, and the driver
-/// lists what he holds under it. Of two programs that are both gone only the later covers the earlier.
+/// Bytes charged to the programs that the process of a dead slot has become since: whoever calls
+/// `exec` keeps his pid, and the driver lists what he holds under it. Of two programs that are both
+/// gone only the later covers the earlier.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -195,7 +203,8 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
         .sum()
 }
 
-/// Whether the charge for what the dead process shared with others has gone where the memory is. Not asked when nobody lives.
+/// Whether the charge for what the dead process shared with others has gone where the memory is.
+/// Not asked when nobody lives.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let content = ledger.content();
     DeviceIndex::all().all(|device| {
@@ -253,8 +262,8 @@ pub(super) struct Swept {
     pub busy: u64,
 }
 
-/// Cleans all slots but `own` that have a charge on the device. With `await_ending`, those of processes that are on their way out and
-/// still hold their lock count as pending.
+/// Cleans all slots but `own` that have a charge on the device. With `await_ending`, those of
+/// processes that are on their way out and still hold their lock count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,

@@ -1,14 +1,17 @@
 //! What a process itself remembers of its charges on one device.
 //!
-//! Who may be charged in a ledger can also write it, other processes' words included. A process therefore keeps its own count outside of
-//! the file and compares the two at every charge and return: a word that somebody has lowered is put right.
+//! Who may be charged in a ledger can also write it, other processes' words included. A process
+//! therefore keeps its own count outside of the file and compares the two at every charge and
+//! return: a word that somebody has lowered is put right.
 //!
-//! Threads change the count and the word one after the other, so only a moment in which no other thread is between the two says
-//! anything. One word tells that moment: below the units it has the number of threads that are between, and how often one began.
+//! Threads change the count and the word one after the other, so only a moment in which no other
+//! thread is between the two says anything. One word tells that moment: below the units it has the
+//! number of threads that are between, and how often one began.
 
 use super::atomic::{Ordering, Word};
 
-/// Bits 0 to 31 are units, 32 to 47 threads that are between count and word, 48 to 63 how often one began, which wraps.
+/// Bits 0 to 31 are units, 32 to 47 threads that are between count and word, 48 to 63 how often one
+/// began, which wraps.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
@@ -27,8 +30,9 @@ impl Record<loom::sync::atomic::AtomicU64> {
 }
 
 impl<W: Word> Record<W> {
-    /// To be said before the word is changed. The answer is what the word lacks, 0 as long as nobody but this process has changed it,
-    /// and then or when it cannot be told; `charged` reads the units of the word, with [`Ordering::Acquire`].
+    /// To be said before the word is changed. The answer is what the word lacks, 0 as long as
+    /// nobody but this process has changed it, and then or when it cannot be told; `charged` reads
+    /// the units of the word, with [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self

@@ -3,7 +3,8 @@
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// While this lives nobody can claim a slot. Who is turned away finds the file gone and starts over.
+/// While this lives nobody can claim a slot. Who is turned away finds the file gone and starts
+/// over.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,

@@ -56,7 +56,8 @@ impl Scratch {
             .expect("a free slot")
     }
 
-    /// The slot of a process that is dead: named, and without a lock. It has charged so many units, the second number of them undecided.
+    /// The slot of a process that is dead: named, and without a lock. It has charged so many units,
+    /// the second number of them undecided.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
         let page = &self.content().slots[slot];

@@ -20,19 +20,19 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// The kernel lock that says "owned" hangs on a mapping of its own, not on a descriptor: closing all descriptors does
-/// not lose it, a forked child does not inherit it, exec and death in whatever form end it. In a forked child the slot
-/// must not be used; dropping it there does nothing.
+/// The kernel lock that says "owned" hangs on a mapping of its own, not on a descriptor: closing
+/// all descriptors does not lose it, a forked child does not inherit it, exec and death in whatever
+/// form end it. In a forked child the slot must not be used; dropping it there does nothing.
 ///
-/// Dropping gives everything back at once, so it may be done only when the driver holds no memory for this process any
-/// more. A process that ends without dropping leaves a slot that drains.
+/// Dropping gives everything back at once, so it may be done only when the driver holds no memory
+/// for this process any more. A process that ends without dropping leaves a slot that drains.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
     /// What this process has charged of each device, where nobody else can change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes were not seen. For ever where the file is none
-    /// any more.
+    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes
+    /// were not seen. For ever where the file is none any more.
     distrust: AtomicU64,
     // The lock. Dropped after the words are zeroed.
     _owner: Anchor,
@@ -49,7 +49,8 @@ impl Slot {
         charge::granted(self.word(device).load(Ordering::Relaxed)) * charge::UNIT
     }
 
-    /// Sets the bytes of a category, absolute. A figure for people: limits are kept by charges alone.
+    /// Sets the bytes of a category, absolute. A figure for people: limits are kept by charges
+    /// alone.
     pub fn publish(&self, device: DeviceIndex, category: Category, bytes: u64) {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
@@ -107,11 +108,12 @@ impl Slot {
         self.put_right(device, lacks, hidden)
     }
 
-    /// Others may have been granted what ours seemed to leave, and theirs may have been changed as well: a while goes by before
-    /// anything is granted.
+    /// Others may have been granted what ours seemed to leave, and theirs may have been changed as
+    /// well: a while goes by before anything is granted.
     #[cold]
     fn put_right(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
-        // Nobody is let in any more. Without `high_water` all members come here, so it stays as it is.
+        // Nobody is let in any more. Without `high_water` all members come here, so it stays as it
+        // is.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -190,10 +192,11 @@ const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 /// Claims a slot for this process.
 ///
-/// Low slots are preferred, as every charge reads all slots up to the highest ever claimed. Processes that start at
-/// once would all go for the lowest free slot; each slot that is lost to another doubles the number of free slots
-/// among which the next is drawn, so that a thousand of them need a handful of tries each. There is no other bound: of four thousand on
-/// two processors more than a thousand may stand still in the middle of a claim, and have all the lowest.
+/// Low slots are preferred, as every charge reads all slots up to the highest ever claimed.
+/// Processes that start at once would all go for the lowest free slot; each slot that is lost to
+/// another doubles the number of free slots among which the next is drawn, so that a thousand of
+/// them need a handful of tries each. There is no other bound: of four thousand on two processors
+/// more than a thousand may stand still in the middle of a claim, and have all the lowest.
 pub(super) fn claim(
     ledger: &Arc<Ledger>,
     identity: &Identity,
@@ -216,8 +219,8 @@ pub(super) fn claim(
     };
     let (slot, anchor) = candidate.find()?;
     let slot = candidate.slot(slot, anchor);
-    // From here on only the mapping keeps the lock. Where the file system has dropped it, others would take this process for dead and give its
-    // memory away.
+    // From here on only the mapping keeps the lock. Where the file system has dropped it, others
+    // would take this process for dead and give its memory away.
     drop(owner);
     let held = lock::is_locked(&claim, Bytes::owner(slot.index));
     if !held.map_err(|error| LedgerError::io(&place.path, "lock", error))? {
@@ -225,7 +228,8 @@ pub(super) fn claim(
             &place.path,
         )));
     }
-    // A group that is being removed lets nobody claim until its files are gone. Who claims then is in no group.
+    // A group that is being removed lets nobody claim until its files are gone. Who claims then is
+    // in no group.
     if place.is_current() {
         Ok(slot)
     } else {
@@ -239,7 +243,8 @@ fn replaced(place: &Place) -> LedgerError {
     }
 }
 
-/// A random one of the first `crowd` slots that look free; before the ledger grows for one alone, one whose owner died.
+/// A random one of the first `crowd` slots that look free; before the ledger grows for one alone,
+/// one whose owner died.
 fn pick(
     ledger: &Ledger,
     candidate: &Candidate<'_>,
@@ -256,8 +261,9 @@ fn pick(
     let high_water = ledger.high_water();
     let free = (0..high_water).filter(nobody).take(crowd).count();
     if crowd == 1 && free == 0 {
-        // Also those who were killed before they charged anything leave their name; nobody else cleans these slots. Not asked by those who
-        // start at once: the kernel answers slowly where a file has thousands of locks.
+        // Also those who were killed before they charged anything leave their name; nobody else
+        // cleans these slots. Not asked by those who start at once: the kernel answers slowly where
+        // a file has thousands of locks.
         let first = random.below(high_water);
         for step in 0..high_water.min(PROBES as usize) {
             let slot = (first + step) % high_water;
@@ -383,7 +389,8 @@ impl Candidate<'_> {
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // Asked first: most slots of a full ledger are held, and this leaves those who clean undisturbed.
+        // Asked first: most slots of a full ledger are held, and this leaves those who clean
+        // undisturbed.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -392,8 +399,8 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // Explicitly, as a child forked meanwhile may keep the description alive. Released last: until then nobody
-        // else touches the slot.
+        // Explicitly, as a child forked meanwhile may keep the description alive. Released last:
+        // until then nobody else touches the slot.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }
@@ -432,8 +439,8 @@ impl Candidate<'_> {
         Ok(Take::Taken(anchor))
     }
 
-    /// Room for everything that the slot's owner writes: where there is none, that is an error here and not a SIGBUS
-    /// there.
+    /// Room for everything that the slot's owner writes: where there is none, that is an error here
+    /// and not a SIGBUS there.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

@@ -10,16 +10,16 @@ use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// What a group uses of one device. Read word by word while members go on: no moment in time, but never above what was
-/// granted at some moment plus what moved between members while reading.
+/// What a group uses of one device. Read word by word while members go on: no moment in time, but
+/// never above what was granted at some moment plus what moved between members while reading.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Granted, of the living and of the dead that drain.
     pub charged: u64,
     /// Asked for and not decided at this moment; not part of `charged`.
     pub undecided: u64,
-    /// The largest sum that a granted request has seen since the group began, what its own process had charged ahead not included. Never above
-    /// the limit of that time.
+    /// The largest sum that a granted request has seen since the group began, what its own process
+    /// had charged ahead not included. Never above the limit of that time.
     pub peak: u64,
     /// Refused requests since the group began; a count.
     pub refusals: u64,
@@ -40,7 +40,8 @@ pub struct ProcessUsage {
     pub slot: usize,
     /// Who it is.
     pub identity: Identity,
-    /// The group that it is in, relative to that of the ledger: `alice/job7`; empty: that group itself.
+    /// The group that it is in, relative to that of the ledger: `alice/job7`; empty: that group
+    /// itself.
     pub below: String,
     /// False: dead, and the driver may still hold its memory.
     pub alive: bool,
@@ -79,7 +80,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Charged in advance but not used.
     pub idle: u64,
-    /// Of `charged`, what has left the process, perhaps for another member that has not charged it yet. Shown as [`Category::Vmm`].
+    /// Of `charged`, what has left the process, perhaps for another member that has not charged it
+    /// yet. Shown as [`Category::Vmm`].
     pub orphaned: u64,
 }
 
@@ -141,8 +143,8 @@ pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
     usage
 }
 
-/// How long one reading of a ledger waits, in all, for requests under way to be decided. That takes a microsecond, unless a process has lost the
-/// processor or was stopped in the middle of it.
+/// How long one reading of a ledger waits, in all, for requests under way to be decided. That takes
+/// a microsecond, unless a process has lost the processor or was stopped in the middle of it.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -163,7 +165,8 @@ impl Patience {
         true
     }
 
-    /// What a slot is charged, and what of it is idle: both before a request that is under way, or both after it.
+    /// What a slot is charged, and what of it is idle: both before a request that is under way, or
+    /// both after it.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
         let idle = &ledger.content().slots[slot].stats[device.get()].idle;
         let figure = || idle.load(Ordering::Relaxed);
@@ -238,8 +241,8 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Bytes that other members of the level could give back if they were asked, at most. Members of groups that use no more than their `low` are not
-/// asked: they publish nothing.
+/// Bytes that other members of the level could give back if they were asked, at most. Members of
+/// groups that use no more than their `low` are not asked: they publish nothing.
 pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
     let ledger = level.slot.ledger();
     (0..ledger.high_water())

@@ -1,11 +1,12 @@
 //! Waiting for memory, in line.
 //!
-//! Who waits draws a number, writes it into its own slot and looks whether somebody with a lower one waits for the same device. Nobody holds
-//! anything that others need: the line is what the slots of living owners say, and a waiter that has not looked for a while, because it was
+//! Who waits draws a number, writes it into its own slot and looks whether somebody with a lower
+//! one waits for the same device. Nobody holds anything that others need: the line is what the
+//! slots of living owners say, and a waiter that has not looked for a while, because it was
 //! stopped, is passed by.
 //!
-//! Who gives memory back looks at one word after its charge is gone; a waiter sets the word before it looks at the charges. So one
-//! of them sees the other, and a waiter that sleeps is woken.
+//! Who gives memory back looks at one word after its charge is gone; a waiter sets the word before
+//! it looks at the charges. So one of them sees the other, and a waiter that sleeps is woken.
 
 use super::atomic::{Ordering, fence};
 use super::layout::{Signals, SlotPage, Waiting};
@@ -13,7 +14,8 @@ use super::lock::{self, Bytes};
 use super::{DeviceIndex, Ledger, Slot, os};
 use std::time::{Duration, Instant};
 
-/// How long a waiter sleeps at most before it looks again: for what nobody wakes it, such as the death of a member.
+/// How long a waiter sleeps at most before it looks again: for what nobody wakes it, such as the
+/// death of a member.
 const NAP: Duration = Duration::from_millis(100);
 /// Who has not looked for so long is passed by.
 const ABSENT_MS: u64 = 2_000;
@@ -40,7 +42,8 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Takes a place at the end. `None` while another thread of this process waits in the same group: a process has one place.
+    /// Takes a place at the end. `None` while another thread of this process waits in the same
+    /// group: a process has one place.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let signals = signals(slot.ledger());
         let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -64,7 +67,8 @@ impl<'a> Line<'a> {
         Some(line)
     }
 
-    /// To be asked before every attempt: announces that somebody waits, and says whether it is its turn.
+    /// To be asked before every attempt: announces that somebody waits, and says whether it is its
+    /// turn.
     pub fn turn(&mut self) -> Turn {
         let ledger = self.slot.ledger();
         let signals = signals(ledger);
@@ -101,7 +105,8 @@ impl Drop for Line<'_> {
     }
 }
 
-/// Whether a request that has not waited yet has to stand in line. Where nobody waits any longer, that is noted.
+/// Whether a request that has not waited yet has to stand in line. Where nobody waits any longer,
+/// that is noted.
 pub(super) fn somebody_waits(ledger: &Ledger, own: usize, device: DeviceIndex) -> bool {
     let waiting = &signals(ledger).waiting;
     let before = waiting.load(Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! The ledger between real processes: killed, stopped, forked, closing what is not theirs.
 //!
-//! The test binary runs itself as the other processes: with `LEDGER_ROLE` set, the test `role` acts it out. What was
-//! really taken is kept in a second mapping that knows nothing of the ledger.
+//! The test binary runs itself as the other processes: with `LEDGER_ROLE` set, the test `role` acts
+//! it out. What was really taken is kept in a second mapping that knows nothing of the ledger.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -177,10 +177,12 @@ impl Drop for Actor {
     }
 }
 
-/// A device with twelve blocks that exist once each: five bits of one word name the owner of each block.
+/// A device with twelve blocks that exist once each: five bits of one word name the owner of each
+/// block.
 ///
-/// One word, so that every take is judged at one moment, and a process killed at any instruction has taken a block or
-/// has not. Who is granted memory by the ledger and finds no free block here has passed the limit.
+/// One word, so that every take is judged at one moment, and a process killed at any instruction
+/// has taken a block or has not. Who is granted memory by the ledger and finds no free block here
+/// has passed the limit.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -350,14 +352,15 @@ fn role() {
             panic!("exec: {error}");
         }
         "closefrom" => {
-            // SAFETY: closes what the test harness may have open beyond the standard streams; nothing uses it later.
+            // SAFETY: closes what the test harness may have open beyond the standard streams;
+            // nothing uses it later.
             unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
             println!("holding");
             wait();
         }
         "fork" => {
-            // SAFETY: the child calls nothing that needs a lock of another thread but for the drop, which frees memory
-            // and so may meet the allocator's; its other threads are idle.
+            // SAFETY: the child calls nothing that needs a lock of another thread but for the drop,
+            // which frees memory and so may meet the allocator's; its other threads are idle.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 drop(member);
@@ -538,7 +541,8 @@ fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_
         actor.tell("");
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
-        // Not at once: what the new program has charged may not be listed yet, and what is listed be the old one's.
+        // Not at once: what the new program has charged may not be listed yet, and what is listed
+        // be the old one's.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
         // Else the machine is so slow that this was not at once.
         if began.elapsed() < GRACE {
@@ -686,7 +690,8 @@ fn a_full_ledger_says_so() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // Closing is not enough: what another test forks in this moment has the descriptor too, until it is another program.
+    // Closing is not enough: what another test forks in this moment has the descriptor too, until
+    // it is another program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")

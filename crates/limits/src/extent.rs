@@ -62,8 +62,9 @@ impl Error for ExtentError {}
 impl LimitSet {
     /// Sets one key to an extent, worked out for `gpus`, which are all GPUs that there are.
     ///
-    /// The file has no form for "all but 2 GiB", so that it is worked out now. For all GPUs it becomes the smallest result, and GPUs of
-    /// another size, or with a rule of their own, get a rule of their own; with `each` all get one, for those who see only some GPUs.
+    /// The file has no form for "all but 2 GiB", so that it is worked out now. For all GPUs it
+    /// becomes the smallest result, and GPUs of another size, or with a rule of their own, get a
+    /// rule of their own; with `each` all get one, for those who see only some GPUs.
     pub fn set_extent(
         &mut self,
         selector: Selector,

@@ -12,11 +12,14 @@ use std::time::Duration;
 pub enum Key {
     /// The hard limit: no byte above it. Default: none.
     Max,
-    /// Above it members give back what they hold unused before they grow, and an event says so. Default: none.
+    /// Above it members give back what they hold unused before they grow, and an event says so.
+    /// Default: none.
     High,
-    /// Protection as far as others can do without: memory that is not asked back, and that the growth of others takes last. Default: 0.
+    /// Protection as far as others can do without: memory that is not asked back, and that the
+    /// growth of others takes last. Default: 0.
     Low,
-    /// Protection: memory that the growth of others below the same ancestor never takes. Default: 0.
+    /// Protection: memory that the growth of others below the same ancestor never takes. Default:
+    /// 0.
     Min,
 }
 
@@ -202,7 +205,8 @@ pub struct Options {
     pub wait_timeout: Duration,
     /// `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
-    /// Whether the memory of contexts counts. Default: yes; then a limit means what nvidia-smi shows.
+    /// Whether the memory of contexts counts. Default: yes; then a limit means what nvidia-smi
+    /// shows.
     pub count_context: bool,
 }
 
@@ -420,7 +424,8 @@ impl FromStr for Setting {
     }
 }
 
-/// Whether one is likely a slip of the other: up to two letters wrong, missing or too many, or the cgroup's longer name.
+/// Whether one is likely a slip of the other: up to two letters wrong, missing or too many, or the
+/// cgroup's longer name.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {

@@ -1,12 +1,13 @@
 //! The bytes of a limits file, and how a reader gets a consistent look at them while they change.
 //!
-//! Two banks and an `active` word that counts the changes; its lowest bit says which bank is valid. A writer fills
-//! the other bank and then counts up, so a writer killed anywhere leaves the valid bank untouched. A reader looks at
-//! `active` again afterwards: a bank is written again only after another change has been counted, so an unchanged
-//! word means that nothing read was torn.
+//! Two banks and an `active` word that counts the changes; its lowest bit says which bank is valid.
+//! A writer fills the other bank and then counts up, so a writer killed anywhere leaves the valid
+//! bank untouched. A reader looks at `active` again afterwards: a bank is written again only after
+//! another change has been counted, so an unchanged word means that nothing read was torn.
 //!
-//! A bank carries a sum of itself and of the count of changes that made it the valid one. So whatever else has written to the file, by
-//! mistake, is found: limits that are damaged allow nothing, and are not taken for none.
+//! A bank carries a sum of itself and of the count of changes that made it the valid one. So
+//! whatever else has written to the file, by mistake, is found: limits that are damaged allow
+//! nothing, and are not taken for none.
 //!
 //! Numbers are in the machine's byte order: the file never leaves the machine it is mapped on.
 
@@ -103,8 +104,9 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// One consistent look at the valid bank, which says nothing when it is damaged, with the generation it belongs to; `None` when the file
-    /// changed under every look, which no honest writer brings about.
+    /// One consistent look at the valid bank, which says nothing when it is damaged, with the
+    /// generation it belongs to; `None` when the file changed under every look, which no honest
+    /// writer brings about.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -120,7 +122,8 @@ impl File {
         None
     }
 
-    /// What holds for `device`, and the generation that says so. Bytes that make no sense allow nothing.
+    /// What holds for `device`, and the generation that says so. Bytes that make no sense allow
+    /// nothing.
     pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         let found = self.look(|bank| {
             let mut own = Values::default();
@@ -163,7 +166,8 @@ impl File {
     /// Makes `set`, of [`MAX_RULES`] rules at most, the valid one. One writer at a time.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // Whoever sees a word of the bank about to be written sees the count that made the other one valid.
+        // Whoever sees a word of the bank about to be written sees the count that made the other
+        // one valid.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         let rules = set.rules.len().min(MAX_RULES);
@@ -241,8 +245,8 @@ impl Bank {
         &self.entries[..rules.min(MAX_RULES)]
     }
 
-    /// What the sum must be where this bank is the valid one after so many changes. Each step can be undone, so that no change of a single
-    /// word leaves the sum as it was.
+    /// What the sum must be where this bank is the valid one after so many changes. Each step can
+    /// be undone, so that no change of a single word leaves the sum as it was.
     fn sum(&self, changes: u64) -> u64 {
         let entries = self.used().iter().flat_map(Entry::words);
         let words = [&self.rules].into_iter().chain(self.option_words());

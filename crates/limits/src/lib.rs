@@ -1,5 +1,5 @@
-//! The limits of a group: a small file that members map read-only and that whoever administers the group changes
-//! while programs run.
+//! The limits of a group: a small file that members map read-only and that whoever administers the
+//! group changes while programs run.
 
 mod error;
 mod extent;
@@ -82,7 +82,8 @@ impl LimitSet {
         }
     }
 
-    /// What counts for a device: its own rule before the one for all, key by key. `None` where neither says anything.
+    /// What counts for a device: its own rule before the one for all, key by key. `None` where
+    /// neither says anything.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
@@ -164,7 +165,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(failed)?;
         let write = |mut file: File| {
-            // Written in full, so that every page exists and no member meets a hole on a full file system.
+            // Written in full, so that every page exists and no member meets a hole on a full file
+            // system.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -190,7 +192,8 @@ impl Limits {
         })
     }
 
-    /// Whether the path leads to another file than the one that is mapped: [`Limits::write`] changes that one.
+    /// Whether the path leads to another file than the one that is mapped: [`Limits::write`]
+    /// changes that one.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -236,7 +239,8 @@ impl Limits {
         rules(&self.map, &self.path)
     }
 
-    /// What has become of the file that is mapped, where it does not say what holds any more: nothing is allowed then.
+    /// What has become of the file that is mapped, where it does not say what holds any more:
+    /// nothing is allowed then.
     pub fn damage(&self) -> Option<LimitsError> {
         if self.map.is_lost() {
             Some(cut_short(&self.path))
@@ -276,7 +280,8 @@ impl Limits {
     }
 }
 
-/// The file that writers lock: not the limits themselves, which others may read, and who may read a file may lock it against its writers.
+/// The file that writers lock: not the limits themselves, which others may read, and who may read a
+/// file may lock it against its writers.
 fn writers_lock(path: &Path) -> io::Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     OpenOptions::new()
@@ -551,7 +556,8 @@ mod tests {
             .open(place.at("limits"))
             .expect("opened");
         let good = layout::File::bytes(&set());
-        // The count of changes, which rules there are and each of them; also what would then say that there are none.
+        // The count of changes, which rules there are and each of them; also what would then say
+        // that there are none.
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {

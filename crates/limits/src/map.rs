@@ -29,8 +29,8 @@ impl Deref for Map {
     type Target = File;
 
     fn deref(&self) -> &File {
-        // SAFETY: page-aligned, `SIZE` bytes, mapped until drop; every bit pattern is a valid `File`. Nobody
-        // stores through a read-only mapping: `Limits` only loads.
+        // SAFETY: page-aligned, `SIZE` bytes, mapped until drop; every bit pattern is a valid
+        // `File`. Nobody stores through a read-only mapping: `Limits` only loads.
         unsafe { self.0.start().cast().as_ref() }
     }
 }

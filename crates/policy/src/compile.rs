@@ -1,5 +1,5 @@
-//! A policy file made definite: templates filled in for every user, names of users and unix groups as numbers, and everything that
-//! contradicts itself found.
+//! A policy file made definite: templates filled in for every user, names of users and unix groups
+//! as numbers, and everything that contradicts itself found.
 
 mod access;
 mod coverage;
@@ -46,7 +46,8 @@ pub struct Plan {
     pub rules: Rules,
 }
 
-/// Makes a policy definite, as far as it can be: what cannot is among the mistakes, as is what could not be read.
+/// Makes a policy definite, as far as it can be: what cannot is among the mistakes, as is what
+/// could not be read.
 pub fn compile(policy: &Policy, accounts: &dyn Accounts) -> (Plan, Vec<Mistake>) {
     let mut compiler = Compiler {
         policy,
@@ -182,7 +183,8 @@ fn holds_always(stanza: &RuleStanza) -> bool {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))
     };
-    // With a group for each user it holds for regular users only; the pattern * of a container asks for one.
+    // With a group for each user it holds for regular users only; the pattern * of a container asks
+    // for one.
     let each = Holes::of(&stanza.group.value).is_some_and(|holes| holes.user);
     !each
         && stanza.unix_group.is_none()

@@ -12,7 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 /// A process, as rules see it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
-    /// It is in a user namespace other than the machine's initial one, where none of the rest can be believed.
+    /// It is in a user namespace other than the machine's initial one, where none of the rest can
+    /// be believed.
     pub in_user_namespace: bool,
     /// The real user.
     pub uid: u32,
@@ -54,7 +55,8 @@ impl Facts {
         facts.gather(&folder, || gids, rules)
     }
 
-    /// Adds what the rules ask for. `process` is its folder in `/proc`. In a user namespace nothing of it counts.
+    /// Adds what the rules ask for. `process` is its folder in `/proc`. In a user namespace nothing
+    /// of it counts.
     fn gather(
         self,
         process: &str,
@@ -79,7 +81,8 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // A cgroup namespace hides the path; the engine's files that are mounted into the container tell.
+                // A cgroup namespace hides the path; the engine's files that are mounted into the
+                // container tell.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -97,7 +100,8 @@ impl Facts {
 
 /// The ids of the containers that a process is in, by its pid here.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // A process can have any number of mounts, with names of any kind; every process of the machine is asked.
+    // A process can have any number of mounts, with names of any kind; every process of the machine
+    // is asked.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();
@@ -125,7 +129,8 @@ fn cgroups(text: &str) -> impl Iterator<Item = &str> {
         .filter(|path| path.starts_with('/'))
 }
 
-/// The container ids in a cgroup's path: `docker-<id>.scope`, `/docker/<id>`, `cri-containerd-<id>.scope` and their kin.
+/// The container ids in a cgroup's path: `docker-<id>.scope`, `/docker/<id>`,
+/// `cri-containerd-<id>.scope` and their kin.
 fn containers(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter_map(|part| {
         let name = part.strip_suffix(".scope").unwrap_or(part);

@@ -1,7 +1,8 @@
-//! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and rules that put processes into them.
+//! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
+//! rules that put processes into them.
 //!
-//! Read in two steps, so that all mistakes are found at once and each is said with its line: serde reads each stanza, and what its
-//! texts mean is looked at here.
+//! Read in two steps, so that all mistakes are found at once and each is said with its line: serde
+//! reads each stanza, and what its texts mean is looked at here.
 
 mod stanza;
 

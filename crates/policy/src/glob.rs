@@ -1,6 +1,8 @@
-//! Patterns of an administrator's rules: `*` is any text, also with `/` in it, and `?` any one byte.
+//! Patterns of an administrator's rules: `*` is any text, also with `/` in it, and `?` any one
+//! byte.
 
-/// Whether the pattern is all of the text. Takes at most as many steps as the product of both lengths.
+/// Whether the pattern is all of the text. Takes at most as many steps as the product of both
+/// lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
     // Where the last `*` was, and up to where it reaches.

@@ -1,8 +1,8 @@
 //! Which group a process belongs to, as the administrator's rules and its environment say.
 //!
-//! Strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools. Where a rule holds, the environment
-//! can only choose a group below the assigned one. Whatever cannot be understood is an error: a limit that was asked for is never
-//! silently none.
+//! Strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools.
+//! Where a rule holds, the environment can only choose a group below the assigned one. Whatever
+//! cannot be understood is an error: a limit that was asked for is never silently none.
 
 mod assigned;
 #[cfg(feature = "file")]
@@ -37,8 +37,8 @@ const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// NVIDIA's containers: whole MiB.
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
-/// The variables that ask for a group of the job's own. A process that starts with one of them and without
-/// [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
+/// The variables that ask for a group of the job's own. A process that starts with one of them and
+/// without [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
 pub const JOB_VARIABLES: &[&str] = &{
     let mut all = [""; 4 + NUMBERED.len()];
     all[0] = MAX;
@@ -166,8 +166,8 @@ impl Assignment {
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Whether a process that cannot join is to run without a limit. Not where the environment chose the group: that could then choose
-    /// one that cannot be joined.
+    /// Whether a process that cannot join is to run without a limit. Not where the environment
+    /// chose the group: that could then choose one that cannot be joined.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -178,8 +178,8 @@ impl Assignment {
 
     /// Makes this process a member of its group, which is made first where it may be.
     ///
-    /// `gpus` says which there are, by CUDA ordinal, and `capacity` how many bytes one of them has; both are asked only where the request
-    /// depends on it.
+    /// `gpus` says which there are, by CUDA ordinal, and `capacity` how many bytes one of them has;
+    /// both are asked only where the request depends on it.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
@@ -222,8 +222,8 @@ impl Assignment {
     }
 }
 
-/// Adds rules for GPUs that the one who made the group did not see. Rules that are there stay: somebody may have
-/// changed them since.
+/// Adds rules for GPUs that the one who made the group did not see. Rules that are there stay:
+/// somebody may have changed them since.
 fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     let there = group
         .limits()?

@@ -1,7 +1,8 @@
 //! Whether this process is in the machine's initial user namespace.
 //!
-//! Anybody may make a user namespace where `user.max_user_namespaces` allows it, and number the users in it as they like. Only in the
-//! initial one do the numbers that a process has mean the users of the machine.
+//! Anybody may make a user namespace where `user.max_user_namespaces` allows it, and number the
+//! users in it as they like. Only in the initial one do the numbers that a process has mean the
+//! users of the machine.
 #![allow(unsafe_code)]
 
 use super::rules::RulesError;
@@ -11,25 +12,28 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// The number that the kernel shows in a user namespace for users who have none there (`overflowuid`).
+/// The number that the kernel shows in a user namespace for users who have none there
+/// (`overflowuid`).
 pub(super) const UNMAPPED: u32 = 65534;
 
 /// The user namespace of this process.
 const USER: &str = "/proc/self/ns/user";
 /// The inode of the initial user namespace (`PROC_USER_INIT_INO`), fixed since Linux 3.8.
 const INITIAL: u64 = 0xEFFF_FFFD;
-/// `ioctl_ns(2)`: the user who made a user namespace, in the numbers of the caller's. Since Linux 4.11.
+/// `ioctl_ns(2)`: the user who made a user namespace, in the numbers of the caller's. Since Linux
+/// 4.11.
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 /// The file system of namespaces (`NSFS_MAGIC`), since Linux 3.19.
 const NSFS: u64 = 0x6e73_6673;
 /// Where older kernels have them (`PROC_SUPER_MAGIC`).
 const PROC: u64 = 0x9fa0;
 
-/// Returns whether this process is in the initial user namespace. False where that cannot be told, as without `/proc`; an error where only a
-/// descriptor is lacking, or memory, to ask for it.
+/// Returns whether this process is in the initial user namespace. False where that cannot be told,
+/// as without `/proc`; an error where only a descriptor is lacking, or memory, to ask for it.
 ///
-/// A process can mount something else at `/proc` in a mount namespace of its own, even a file of the initial namespace. The kernel still
-/// says who owns that one in the numbers of the namespace that asks: root, who is user 0 only where the machine's root has that number.
+/// A process can mount something else at `/proc` in a mount namespace of its own, even a file of
+/// the initial namespace. The kernel still says who owns that one in the numbers of the namespace
+/// that asks: root, who is user 0 only where the machine's root has that number.
 pub(super) fn is_initial() -> Result<bool, RulesError> {
     let file = match File::open(USER) {
         Ok(file) => file,
@@ -64,7 +68,8 @@ fn file_system(file: &File) -> Option<u64> {
     matches!(magic, NSFS | PROC).then_some(magic)
 }
 
-/// The user who made the user namespace behind `file`, in our numbers; `None` where the kernel does not tell.
+/// The user who made the user namespace behind `file`, in our numbers; `None` where the kernel does
+/// not tell.
 fn owner(file: &File) -> Option<u32> {
     let mut uid: libc::uid_t = libc::uid_t::MAX;
     // SAFETY: an open descriptor, and room for the answer.

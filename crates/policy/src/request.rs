@@ -60,13 +60,14 @@ pub struct LimitRequest {
     pub rules: Vec<(RequestSelector, Extent)>,
     /// The variable that asks.
     pub variable: String,
-    /// Whether rules for GPUs that this process does not see may be left out: another tool wrote them, for the
-    /// whole machine.
+    /// Whether rules for GPUs that this process does not see may be left out: another tool wrote
+    /// them, for the whole machine.
     pub lenient: bool,
 }
 
 impl LimitRequest {
-    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals. `capacity` tells the memory of one of them.
+    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals.
+    /// `capacity` tells the memory of one of them.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],

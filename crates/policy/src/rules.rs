@@ -1,8 +1,9 @@
-//! An administrator's rules, compiled: which process belongs to which group, whatever its environment says.
+//! An administrator's rules, compiled: which process belongs to which group, whatever its
+//! environment says.
 //!
-//! `gpulimit apply` writes them into the system root, and the preloaded library reads them there: lines of words, with numbers in place
-//! of names, so that neither TOML nor the user database is needed. Anything that is not exactly what was written is an error, never
-//! "no rules".
+//! `gpulimit apply` writes them into the system root, and the preloaded library reads them there:
+//! lines of words, with numbers in place of names, so that neither TOML nor the user database is
+//! needed. Anything that is not exactly what was written is an error, never "no rules".
 
 mod error;
 mod text;
@@ -19,8 +20,8 @@ use std::path::{Path, PathBuf};
 /// The file in a root that has them. No group can have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy, which `gpulimit apply` makes rules of. That it is there is how programs know that rules are wanted where
-/// they cannot see the root that has them.
+/// The administrator's policy, which `gpulimit apply` makes rules of. That it is there is how
+/// programs know that rules are wanted where they cannot see the root that has them.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
 /// A file of more bytes is not read.
@@ -141,7 +142,8 @@ impl Rule {
 }
 
 impl Rules {
-    /// Every process belongs to this group, whatever its environment says: for a root that only one container sees.
+    /// Every process belongs to this group, whatever its environment says: for a root that only one
+    /// container sees.
     pub fn everybody(group: &str) -> Self {
         Self(vec![Rule::of_everybody(1, Target::Group(group.into()))])
     }
@@ -151,7 +153,8 @@ impl Rules {
         self.0.iter()
     }
 
-    /// Reads the rules of a root; `None` where it has none. They count only where nobody but their owner can have written them.
+    /// Reads the rules of a root; `None` where it has none. They count only where nobody but their
+    /// owner can have written them.
     pub fn load(source: &Source) -> Result<Option<Self>, RulesError> {
         let path = source.root.join(FILE);
         let failed = |error| RulesError::Io {
@@ -164,8 +167,9 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // In a user namespace the machine's root has no number, and his files show that. So do those of a user who has this number there, by
-        // subordinate ids; who mounts such files here could leave out the library as well.
+        // In a user namespace the machine's root has no number, and his files show that. So do
+        // those of a user who has this number there, by subordinate ids; who mounts such files here
+        // could leave out the library as well.
         let owner = match namespace::is_initial()? {
             true => source.owner,
             false if about.uid() == namespace::UNMAPPED && root.uid() == about.uid() => about.uid(),
@@ -208,7 +212,8 @@ impl Rules {
         }
     }
 
-    /// Fails where something else than the machine's root of groups is at its place, in a user namespace on a machine with a policy.
+    /// Fails where something else than the machine's root of groups is at its place, in a user
+    /// namespace on a machine with a policy.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,
@@ -225,9 +230,11 @@ impl Rules {
         }
     }
 
-    /// The group that the first matching rule names; `None` where none matches, and where it exempts.
+    /// The group that the first matching rule names; `None` where none matches, and where it
+    /// exempts.
     ///
-    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a container has it.
+    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a
+    /// container has it.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()

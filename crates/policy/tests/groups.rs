@@ -1,4 +1,5 @@
-//! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the environment.
+//! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the
+//! environment.
 
 #[path = "../../../tests/groups/nothing.rs"]
 mod nothing;

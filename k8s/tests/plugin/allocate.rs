@@ -278,7 +278,8 @@ fn another_plugin_leaves_those_alone_who_run() {
             ("free b", "0"),
         ]);
     }
-    // Asked once more for the same, as by a kubelet that died before it wrote down the answer: what that gives is another's.
+    // Asked once more for the same, as by a kubelet that died before it wrote down the answer: what
+    // that gives is another's.
     let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     assert_ne!(group_of(&again), name);
     assert_eq!(inode(&node.group(&name).ledger_path()), ledger);

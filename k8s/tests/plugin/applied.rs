@@ -1,4 +1,5 @@
-//! A container as a runtime would make it from the plugin's answer: its variables, its mounts, a user of its own. Takes root.
+//! A container as a runtime would make it from the plugin's answer: its variables, its mounts, a
+//! user of its own. Takes root.
 
 use crate::rig::{GIB, Node, gpu_script, group_of};
 use gpulimit_k8s::api::Edits;
@@ -11,8 +12,9 @@ const USER: u32 = 41_007;
 /// Before the name of a variable that is left out.
 const WITHOUT: &str = "without ";
 
-/// The mounts, one after the other, in a mount namespace whose /etc, /run and /usr/local/lib are the container's own. Then, as the user,
-/// the program with nothing in its environment but the rest.
+/// The mounts, one after the other, in a mount namespace whose /etc, /run and /usr/local/lib are
+/// the container's own. Then, as the user, the program with nothing in its environment but the
+/// rest.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -44,7 +46,8 @@ fn may_run() -> bool {
     may
 }
 
-/// `program` in a container with these edits; `more`: what the pod itself says of its environment, which wins.
+/// `program` in a container with these edits; `more`: what the pod itself says of its environment,
+/// which wins.
 fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&str]) -> Command {
     let machine = node.world.machine();
     let open = fs::Permissions::from_mode(0o666);
@@ -243,7 +246,8 @@ fn a_container_that_comes_before_the_plugin_gets_no_gpu() {
     let mut node = Node::new();
     let edits = node.kubelet.allocate(&node.ids(0, 0..2)).expect("granted");
     node.plugin.kill();
-    // A reboot: the root is empty. Container runtimes make directories where they find nothing to mount.
+    // A reboot: the root is empty. Container runtimes make directories where they find nothing to
+    // mount.
     for entry in fs::read_dir(node.world.root().path()).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process with a write lease on a file (`F_SETLEASE`), as a container's root may have on any file
-/// that it can read. It does not give it up when it is asked to.
+/// A process with a write lease on a file (`F_SETLEASE`), as a container's root may have on any
+/// file that it can read. It does not give it up when it is asked to.
 struct Lease(Child);
 
 impl Lease {

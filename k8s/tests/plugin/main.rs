@@ -1,4 +1,5 @@
-//! The plugin between a kubelet of the tests', which speaks the real protocol over real sockets, and the simulated driver.
+//! The plugin between a kubelet of the tests', which speaks the real protocol over real sockets,
+//! and the simulated driver.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod allocate;

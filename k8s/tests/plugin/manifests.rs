@@ -1,4 +1,5 @@
-//! The files of `config/kubernetes`: the schemas of Kubernetes' own API take them, and they say what the plugin understands.
+//! The files of `config/kubernetes`: the schemas of Kubernetes' own API take them, and they say
+//! what the plugin understands.
 
 use crate::rig::cached;
 use clap::Parser;
@@ -179,7 +180,8 @@ fn they_say_what_the_plugin_understands() {
         (given.unit, given.reserve, given.gpus),
         (defaults.unit, defaults.reserve, defaults.gpus)
     );
-    // Containers find at the same place what the plugin has put there: paths are the node's, inside and outside.
+    // Containers find at the same place what the plugin has put there: paths are the node's, inside
+    // and outside.
     let pods = defaults.pods.parent().expect("a directory");
     let places: [&Path; 4] = [&defaults.kubelet, pods, &defaults.root, &defaults.state];
     let places = places.map(|path| path.to_str().expect("UTF-8"));

@@ -1,5 +1,6 @@
-//! Messages as kubelet has them: bytes that Google's protobuf has written by the `api.proto` of Kubernetes 1.37 (deviceplugin/v1beta1 and
-//! podresources/v1). `tests/plugin/peer.rs` has another gRPC at the other end.
+//! Messages as kubelet has them: bytes that Google's protobuf has written by the `api.proto` of
+//! Kubernetes 1.37 (deviceplugin/v1beta1 and podresources/v1). `tests/plugin/peer.rs` has another
+//! gRPC at the other end.
 
 use gpulimit_k8s::api::{
     AllocateRequest, AllocateResponse, CdiDevice, Choice, Container, ContainerDevices, Device,

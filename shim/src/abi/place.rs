@@ -1,4 +1,5 @@
-//! Pointers that a C caller hands us, as small values: the only way handlers read and write through them.
+//! Pointers that a C caller hands us, as small values: the only way handlers read and write through
+//! them.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -100,9 +101,11 @@ impl<T: Copy> Out<T> {
         Out(places.as_mut_ptr())
     }
 
-    /// What stands there; `None` for a null pointer. Only after the call that fills it has succeeded.
+    /// What stands there; `None` for a null pointer. Only after the call that fills it has
+    /// succeeded.
     pub fn read(self) -> Option<T> {
-        // SAFETY: a non-null out-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).
+        // SAFETY: a non-null out-pointer of a CUDA call is valid for one T for the duration of that
+        // call (the caller's promise to the driver).
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
@@ -145,7 +148,8 @@ impl<T: Copy> In<T> {
 
     /// What stands there; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
-        // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that call (the caller's promise to the driver).
+        // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that
+        // call (the caller's promise to the driver).
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }

@@ -1,6 +1,7 @@
 //! Arrays and mipmapped arrays by handle, and what the descriptors require that were asked for.
 //!
-//! An array leaves before the driver is asked to destroy it: its handle may be handed out again as soon as the driver has it.
+//! An array leaves before the driver is asked to destroy it: its handle may be handed out again as
+//! soon as the driver has it.
 
 use parking_lot::Mutex;
 
@@ -26,7 +27,8 @@ pub struct Handle {
 pub enum Memory {
     /// So many bytes of its own.
     Own(u64),
-    /// In blocks that it shares, or nobody knows where: in [`Packed`](super::packed::Packed), at least and at most so many bytes.
+    /// In blocks that it shares, or nobody knows where: in [`Packed`](super::packed::Packed), at
+    /// least and at most so many bytes.
     Packed { least: u64, most: u64 },
 }
 

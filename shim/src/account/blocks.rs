@@ -1,14 +1,17 @@
 //! Which 2 MiB blocks of device memory `cuMemAlloc` holds.
 //!
-//! The address tells the block: over every size mix measured, the process's physical memory was exactly 2 MiB × the distinct
-//! 2 MiB-aligned blocks that its live allocations touch. Requests of up to 2 MiB lie in one block, which they share with others where there is
-//! room (measured: 1,048,577 bytes beside 700,000); larger ones start on a block boundary and share none. So no entry per allocation is needed: a block
-//! counts its live small allocations, and the first block of a large allocation says how many it spans.
+//! The address tells the block: over every size mix measured, the process's physical memory was
+//! exactly 2 MiB × the distinct 2 MiB-aligned blocks that its live allocations touch. Requests of
+//! up to 2 MiB lie in one block, which they share with others where there is room (measured:
+//! 1,048,577 bytes beside 700,000); larger ones start on a block boundary and share none. So no
+//! entry per allocation is needed: a block counts its live small allocations, and the first block
+//! of a large allocation says how many it spans.
 //!
-//! Order: a small allocation leaves *after* the driver has freed it. Until then its block stays held, so whoever is given an address in
-//! the same block meanwhile finds it counted. A large one is taken out *before* the call, since its address may be handed out again
-//! as soon as the driver has it; so is a small one of a block that another process may have open: that keeps the block, and the address may come back
-//! in another.
+//! Order: a small allocation leaves *after* the driver has freed it. Until then its block stays
+//! held, so whoever is given an address in the same block meanwhile finds it counted. A large one
+//! is taken out *before* the call, since its address may be handed out again as soon as the driver
+//! has it; so is a small one of a block that another process may have open: that keeps the block,
+//! and the address may come back in another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -96,7 +99,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// A small allocation arrived at `address`. True when its block was not held before. `context` is asked for only then.
+    /// A small allocation arrived at `address`. True when its block was not held before. `context`
+    /// is asked for only then.
     #[inline]
     pub fn enter_small(
         &self,
@@ -108,7 +112,8 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
-            // A stale large one here is on its way out: its blocks are no longer counted, so this is a new one.
+            // A stale large one here is on its way out: its blocks are no longer counted, so this
+            // is a new one.
             return held.small == 1;
         }
         shard.insert(
@@ -146,8 +151,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Where the allocation starts that an address of a held block lies in: a large one at the block, a small one at the address or in the same block;
-    /// `None` where nothing is known of the block.
+    /// Where the allocation starts that an address of a held block lies in: a large one at the
+    /// block, a small one at the address or in the same block; `None` where nothing is known of the
+    /// block.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -158,8 +164,8 @@ impl Blocks {
         })
     }
 
-    /// Other processes may open the allocation that starts at `address` from now on, a small one with its whole block. Device and bytes, the first
-    /// time.
+    /// Other processes may open the allocation that starts at `address` from now on, a small one
+    /// with its whole block. Device and bytes, the first time.
     pub fn share(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
         self.exported.store(true, Ordering::Release);
         let block = address / BLOCK;
@@ -173,7 +179,8 @@ impl Blocks {
         first.then_some((held.device, blocks * BLOCK))
     }
 
-    /// Takes the small allocation at `address` out of a block that other processes may have open, before the driver is asked to free it.
+    /// Takes the small allocation at `address` out of a block that other processes may have open,
+    /// before the driver is asked to free it.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
         if !self.exported.load(Ordering::Relaxed) {
@@ -206,7 +213,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// The driver has not freed what was taken out at `address`. True when its block was not held any more.
+    /// The driver has not freed what was taken out at `address`. True when its block was not held
+    /// any more.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -256,7 +264,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Everything of `context` is gone. Calls `gone` with device and blocks, and whether other processes may have them open.
+    /// Everything of `context` is gone. Calls `gone` with device and blocks, and whether other
+    /// processes may have them open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
             shard.lock().retain(|_, block| {
@@ -295,7 +304,8 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // The driver has freed the only allocation and given the address to another thread, and only then the first one leaves.
+        // The driver has freed the only allocation and given the address to another thread, and
+        // only then the first one leaves.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));

@@ -1,9 +1,11 @@
 //! Where this process's own [`Process`] is, which its forked children do not share.
 //!
-//! CUDA contexts, our slots in the ledger and every lock of ours end with `fork`. All of it hangs on one pointer in a page that the kernel
-//! wipes in the child (`MADV_WIPEONFORK`): a child finds null, whatever made it (fork, clone, a raw system call), and starts as a new
-//! process on its first use. vfork and CLONE_VM children share the parent's memory until they exec and see the parent's pointer.
-//! Linux before 4.14 wipes no page; there the pid tells, at a system call for each look.
+//! CUDA contexts, our slots in the ledger and every lock of ours end with `fork`. All of it hangs
+//! on one pointer in a page that the kernel wipes in the child (`MADV_WIPEONFORK`): a child finds
+//! null, whatever made it (fork, clone, a raw system call), and starts as a new process on its
+//! first use. vfork and CLONE_VM children share the parent's memory until they exec and see the
+//! parent's pointer. Linux before 4.14 wipes no page; there the pid tells, at a system call for
+//! each look.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -50,8 +52,8 @@ fn first_use() -> &'static Process {
         return by_pid();
     };
     let mine = Box::into_raw(Box::new(Process::new()));
-    // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published (leaked) or, when another thread
-    // was first, taken back before anybody saw it.
+    // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published
+    // (leaked) or, when another thread was first, taken back before anybody saw it.
     unsafe {
         match (*page).compare_exchange(null_mut(), mine, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => &*mine,
@@ -104,7 +106,8 @@ fn page() -> Option<*mut AtomicPtr<Process>> {
 
 const PAGE_BYTES: usize = 4096;
 
-/// A zeroed page that is zero again in every forked child; none where the kernel cannot, or has no memory.
+/// A zeroed page that is zero again in every forked child; none where the kernel cannot, or has no
+/// memory.
 fn wiped_page() -> Option<*mut libc::c_void> {
     // SAFETY: a fresh anonymous private mapping.
     let page = unsafe {

@@ -1,4 +1,5 @@
-//! What the driver sets up in a context for the device's runtime, when code is first loaded there that uses it.
+//! What the driver sets up in a context for the device's runtime, when code is first loaded there
+//! that uses it.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +11,8 @@ use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::driver::limit::{Limit, limit_of};
 use crate::image::Needs;
 
-/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole blocks, and one more (measured).
+/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole
+/// blocks, and one more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
@@ -58,7 +60,8 @@ impl Runtime {
         }
     }
 
-    /// The code has been loaded, or not, and with that the driver's part has `grown` by so many bytes.
+    /// The code has been loaded, or not, and with that the driver's part has `grown` by so many
+    /// bytes.
     pub fn conclude(
         self,
         device: &Device,
@@ -69,7 +72,8 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // Nothing grows where code that did not say so has been before, and has perhaps had its heap.
+        // Nothing grows where code that did not say so has been before, and has perhaps had its
+        // heap.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

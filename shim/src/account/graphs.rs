@@ -1,25 +1,30 @@
 //! Graph memory: what the memory nodes of graphs allocate.
 //!
-//! A launch or an upload takes it from one pool per device, in steps of 32 MiB; that pool shrinks only when it is trimmed and when the
-//! device's last context goes (measured). Adding nodes and instantiating take nothing. A launch cannot be undone, and one that does not fit
-//! keeps what it has taken, so its largest possible growth, which its nodes tell ([`nodes`]), is charged before the call, and one look at the
-//! pool's attribute follows it.
+//! A launch or an upload takes it from one pool per device, in steps of 32 MiB; that pool shrinks
+//! only when it is trimmed and when the device's last context goes (measured). Adding nodes and
+//! instantiating take nothing. A launch cannot be undone, and one that does not fit keeps what it
+//! has taken, so its largest possible growth, which its nodes tell ([`nodes`]), is charged before
+//! the call, and one look at the pool's attribute follows it.
 //!
-//! **Graphs that have their memory.** In a full group nothing can be charged ahead, and a graph that has been launched before must run all the
-//! same. NVIDIA's programming guide says when a launch may need memory anew: the driver retains a graph's mappings between launches, and remaps
-//! where the graph goes to another stream, where the pool was trimmed, and where an allocation that another graph has left unfreed lies in
-//! the same memory. Graphs in one stream share memory since they cannot run at once; one that may run beside others needs its own, and may
-//! get that of a graph in an idle stream. So a launch takes nothing new if, since the graph's last launch or upload, all launches of graphs
-//! with memory nodes were in the same stream, none but its own has left something allocated, and nothing was trimmed.
+//! **Graphs that have their memory.** In a full group nothing can be charged ahead, and a graph
+//! that has been launched before must run all the same. NVIDIA's programming guide says when a
+//! launch may need memory anew: the driver retains a graph's mappings between launches, and remaps
+//! where the graph goes to another stream, where the pool was trimmed, and where an allocation that
+//! another graph has left unfreed lies in the same memory. Graphs in one stream share memory since
+//! they cannot run at once; one that may run beside others needs its own, and may get that of a
+//! graph in an idle stream. So a launch takes nothing new if, since the graph's last launch or
+//! upload, all launches of graphs with memory nodes were in the same stream, none but its own has
+//! left something allocated, and nothing was trimmed.
 //!
-//! An *epoch* is a time in which all of this holds, in one stream. A launch in another stream, a launch of a graph that leaves something
-//! allocated (it alone is sure of its memory afterwards), and a trim begin a new one. A graph that got its memory in the present epoch is
-//! *backed*, and its launch is not charged. Where one thread's launch begins an epoch while another's is on its way as a backed one, the
-//! former pays for both. A trim cannot take away the charge of a backed launch that is on its way: what was reserved when it began stays charged
-//! until it is over.
+//! An *epoch* is a time in which all of this holds, in one stream. A launch in another stream, a
+//! launch of a graph that leaves something allocated (it alone is sure of its memory afterwards),
+//! and a trim begin a new one. A graph that got its memory in the present epoch is *backed*, and
+//! its launch is not charged. Where one thread's launch begins an epoch while another's is on its
+//! way as a backed one, the former pays for both. A trim cannot take away the charge of a backed
+//! launch that is on its way: what was reserved when it began stays charged until it is over.
 //!
-//! Any other launch is charged as if it were the first. In a full group that means a trim, which gives back what the graph itself had before;
-//! what its own stream still uses is waited for.
+//! Any other launch is charged as if it were the first. In a full group that means a trim, which
+//! gives back what the graph itself had before; what its own stream still uses is waited for.
 
 pub mod bodies;
 pub mod execs;
@@ -54,8 +59,8 @@ pub struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated. It is paid for by
-    /// [`GraphMemory::pay`] and ends with [`UnderWay::settle`].
+    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something
+    /// allocated. It is paid for by [`GraphMemory::pay`] and ends with [`UnderWay::settle`].
     pub fn begin<'a>(
         &'a self,
         book: &'a Book,
@@ -71,8 +76,9 @@ impl GraphMemory {
         }
     }
 
-    /// Pays for what `launch` may take out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no
-    /// longer than `until`, for launches of other threads that have it.
+    /// Pays for what `launch` may take out of what is idle, and for the rest by `charge`, which
+    /// charges ahead. Before that it waits, no longer than `until`, for launches of other threads
+    /// that have it.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -97,7 +103,8 @@ impl GraphMemory {
         self.complete(book, launch, &payment, charge)
     }
 
-    /// As [`GraphMemory::pay`] without waiting, after a trim: what the driver gives back pays first.
+    /// As [`GraphMemory::pay`] without waiting, after a trim: what the driver gives back pays
+    /// first.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -133,7 +140,8 @@ impl GraphMemory {
         charged
     }
 
-    /// The launch is over: looks how much is reserved now. A call that failed may leave what it took: that is trimmed.
+    /// The launch is over: looks how much is reserved now. A call that failed may leave what it
+    /// took: that is trimmed.
     fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
@@ -148,7 +156,8 @@ impl GraphMemory {
         }
     }
 
-    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or
+    /// not.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
@@ -172,7 +181,8 @@ impl GraphMemory {
         self.refresh(book);
     }
 
-    /// Gives back what no launch needs: the charge in any case, the memory too if `trim`. True when something came back.
+    /// Gives back what no launch needs: the charge in any case, the memory too if `trim`. True when
+    /// something came back.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let before = self.state.lock().held();
         if before == 0 {
@@ -196,7 +206,8 @@ impl GraphMemory {
     }
 
     fn look(&self, book: &Book, state: &mut State) {
-        // Read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
+        // Read under our lock so that looks are in order; the call takes no lock that a callback of
+        // ours could hold.
         let mut reserved = 0u64;
         let attribute = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let place = Out::of(&mut reserved);

@@ -1,5 +1,5 @@
-//! Green contexts: parts of a device's primary context. Measured (H100, 580.159.04): what is allocated in one is the primary context's, and
-//! stays there when the green one goes.
+//! Green contexts: parts of a device's primary context. Measured (H100, 580.159.04): what is
+//! allocated in one is the primary context's, and stays there when the green one goes.
 
 use parking_lot::RwLock;
 

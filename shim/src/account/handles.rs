@@ -1,11 +1,14 @@
 //! Handles that the driver has handed out to this process and not taken back.
 //!
-//! Some functions of the driver crash when they get a handle that has been destroyed (measured: `cuMemPoolGetAttribute`). So a handle that the program
-//! passes goes to a function other than the one that the program calls only if it is known here. An unknown handle may still be a good one, made in a way
-//! that no hook sees; the program's call then pays for as much as it can take, and the driver is asked about the handle after it has accepted it.
+//! Some functions of the driver crash when they get a handle that has been destroyed (measured:
+//! `cuMemPoolGetAttribute`). So a handle that the program passes goes to a function other than the
+//! one that the program calls only if it is known here. An unknown handle may still be a good one,
+//! made in a way that no hook sees; the program's call then pays for as much as it can take, and
+//! the driver is asked about the handle after it has accepted it.
 //!
-//! Streams, code, graphs and executable graphs are here. Contexts, pools, blocks of device memory and green contexts have tables of their own. Other
-//! handles (events, arrays, nodes, physical memory) are never passed to another function.
+//! Streams, code, graphs and executable graphs are here. Contexts, pools, blocks of device memory
+//! and green contexts have tables of their own. Other handles (events, arrays, nodes, physical
+//! memory) are never passed to another function.
 
 use parking_lot::RwLock;
 
@@ -62,14 +65,16 @@ impl Handles {
         self.0.read().get(&(kind, handle)).copied()
     }
 
-    /// Takes `handle` out. Call before the driver is asked to destroy it, as it may hand the same one out again at once.
+    /// Takes `handle` out. Call before the driver is asked to destroy it, as it may hand the same
+    /// one out again at once.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {
         let key = (kind, handle);
         let origin = self.0.write().remove(&key);
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Takes out what was got from a module or library, and code whose origin nobody has seen. Call before the driver is asked to unload it.
+    /// Takes out what was got from a module or library, and code whose origin nobody has seen. Call
+    /// before the driver is asked to unload it.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
         let modules: Vec<usize> = known

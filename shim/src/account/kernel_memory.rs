@@ -1,11 +1,14 @@
-//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold, the heap of device `malloc` and what the
-//! device's runtime needs besides. The limits of the context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
+//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold,
+//! the heap of device `malloc` and what the device's runtime needs besides. The limits of the
+//! context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
 //!
-//! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the threads, in whole blocks rounded *down*. It
-//! comes with the stack limit, or with the first launch of a kernel that needs more, which raises the limit; lowering the limit gives it back.
-//! A launch that the GPU has no room for frees what there is. Code that uses device `printf`, `assert` or `malloc` takes 62, 90 or 138 MiB when it is
-//! loaded first, each including the one before, whatever the limits say; the heap comes in full with the first launch of a kernel that uses `malloc`.
-//! It is charged ahead where its limit is set, or with the code.
+//! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the
+//! threads, in whole blocks rounded *down*. It comes with the stack limit, or with the first launch
+//! of a kernel that needs more, which raises the limit; lowering the limit gives it back. A launch
+//! that the GPU has no room for frees what there is. Code that uses device `printf`, `assert` or
+//! `malloc` takes 62, 90 or 138 MiB when it is loaded first, each including the one before,
+//! whatever the limits say; the heap comes in full with the first launch of a kernel that uses
+//! `malloc`. It is charged ahead where its limit is set, or with the code.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,8 +30,9 @@ const START: u64 = 1024;
 /// Local memory per thread is a multiple of this, bytes.
 const GRAIN: u64 = 16;
 
-/// What the first code in a context that uses device `malloc` takes beside 1 MiB for each multiprocessor: bytes. Together 138 MiB on an H100
-/// (measured); which part of it goes with the multiprocessors is not known.
+/// What the first code in a context that uses device `malloc` takes beside 1 MiB for each
+/// multiprocessor: bytes. Together 138 MiB on an H100 (measured); which part of it goes with the
+/// multiprocessors is not known.
 const TABLES: u64 = 6 << 20;
 
 /// What code in a context that uses device `assert`, or `printf`, takes, bytes.
@@ -45,7 +49,8 @@ pub struct KernelMemory {
 
 /// The memory for kernels of one context.
 pub struct ContextMemory {
-    /// Held through a call that may change it, and shared through launches that rely on more than there is from the start.
+    /// Held through a call that may change it, and shared through launches that rely on more than
+    /// there is from the start.
     pub alone: RwLock<()>,
     /// The stack limit, bytes: local memory that every thread has, or gets with the next growth.
     per_thread: AtomicU64,
@@ -99,7 +104,8 @@ impl KernelMemory {
         .unwrap_or(0)
     }
 
-    /// Whether kernels that need so many bytes rely on more than every context has from the start, which may be lowered again.
+    /// Whether kernels that need so many bytes rely on more than every context has from the start,
+    /// which may be lowered again.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
@@ -136,13 +142,15 @@ impl KernelMemory {
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
-    /// Bytes by which the local memory of `context` grows with the launch of a kernel that needs `per_thread` bytes.
+    /// Bytes by which the local memory of `context` grows with the launch of a kernel that needs
+    /// `per_thread` bytes.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
     }
 
-    /// Every thread of `context` has `per_thread` bytes of local memory. Returns the change in bytes of device memory.
+    /// Every thread of `context` has `per_thread` bytes of local memory. Returns the change in
+    /// bytes of device memory.
     pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
         let backing = self.backing(per_thread);
         context.per_thread.store(per_thread, Ordering::Release);
@@ -162,7 +170,8 @@ impl ContextMemory {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// A call failed for which it was to grow, and the driver's part went from `before` to `after` bytes: whether the driver has dropped it.
+    /// A call failed for which it was to grow, and the driver's part went from `before` to `after`
+    /// bytes: whether the driver has dropped it.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
         // Half of it: other threads take and give, too.
         let backing = self.backing();

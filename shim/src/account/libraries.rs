@@ -1,7 +1,8 @@
-//! Libraries whose image says that they take more than their code, and where these have been loaded.
+//! Libraries whose image says that they take more than their code, and where these have been
+//! loaded.
 //!
-//! A library is loaded lazily, once for each context that first needs something of it, and cannot be unloaded from one. So what it will take
-//! is charged ahead at every call that may load it.
+//! A library is loaded lazily, once for each context that first needs something of it, and cannot
+//! be unloaded from one. So what it will take is charged ahead at every call that may load it.
 
 use parking_lot::RwLock;
 
@@ -36,7 +37,8 @@ impl Libraries {
         self.0.read().is_empty()
     }
 
-    /// What the library takes when it is first needed in this context; of an unknown library (`None`), the most that any would.
+    /// What the library takes when it is first needed in this context; of an unknown library
+    /// (`None`), the most that any would.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {
@@ -52,7 +54,8 @@ impl Libraries {
         }
     }
 
-    /// The library is there in this context. Returns the bytes of its variables that came with it for certain.
+    /// The library is there in this context. Returns the bytes of its variables that came with it
+    /// for certain.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
             Some(entry) if !entry.loaded.contains(&context) => {

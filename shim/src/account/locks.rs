@@ -1,6 +1,7 @@
 //! The locks of the library: their order, and what may be done while one is held.
 //!
-//! All of them belong to one process and are new in a forked child (`account::current`). A lock may be taken while those above it are held, and no other:
+//! All of them belong to one process and are new in a forked child (`account::current`). A lock may
+//! be taken while those above it are held, and no other:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
@@ -16,16 +17,17 @@
 //! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | nothing is called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | nothing: not even another lock |
 //!
-//! **No request stands in the group's line, and none has others killed, while a lock is held**: another
-//! thread that is about to free memory may need the lock. A call pays quietly under the lock; where that
-//! fails, it lets go of the lock, waits with nothing promised to it, and then begins anew
-//! (`handler::payment`). A quiet request still asks other members for what they hold unused (for 100 ms at
-//! most), and waits until the memory of members that have died has gone.
+//! **No request stands in the group's line, and none has others killed, while a lock is held**:
+//! another thread that is about to free memory may need the lock. A call pays quietly under the
+//! lock; where that fails, it lets go of the lock, waits with nothing promised to it, and then
+//! begins anew (`handler::payment`). A quiet request still asks other members for what they hold
+//! unused (for 100 ms at most), and waits until the memory of members that have died has gone.
 //!
-//! `Kept::groups` of the crate of groups is taken inside of a charge, below all of these; directories are
-//! read while it is held.
+//! `Kept::groups` of the crate of groups is taken inside of a charge, below all of these;
+//! directories are read while it is held.
 //!
-//! In builds with debug assertions the locks down to `alone` are checked whenever one is taken, and whenever a request is about to wait.
+//! In builds with debug assertions the locks down to `alone` are checked whenever one is taken, and
+//! whenever a request is about to wait.
 
 use std::ops::Deref;
 

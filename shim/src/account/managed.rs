@@ -1,4 +1,5 @@
-//! Managed memory: charged in full at allocation, because the driver shows it in no per-process figure and the device may hold all of it.
+//! Managed memory: charged in full at allocation, because the driver shows it in no per-process
+//! figure and the device may hold all of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,7 +36,8 @@ impl Managed {
         self.live.load(Ordering::Acquire) == 0
     }
 
-    /// Takes the allocation at `address` out, before the driver is asked to free it: its address may be handed out again at once.
+    /// Takes the allocation at `address` out, before the driver is asked to free it: its address
+    /// may be handed out again at once.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
         if self.is_empty() {
             return None;

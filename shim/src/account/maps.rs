@@ -29,7 +29,8 @@ impl Hasher for Mix {
         self.write_u64(number.into());
     }
 
-    // Without these two the standard library hashes handles, and the kinds of enumerations, byte by byte.
+    // Without these two the standard library hashes handles, and the kinds of enumerations, byte by
+    // byte.
     #[inline]
     fn write_usize(&mut self, number: usize) {
         self.write_u64(number as u64);

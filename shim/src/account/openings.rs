@@ -1,7 +1,8 @@
 //! Linear memory of other processes that this one has open (`cuIpcOpenMemHandle`).
 //!
-//! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure of who has it open (measured, H100,
-//! 580.159.04), of which no call tells: what the driver shows more for this process may be it ([`Openings::take_over`]).
+//! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure
+//! of who has it open (measured, H100, 580.159.04), of which no call tells: what the driver shows
+//! more for this process may be it ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -66,8 +67,8 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// The driver shows `grown` bytes more for this process: what they may be is its own from now on, the largest first. Calls `charge` with its
-    /// bytes, and returns them.
+    /// The driver shows `grown` bytes more for this process: what they may be is its own from now
+    /// on, the largest first. Calls `charge` with its bytes, and returns them.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;

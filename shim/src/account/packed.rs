@@ -1,8 +1,9 @@
 //! The blocks that small arrays share, context by context.
 //!
-//! Neither call nor handle tells which block a small array lies in (a linear allocation's address does). So these blocks are measured as
-//! part of the driver's own memory, and here is kept how much of that is theirs: what came and went while a call of theirs was under way,
-//! within the bounds that the live arrays set.
+//! Neither call nor handle tells which block a small array lies in (a linear allocation's address
+//! does). So these blocks are measured as part of the driver's own memory, and here is kept how
+//! much of that is theirs: what came and went while a call of theirs was under way, within the
+//! bounds that the live arrays set.
 
 use super::{BLOCK, round_up};
 use crate::abi::Context;
@@ -18,7 +19,8 @@ struct Share {
     most: u64,
     /// Bytes of blocks.
     bytes: u64,
-    /// Several calls were under way when that was last measured: one's block may have gone with another's.
+    /// Several calls were under way when that was last measured: one's block may have gone with
+    /// another's.
     doubt: bool,
 }
 
@@ -53,7 +55,8 @@ impl Packed {
         &mut self.0[at]
     }
 
-    /// A call is under way that may take up to `most` bytes, or destroys an array. Returns the bytes of blocks before.
+    /// A call is under way that may take up to `most` bytes, or destroys an array. Returns the
+    /// bytes of blocks before.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
         let share = self.share(context);
         share.under_way += 1;

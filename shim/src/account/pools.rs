@@ -1,17 +1,22 @@
 //! Stream-ordered memory: the physical bytes belong to the pool, not to the pointer.
 //!
-//! A pool's reserved bytes grow in steps of 32 MiB inside an allocation (never by more than the request rounded up to a step: measured) and
-//! shrink inside synchronise calls, `TrimTo` and destruction. Whether an allocation makes the pool grow only the driver knows: it depends on
-//! how the unused memory lies and on which work has come to an end. So its largest possible growth is charged before the call, always, and
-//! one look at the pool's attribute follows it, unless the address tells that the pool has no more than before ([`steps`]).
+//! A pool's reserved bytes grow in steps of 32 MiB inside an allocation (never by more than the
+//! request rounded up to a step: measured) and shrink inside synchronise calls, `TrimTo` and
+//! destruction. Whether an allocation makes the pool grow only the driver knows: it depends on how
+//! the unused memory lies and on which work has come to an end. So its largest possible growth is
+//! charged before the call, always, and one look at the pool's attribute follows it, unless the
+//! address tells that the pool has no more than before ([`steps`]).
 //!
-//! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the next allocation, also when the group is
-//! full, so that what the pool holds can be reused there. Growth that consumes it must charge it anew, or is undone and refused.
+//! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the
+//! next allocation, also when the group is full, so that what the pool holds can be reused there.
+//! Growth that consumes it must charge it anew, or is undone and refused.
 //!
-//! A pool of managed memory shows the same figures, but the GPU keeps what the pool has ever handed out until the pool is destroyed and its
-//! last allocation freed, whatever is freed or trimmed before: all steps of address space that allocations were ever in (measured, H200,
-//! 580.159.04, to the byte). So its charge never shrinks before that. Where the group is full, what the pool has given back pays for its next
-//! growth: most often that lies at the same addresses, and is undone where it does not.
+//! A pool of managed memory shows the same figures, but the GPU keeps what the pool has ever handed
+//! out until the pool is destroyed and its last allocation freed, whatever is freed or trimmed
+//! before: all steps of address space that allocations were ever in (measured, H200, 580.159.04, to
+//! the byte). So its charge never shrinks before that. Where the group is full, what the pool has
+//! given back pays for its next growth: most often that lies at the same addresses, and is undone
+//! where it does not.
 
 pub mod lent;
 pub mod promise;
@@ -41,10 +46,12 @@ use steps::Steps;
 /// A pool's reserved bytes grow in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// How long an allocation waits before it is refused: for those of other threads, which have the headroom, and for the work on its stream.
+/// How long an allocation waits before it is refused: for those of other threads, which have the
+/// headroom, and for the work on its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So many allocations go without a look at most: whatever a driver may do that none has been seen to do, it is found soon.
+/// So many allocations go without a look at most: whatever a driver may do that none has been seen
+/// to do, it is found soon.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -86,7 +93,8 @@ impl State {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Bytes beyond what is reserved that are to be charged, whether promised to a call under way or not.
+    /// Bytes beyond what is reserved that are to be charged, whether promised to a call under way
+    /// or not.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
@@ -106,7 +114,8 @@ impl State {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Whether a look is needed before `bytes` are paid for: beyond a step, the headroom may be all that pays for what has not been seen.
+    /// Whether a look is needed before `bytes` are paid for: beyond a step, the headroom may be all
+    /// that pays for what has not been seen.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
@@ -117,7 +126,8 @@ impl State {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// Whether the pool is known to have no more than when it was last seen, now that it has handed out `range`, and the headroom that it should.
+    /// Whether the pool is known to have no more than when it was last seen, now that it has handed
+    /// out `range`, and the headroom that it should.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -134,7 +144,8 @@ impl State {
         spared
     }
 
-    /// After a look: whether the pool has its headroom. Without it, it has grown, and that is to be seen to.
+    /// After a look: whether the pool has its headroom. Without it, it has grown, and that is to be
+    /// seen to.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
@@ -213,7 +224,8 @@ impl Pool {
         (asked == SUCCESS).then_some(bytes)
     }
 
-    /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see [`Pool::pay`].
+    /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see
+    /// [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -221,7 +233,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for the growth of `bytes` out of what a managed pool has given back: it may grow into that. False when it is too little.
+    /// Pays for the growth of `bytes` out of what a managed pool has given back: it may grow into
+    /// that. False when it is too little.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -243,8 +256,9 @@ impl Pool {
         }
     }
 
-    /// Pays for the growth of `bytes` out of what is idle, and for the rest by `charge`, which charges ahead. Before that it waits, no longer
-    /// than `until`, for calls of other threads that have the headroom.
+    /// Pays for the growth of `bytes` out of what is idle, and for the rest by `charge`, which
+    /// charges ahead. Before that it waits, no longer than `until`, for calls of other threads that
+    /// have the headroom.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -284,8 +298,9 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks how the pool stands now, unless the range
-    /// tells. True when it has its headroom. Without it, it has grown: the caller sees to that under a [`promise::Growth`].
+    /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks
+    /// how the pool stands now, unless the range tells. True when it has its headroom. Without it,
+    /// it has grown: the caller sees to that under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -311,8 +326,8 @@ impl Pool {
         whole
     }
 
-    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; or gives back what the pool does not use in its place. False
-    /// when neither can be done.
+    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; or gives
+    /// back what the pool does not use in its place. False when neither can be done.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -339,8 +354,8 @@ impl Pool {
         if state.retired {
             return;
         }
-        // The attribute is read under our lock so that looks are in order; the call takes no lock that a callback of ours could hold.
-        // A pool that no longer answers has nothing.
+        // The attribute is read under our lock so that looks are in order; the call takes no lock
+        // that a callback of ours could hold. A pool that no longer answers has nothing.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -362,7 +377,8 @@ impl Pool {
             book.remove(self.category(), before.saturating_sub(reserved));
             book.adjust_idle(before.wrapping_sub(reserved) as i64);
             book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // Not with what is promised: the growth may be that of a call under way, which pays for it with that.
+            // Not with what is promised: the growth may be that of a call under way, which pays for
+            // it with that.
             let beyond = state.beyond();
             if beyond > 0 {
                 // Grown by more than was paid: only managed pools have been seen to.
@@ -380,8 +396,9 @@ impl Pool {
         }
     }
 
-    /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay charged for it, as idle ones, until the caller
-    /// has measured what the driver has not let go of yet.
+    /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay
+    /// charged for it, as idle ones, until the caller has measured what the driver has not let go
+    /// of yet.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -431,22 +448,26 @@ impl Pool {
     }
 }
 
-/// The pools of a process. Entries are never freed: programs make few, and hooks hold references without counting.
+/// The pools of a process. Entries are never freed: programs make few, and hooks hold references
+/// without counting.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// Handles of destroyed pools. A driver may hand them out once more: it makes a destroyed pool the current one when it is asked to (measured).
+    /// Handles of destroyed pools. A driver may hand them out once more: it makes a destroyed pool
+    /// the current one when it is asked to (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// An allocation or a free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that destroyed pools had left in use: measured with the driver's part until they are gone.
+    /// Bytes that destroyed pools had left in use: measured with the driver's part until they are
+    /// gone.
     orphaned: AtomicU64,
 }
 
 impl Pools {
-    /// The pool with this handle, entered with what `describe` says (device, whether it counts) when it is new.
+    /// The pool with this handle, entered with what `describe` says (device, whether it counts)
+    /// when it is new.
     pub fn known_or(
         &self,
         handle: MemPool,
@@ -521,8 +542,8 @@ impl Pools {
         }
     }
 
-    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of this process is left that could
-    /// let a later one shrink them more.
+    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of
+    /// this process is left that could let a later one shrink them more.
     #[inline]
     pub fn synchronized(&self, process: &'static Process, all: bool) {
         if self.dirty.load(Ordering::Relaxed) {
@@ -591,7 +612,8 @@ impl Pools {
         }
     }
 
-    /// Gives back what the pools of one device hold unused: the charge in any case, the memory too if `trim`. True when something came back.
+    /// Gives back what the pools of one device hold unused: the charge in any case, the memory too
+    /// if `trim`. True when something came back.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);

@@ -1,11 +1,15 @@
 //! Memory of `cuMemCreate` that other processes hold, too.
 //!
-//! NVML shows it for its exporter as long as that has a handle or a mapping. Then it is in nobody's figure while a descriptor is open, although it
-//! takes its part of the GPU, and it comes into the figure of who has the only import when the last descriptor is closed (measured, H100,
-//! 580.159.04): no call tells an exporter who has it, or an importer that it is his now. So whoever lets go of such memory leaves its charge behind as an
-//! orphan, and the driver's figures decide: what members have beyond their charges stays charged, and what the GPU uses beyond all processes, unless
-//! that has not grown by this memory; the rest is given back. How much the GPU has free says nothing: others free, too. An importer that measures
-//! charges what came to it, and gives the orphan back, whosever it is. For the dead, whoever cleans their slot takes over what they leave.
+//! NVML shows it for its exporter as long as that has a handle or a mapping. Then it is in nobody's
+//! figure while a descriptor is open, although it takes its part of the GPU, and it comes into the
+//! figure of who has the only import when the last descriptor is closed (measured, H100,
+//! 580.159.04): no call tells an exporter who has it, or an importer that it is his now. So whoever
+//! lets go of such memory leaves its charge behind as an orphan, and the driver's figures decide:
+//! what members have beyond their charges stays charged, and what the GPU uses beyond all
+//! processes, unless that has not grown by this memory; the rest is given back. How much the GPU
+//! has free says nothing: others free, too. An importer that measures charges what came to it, and
+//! gives the orphan back, whosever it is. For the dead, whoever cleans their slot takes over what
+//! they leave.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -15,7 +19,8 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB, measured).
+/// What the GPU uses beyond its processes' figures: bytes for each of them (a context has 5.6 MiB,
+/// measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
 /// How often the GPU's figures are looked at until they stand still.
@@ -46,8 +51,8 @@ impl Borne {
         }
     }
 
-    /// How many bytes of the `orphans` may be needed. Of those somebody has just let go of `size`, when so many bytes were in nobody's figure
-    /// `before`.
+    /// How many bytes of the `orphans` may be needed. Of those somebody has just let go of `size`,
+    /// when so many bytes were in nobody's figure `before`.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -69,8 +74,8 @@ impl Borne {
     }
 }
 
-/// Bytes of a GPU that are in no process's figure; `None` when the driver does not tell, or does not list this process: what that has is then in
-/// nobody's figure from the beginning.
+/// Bytes of a GPU that are in no process's figure; `None` when the driver does not tell, or does
+/// not list this process: what that has is then in nobody's figure from the beginning.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -87,7 +92,8 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     used.saturating_sub(all)
 }
 
-/// What is used of the GPU, and what the driver shows for each process. Two figures of it are to be chosen from where they change all the time.
+/// What is used of the GPU, and what the driver shows for each process. Two figures of it are to be
+/// chosen from where they change all the time.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
         || figures::used(&device.id(), device.capacity()),
@@ -96,7 +102,8 @@ fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<
     )
 }
 
-/// What is `used` is looked at before and after the `processes`, again where others have taken or given back memory in between.
+/// What is `used` is looked at before and after the `processes`, again where others have taken or
+/// given back memory in between.
 fn steady<T>(
     used: impl Fn() -> Option<u64>,
     processes: impl Fn() -> Option<T>,
@@ -117,15 +124,17 @@ fn steady<T>(
 
 /// What the living may have. `None` when the driver does not tell.
 ///
-/// What is charged was read before: what is charged and taken in between is seen as uncharged, and not the other way round.
+/// What is charged was read before: what is charged and taken in between is seen as uncharged, and
+/// not the other way round.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
     // The larger: what is freed or taken in between is not to look like less in nobody's figure.
     let (used, listed) = look(device, u64::max)?;
     compare(used, listed, &living)
 }
 
-/// Compares the driver's figures, `used` of the whole GPU and those of the processes that it has `listed`, with the charges of the `living`.
-/// `None` when it lists none of these. One that it does not list, as it is in another PID namespace, may have anything.
+/// Compares the driver's figures, `used` of the whole GPU and those of the processes that it has
+/// `listed`, with the charges of the `living`. `None` when it lists none of these. One that it does
+/// not list, as it is in another PID namespace, may have anything.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -156,7 +165,8 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // What the driver takes now and then comes out of the reserve, where that is charged, and is measured later.
+        // What the driver takes now and then comes out of the reserve, where that is charged, and
+        // is measured later.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -165,8 +175,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is charged by who has it. Where the driver does not
-/// tell, none is needed. False when there were none.
+/// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is
+/// charged by who has it. Where the driver does not tell, none is needed. False when there were
+/// none.
 pub fn settle(member: &Member, device: &MemberDevice) -> bool {
     settle_after(member, device, 0, None)
 }
@@ -225,7 +236,8 @@ mod tests {
     /// Pids above the largest that Linux gives.
     const PIDS: u32 = 1 << 23;
 
-    /// A process of which the driver may list `PIDS + number`, with these MiB charged, idle, orphaned and managed.
+    /// A process of which the driver may list `PIDS + number`, with these MiB charged, idle,
+    /// orphaned and managed.
     fn holder(number: u32, [charged, idle, orphaned, managed]: [u64; 4]) -> Holder {
         let group = Scratch::new(&[]);
         let member = group.member();
@@ -239,7 +251,8 @@ mod tests {
         holder
     }
 
-    /// What these bear, bytes, where the driver lists these MiB for each pid and so many bytes beyond them for nobody.
+    /// What these bear, bytes, where the driver lists these MiB for each pid and so many bytes
+    /// beyond them for nobody.
     fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
         let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
         let listed: Vec<_> = listed.iter().map(bytes).collect();

@@ -1,7 +1,9 @@
-//! Blocks that are charged in advance, so that a small allocation finds its possible new block already paid for.
+//! Blocks that are charged in advance, so that a small allocation finds its possible new block
+//! already paid for.
 //!
-//! One is taken before the call, and put back when the allocation fell into a block that was held: two writes to a word that threads which
-//! allocate at the same time do not share. Where two do share it, who comes second charges a block for the length of his call.
+//! One is taken before the call, and put back when the allocation fell into a block that was held:
+//! two writes to a word that threads which allocate at the same time do not share. Where two do
+//! share it, who comes second charges a block for the length of his call.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -35,8 +37,9 @@ impl Spares {
     }
 }
 
-/// Threads are told apart by where their stacks lie, which takes no look at thread-local memory. The same thread has the same place while its
-/// stack does not grow by megabytes, and loses nothing when it gets another one.
+/// Threads are told apart by where their stacks lie, which takes no look at thread-local memory.
+/// The same thread has the same place while its stack does not grow by megabytes, and loses nothing
+/// when it gets another one.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -72,7 +75,8 @@ impl Spare {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// A block that is charged and needed no more becomes the spare. False when there is one already.
+    /// A block that is charged and needed no more becomes the spare. False when there is one
+    /// already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0

@@ -15,7 +15,8 @@ fn element(descriptor: &Array3dDescriptor) -> u64 {
     (number * u64::from(descriptor.channels)).min(LARGEST)
 }
 
-/// Width, height, depth and layers, 1 where there is none of them; `None` for an array without width.
+/// Width, height, depth and layers, 1 where there is none of them; `None` for an array without
+/// width.
 fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     let [width, height, depth] = [descriptor.width, descriptor.height, descriptor.depth];
     let [height, depth] = [height, depth].map(|length| length.max(1) as u64);
@@ -32,8 +33,9 @@ pub fn least(descriptor: &Array3dDescriptor) -> u64 {
 
 /// Bytes that it takes at most with so many levels, in whole blocks; 0 when there is no such array.
 ///
-/// Memory comes in groups of 64 bytes × 8 rows, and these in piles of up to 16 along the height or the depth (measured on an H100, and so
-/// since Maxwell); to round up along both is more than enough.
+/// Memory comes in groups of 64 bytes × 8 rows, and these in piles of up to 16 along the height or
+/// the depth (measured on an H100, and so since Maxwell); to round up along both is more than
+/// enough.
 pub fn most(descriptor: &Array3dDescriptor, levels: u32) -> u64 {
     let Some([width, height, depth, layers]) = extent(descriptor) else {
         return 0;

@@ -1,4 +1,5 @@
-//! Variables of code that is loaded, as far as its images tell: bytes that the driver's part has at least, whatever a measurement says.
+//! Variables of code that is loaded, as far as its images tell: bytes that the driver's part has at
+//! least, whatever a measurement says.
 
 use parking_lot::Mutex;
 
@@ -17,7 +18,8 @@ struct Loaded {
 pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
 
 impl Variables {
-    /// A module or library has been loaded in a context of `device`, with at least so many bytes of variables.
+    /// A module or library has been loaded in a context of `device`, with at least so many bytes of
+    /// variables.
     pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
         if bytes > 0 {
             let loaded = Loaded {
@@ -36,7 +38,8 @@ impl Variables {
         }
     }
 
-    /// The module or library has been unloaded. Returns the bytes on `device` that were charged without a measurement.
+    /// The module or library has been unloaded. Returns the bytes on `device` that were charged
+    /// without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
         let mut assumed = 0u64;
         self.0.lock().retain(|(known, _), loaded| {

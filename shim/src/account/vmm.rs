@@ -1,12 +1,16 @@
-//! `cuMemCreate` memory: it lives as long as any handle reference or any mapping at addresses. What is mapped into sparse and deferred arrays goes
-//! with its handle all the same (measured, H100, 580.159.04).
+//! `cuMemCreate` memory: it lives as long as any handle reference or any mapping at addresses. What
+//! is mapped into sparse and deferred arrays goes with its handle all the same (measured, H100,
+//! 580.159.04).
 //!
-//! Every call that may end it is announced first and concluded after the driver's answer. With the announcement that leaves neither reference nor
-//! mapping the memory loses its name (`leaving`), so that it is never counted as named while the driver has freed it; it is uncharged when
-//! no announced call is left (`gone`). Entries have numbers of their own as long as they are there, because the driver may hand a handle value out again before the
-//! concluding call of its predecessor has come back.
+//! Every call that may end it is announced first and concluded after the driver's answer. With the
+//! announcement that leaves neither reference nor mapping the memory loses its name (`leaving`), so
+//! that it is never counted as named while the driver has freed it; it is uncharged when no
+//! announced call is left (`gone`). Entries have numbers of their own as long as they are there,
+//! because the driver may hand a handle value out again before the concluding call of its
+//! predecessor has come back.
 //!
-//! Imported memory counts for somebody else until the driver shows it for this process ([`Vmm::take_over`]).
+//! Imported memory counts for somebody else until the driver shows it for this process
+//! ([`Vmm::take_over`]).
 
 mod handles;
 
@@ -55,7 +59,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// After an announcement. The device where the memory is shared and this process may be leaving it.
+    /// After an announcement. The device where the memory is shared and this process may be leaving
+    /// it.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -111,7 +116,8 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// The device of memory that others may hold and that this process may be leaving with the call.
+    /// The device of memory that others may hold and that this process may be leaving with the
+    /// call.
     pub fn leaving(&self) -> Option<Ordinal> {
         self.leaving
     }
@@ -157,7 +163,8 @@ impl Vmm {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first time.
+    /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first
+    /// time.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
@@ -166,8 +173,10 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// The driver shows `grown` bytes more for this process: the imports that they may be are its own from now on. One that was never mapped has
-    /// no known size: it may be what is left, as far as it is among the `orphans` of the group. Calls `charge` with their bytes, and returns them.
+    /// The driver shows `grown` bytes more for this process: the imports that they may be are its
+    /// own from now on. One that was never mapped has no known size: it may be what is left, as far
+    /// as it is among the `orphans` of the group. Calls `charge` with their bytes, and returns
+    /// them.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -237,7 +246,8 @@ impl Vmm {
         }
     }
 
-    /// A reference is about to be released. Calls `leaving` with device and bytes of what may go with it.
+    /// A reference is about to be released. Calls `leaving` with device and bytes of what may go
+    /// with it.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -253,7 +263,8 @@ impl Vmm {
         }
     }
 
-    /// The mappings in `size` bytes at `address` are about to go. `leaving` as in [`Vmm::releasing`].
+    /// The mappings in `size` bytes at `address` are about to go. `leaving` as in
+    /// [`Vmm::releasing`].
     pub fn unmapping(
         &self,
         address: DevicePtr,
@@ -306,7 +317,8 @@ impl Vmm {
         gone
     }
 
-    /// The driver refused: everything is as before. Calls `staying` with device and bytes of what was to go and stays.
+    /// The driver refused: everything is as before. Calls `staying` with device and bytes of what
+    /// was to go and stays.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some((_, id)) = announced.handle

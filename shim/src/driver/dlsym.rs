@@ -43,8 +43,8 @@ pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// `name` in this version, in the libraries after this one: the C library's, or another preload's that wraps the versioned name. Null when it
-/// is not there.
+/// `name` in this version, in the libraries after this one: the C library's, or another preload's
+/// that wraps the versioned name. Null when it is not there.
 pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: NUL-terminated strings.
     unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }
@@ -52,7 +52,8 @@ pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
 
 /// The real `dlsym` for `name` in `handle`; null when it is not there. Never for `RTLD_NEXT`.
 pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: `real` is the C library's dlsym (or `fallback`, of the same type), `name` is NUL-terminated.
+    // SAFETY: `real` is the C library's dlsym (or `fallback`, of the same type), `name` is
+    // NUL-terminated.
     unsafe {
         let function: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
             std::mem::transmute(real());

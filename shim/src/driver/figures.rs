@@ -52,7 +52,8 @@ impl Handle {
         Some(found)
     }
 
-    /// Bytes that the driver shows for this process on the device, 0 when it lists none; `None` when it cannot tell.
+    /// Bytes that the driver shows for this process on the device, 0 when it lists none; `None`
+    /// when it cannot tell.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
         let mut bytes = 0u64;
         let pid = std::process::id();
@@ -132,8 +133,8 @@ impl Listed for NvmlProcessDetail {
     }
 }
 
-/// Whether the elements of `_v3` lists are larger than the header of today says: in the first R535 drivers, which are those with the one
-/// function but not the other.
+/// Whether the elements of `_v3` lists are larger than the header of today says: in the first R535
+/// drivers, which are those with the one function but not the other.
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
@@ -153,7 +154,8 @@ pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
     Some(all)
 }
 
-/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list cannot be had.
+/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list
+/// cannot be had.
 fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
     if has::nvmlDeviceGetComputeRunningProcesses_v3() {
@@ -195,8 +197,8 @@ fn each<T: Listed>(
     whole_list(call, see).ok()
 }
 
-/// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's status, or when the list grows faster than we
-/// can ask.
+/// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's
+/// status, or when the list grows faster than we can ask.
 pub fn whole_list<T: Listed, R>(
     call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,

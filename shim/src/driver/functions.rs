@@ -86,8 +86,9 @@ macro_rules! functions {
                     return $missing;
                 }
             }
-            // SAFETY: the address is the driver's function of this name; the row's types are those of its header.
-            // The pointers among the arguments come from the program's own call or from `Out::of`.
+            // SAFETY: the address is the driver's function of this name; the row's types are those
+            // of its header. The pointers among the arguments come from the program's own call or
+            // from `Out::of`.
             unsafe {
                 let function: unsafe extern "C-unwind" fn($($ty),*) -> Status = std::mem::transmute(address);
                 function($($arg),*)

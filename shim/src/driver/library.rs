@@ -1,8 +1,9 @@
 //! The real libraries, and the addresses of their functions.
 //!
-//! A library is found through our own `dlopen` by soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`: other libraries export stubs
-//! under the driver's names. Resolution is idempotent and takes no lock, so that it cannot deadlock in a program that forks or calls us
-//! from a constructor; two threads that race resolve the same addresses twice.
+//! A library is found through our own `dlopen` by soname, never through `RTLD_NEXT` or
+//! `RTLD_DEFAULT`: other libraries export stubs under the driver's names. Resolution is idempotent
+//! and takes no lock, so that it cannot deadlock in a program that forks or calls us from a
+//! constructor; two threads that race resolve the same addresses twice.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -69,7 +70,8 @@ impl Library {
     /// Whether the library is loaded. Does not load it.
     ///
     /// The dynamic linker searches all directories for the name of a library that is not loaded, so
-    /// it is asked again only when it has loaded something since. Programs look up hundreds of names.
+    /// it is asked again only when it has loaded something since. Programs look up hundreds of
+    /// names.
     pub fn loaded(&self) -> bool {
         if self.resolved.load(Ordering::Acquire) {
             return true;

@@ -2,7 +2,8 @@
 
 use crate::abi::Status;
 
-/// The driver's function with the arguments of the program's call. A trait of our own, as a vtable of `dyn Fn` has two more copies of the closure.
+/// The driver's function with the arguments of the program's call. A trait of our own, as a vtable
+/// of `dyn Fn` has two more copies of the closure.
 pub trait Real {
     /// Calls it.
     fn call(&self) -> Status;

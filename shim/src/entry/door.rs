@@ -1,5 +1,6 @@
-//! The ways by which a program gets hold of a driver function: our exports (the table makes them), `dlsym`, and the pointers that
-//! `cuGetProcAddress` returns. The latter two translate by address: "the driver's X" becomes "our X".
+//! The ways by which a program gets hold of a driver function: our exports (the table makes them),
+//! `dlsym`, and the pointers that `cuGetProcAddress` returns. The latter two translate by address:
+//! "the driver's X" becomes "our X".
 
 mod dlopen;
 mod dlsym;
@@ -19,7 +20,8 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Our function for the driver's function at `real`; `None` when it is not a hooked one or this process has no limit.
+/// Our function for the driver's function at `real`; `None` when it is not a hooked one or this
+/// process has no limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
@@ -29,12 +31,14 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// A library is about to be bound past us: from now on the driver's own symbols lead to our functions.
+/// A library is about to be bound past us: from now on the driver's own symbols lead to our
+/// functions.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Somebody asks for what comes after him, past us if he comes after us himself: the same, of drivers that are there to be found.
+/// Somebody asks for what comes after him, past us if he comes after us himself: the same, of
+/// drivers that are there to be found.
 fn before_next() {
     redirect_where(Library::loaded);
 }

@@ -52,7 +52,8 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one look, no guard, no handler.
+            // The common case of calls that programs make by the million: one look, no guard, no
+            // handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -82,7 +83,8 @@ macro_rules! exports {
 
     (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
         // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
-        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their own.
+        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their
+        // own.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }

@@ -8,13 +8,14 @@ use gpulimit_base::version;
 
 use super::exports::{cuda, nvml};
 
-/// This build's version and the formats of its files, as `version::text` has them. The controller reads this constant out of the
-/// file, and loads nothing for it.
+/// This build's version and the formats of its files, as `version::text` has them. The controller
+/// reads this constant out of the file, and loads nothing for it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[allow(non_upper_case_globals)]
 pub static gpulimit_version_text: [u8; version::BYTES.len()] = version::BYTES;
 
-/// One line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays valid; `null` when out of memory.
+/// One line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays valid;
+/// `null` when out of memory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_hooks() -> *const c_char {
     std::panic::catch_unwind(|| {
@@ -33,7 +34,8 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
     .unwrap_or(std::ptr::null())
 }
 
-/// 1: a panic of ours, which this makes, ends here. On a system where it cannot the process ends. What it says goes to stderr.
+/// 1: a panic of ours, which this makes, ends here. On a system where it cannot the process ends.
+/// What it says goes to stderr.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
     std::panic::catch_unwind(|| panic!("a question of `gpulimit doctor`, no fault"))

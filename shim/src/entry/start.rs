@@ -9,8 +9,8 @@
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when the library is loaded, in every program. Does nothing unless a limit is asked for, or
-    /// another library in front of this one has its names.
+    /// Runs when the library is loaded, in every program. Does nothing unless a limit is asked for,
+    /// or another library in front of this one has its names.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {

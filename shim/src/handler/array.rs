@@ -1,8 +1,11 @@
-//! Arrays and mipmapped arrays. No call tells what one takes, but its twin with deferred mapping takes nothing and tells what it requires:
-//! rounded up to 2 MiB that is what the array takes (measured, all kinds). Smaller ones share blocks, which nobody tells of: they are
-//! paid ahead by a block and measured, as are those that the driver tells nothing about (before CUDA 11.6), by an estimate.
+//! Arrays and mipmapped arrays. No call tells what one takes, but its twin with deferred mapping
+//! takes nothing and tells what it requires: rounded up to 2 MiB that is what the array takes
+//! (measured, all kinds). Smaller ones share blocks, which nobody tells of: they are paid ahead by
+//! a block and measured, as are those that the driver tells nothing about (before CUDA 11.6), by an
+//! estimate.
 //!
-//! Where two threads make small arrays in a full group, one may be refused for the block that the other took.
+//! Where two threads make small arrays in a full group, one may be refused for the block that the
+//! other took.
 
 use gpulimit_ledger::Category;
 
@@ -24,8 +27,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same shape with deferred mapping requires; one that
-/// shares blocks is paid ahead by a block and measured.
+/// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same
+/// shape with deferred mapping requires; one that shares blocks is paid ahead by a block and
+/// measured.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Array>, In<ArrayDescriptor>) -> Status,
@@ -43,7 +47,8 @@ pub fn create(
     plain(call, flat, array, &move || real(array, descriptor))
 }
 
-/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse and deferred ones take nothing by themselves.
+/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse
+/// and deferred ones take nothing by themselves.
 pub fn create_3d(
     call: Call,
     real: impl Fn(Out<Array>, In<Array3dDescriptor>) -> Status,
@@ -90,7 +95,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let shape = shape.ok_or(Aside::NothingToCharge)?;
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-            // It takes nothing, and neither does what is mapped into it, which has handles of its own.
+            // It takes nothing, and neither does what is mapped into it, which has handles of its
+            // own.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -113,7 +119,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
     })
 }
 
-/// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be asked.
+/// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be
+/// asked.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     if device.book.max() == u64::MAX
         || !has::cuArrayGetMemoryRequirements()
@@ -268,12 +275,14 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds gone.
+/// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds
+/// gone.
 pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
     end(call, Kind::Plain, array, &move || real(array))
 }
 
-/// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as is not ours.
+/// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as
+/// is not ours.
 pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
     end(call, Kind::Mipmapped, array, &move || real(array))
 }

@@ -1,5 +1,6 @@
-//! Modules and libraries: code, `__device__` and `__managed__` variables. What an image says of its variables and of device `malloc` is charged ahead; the rest is
-//! measured, and unloaded again when the group has no room for it.
+//! Modules and libraries: code, `__device__` and `__managed__` variables. What an image says of its
+//! variables and of device `malloc` is charged ahead; the rest is measured, and unloaded again when
+//! the group has no room for it.
 
 use std::cell::Cell;
 
@@ -81,8 +82,9 @@ pub fn module_file(
     })
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what device `malloc` takes, are charged before the call; the rest is measured after
-/// it, and unloaded again where it does not fit.
+/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what
+/// device `malloc` takes, are charged before the call; the rest is measured after it, and unloaded
+/// again where it does not fit.
 pub fn module(
     call: Call,
     real: impl Fn(Out<Opaque>, Image) -> Status,
@@ -109,7 +111,8 @@ pub fn module_ex(
     })
 }
 
-/// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are remembered for the call that loads them.
+/// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are
+/// remembered for the call that loads them.
 #[allow(clippy::too_many_arguments)]
 pub fn library(
     call: Call,
@@ -165,8 +168,9 @@ pub fn library_file(
     })
 }
 
-/// Opens a library: works without a current context, and takes only its managed variables yet, unless the program wants everything loaded
-/// at once. So is a library that cannot be read: what it takes shows when it is loaded, and only while it is opened can that be undone.
+/// Opens a library: works without a current context, and takes only its managed variables yet,
+/// unless the program wants everything loaded at once. So is a library that cannot be read: what it
+/// takes shows when it is loaded, and only while it is opened can that be undone.
 fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -226,8 +230,8 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
     status
 }
 
-/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its variables are charged before that, the rest
-/// is measured after it.
+/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its
+/// variables are charged before that, the rest is measured after it.
 pub fn library_module(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque) -> Status,
@@ -281,7 +285,8 @@ pub fn global(
     })
 }
 
-/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after the call, for each function once.
+/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after
+/// the call, for each function once.
 pub fn module_function(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
@@ -308,7 +313,8 @@ pub fn module_function(
     status
 }
 
-/// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in each context by itself.
+/// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in
+/// each context by itself.
 pub fn kernel(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
@@ -328,8 +334,9 @@ pub fn kernel(
     status
 }
 
-/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are forgotten before it: once the driver has freed them
-/// another thread may get them for other code, which has to be paid for.
+/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are
+/// forgotten before it: once the driver has freed them another thread may get them for other code,
+/// which has to be paid for.
 pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
     unload_by(call, module, &move || real(module))
 }

@@ -1,7 +1,8 @@
 //! Contexts: hundreds of MiB each, of a size that no call tells.
 //!
-//! The first process of a group measures what a context takes on this GPU and leaves the figure in the
-//! ledger and in the file `.context-GPU` of the root; from then on every context is charged by it before it is made.
+//! The first process of a group measures what a context takes on this GPU and leaves the figure in
+//! the ledger and in the file `.context-GPU` of the root; from then on every context is charged by
+//! it before it is made.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -86,7 +87,8 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // Known: measuring it would only cost this process the start of NVML, 12 ms. The next call that is measured corrects it.
+            // Known: measuring it would only cost this process the start of NVML, 12 ms. The next
+            // call that is measured corrects it.
             paid.settle_assumed(hint);
             return Ok(status);
         }
@@ -127,7 +129,8 @@ fn is_there(device: &Device, ordinal: Ordinal) -> bool {
     device.contexts.primary.load(Ordering::Acquire) != 0 && active(ordinal)
 }
 
-/// Waits until somebody has measured what a context takes here, where another process is about to find out.
+/// Waits until somebody has measured what a context takes here, where another process is about to
+/// find out.
 fn await_hint(device: &Device) {
     let started = Instant::now();
     // With room for anything, or alone in the group, there is no need to know.
@@ -158,7 +161,8 @@ fn active(ordinal: Ordinal) -> bool {
     asked == SUCCESS && active != 0
 }
 
-/// Nothing is left of what was in `context`, one of the device's, but what other processes may have, too: that is returned.
+/// Nothing is left of what was in `context`, one of the device's, but what other processes may
+/// have, too: that is returned.
 fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
@@ -249,8 +253,8 @@ fn forget_handles(call: Call, context: Context) {
     }
 }
 
-/// `cuDevicePrimaryCtxRetain`: the first one is charged before the call by what the group has measured a context to take, and measured after
-/// it; later ones take nothing.
+/// `cuDevicePrimaryCtxRetain`: the first one is charged before the call by what the group has
+/// measured a context to take, and measured after it; later ones take nothing.
 pub fn retain_primary(
     call: Call,
     real: impl Fn(Out<Context>, Ordinal) -> Status,
@@ -274,8 +278,8 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all that is in it is given back after the call,
-/// and the context itself.
+/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all
+/// that is in it is given back after the call, and the context itself.
 pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
     let was = active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
@@ -305,7 +309,8 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     status
 }
 
-/// `cuCtxSetFlags`: charges nothing; remembers whether a context may sleep while it waits, as cancelled threads end there.
+/// `cuCtxSetFlags`: charges nothing; remembers whether a context may sleep while it waits, as
+/// cancelled threads end there.
 pub fn set_flags(_: Call, real: impl Fn(u32) -> Status, flags: u32) -> Status {
     // Before the call: other threads may wait in the context as soon as it is made.
     note_flags(flags);
@@ -322,8 +327,8 @@ pub fn set_primary_flags(
     set_flags(call, |flags| real(device, flags), flags)
 }
 
-/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has measured a context to take, measured after it,
-/// and destroyed again where it does not fit.
+/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has
+/// measured a context to take, measured after it, and destroyed again where it does not fit.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
@@ -409,7 +414,8 @@ fn discard(context: Context) {
     cuda::cuCtxDestroy_v2(context);
 }
 
-/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the call, and the context itself.
+/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the
+/// call, and the context itself.
 pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, &move || real(context), context);
@@ -431,7 +437,8 @@ pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -
     status
 }
 
-/// Destroys a context that no hook has seen being made: on whichever device it was, what it held is given back after the call.
+/// Destroys a context that no hook has seen being made: on whichever device it was, what it held is
+/// given back after the call.
 #[cold]
 fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
     let devices: Vec<&'static Device> = call.process.devices().collect();

@@ -1,4 +1,5 @@
-//! Graphs. What their memory nodes take is paid for before a launch or an upload; what the driver itself takes for them is measured.
+//! Graphs. What their memory nodes take is paid for before a launch or an upload; what the driver
+//! itself takes for them is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -89,7 +90,8 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     needs.max().unwrap_or(0)
 }
 
-/// Makes an executable graph of one that is unknown, and asks about its nodes when the driver has accepted it.
+/// Makes an executable graph of one that is unknown, and asks about its nodes when the driver has
+/// accepted it.
 #[cold]
 fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
@@ -110,7 +112,8 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Makes it, with what its kernels need paid ahead: their local memory is taken here (measured, H100, 580.159.04).
+/// Makes it, with what its kernels need paid ahead: their local memory is taken here (measured,
+/// H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -143,8 +146,8 @@ fn prepare(
     })
 }
 
-/// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and the rest measured after it; what its memory
-/// nodes need is remembered for the launch.
+/// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and
+/// the rest measured after it; what its memory nodes need is remembered for the launch.
 pub fn instantiate_with_flags(
     call: Call,
     real: impl Fn(Out<GraphExec>, Graph, u64) -> Status,
@@ -155,7 +158,8 @@ pub fn instantiate_with_flags(
     instantiate(call, graph, exec, None, &move || real(exec, graph, flags))
 }
 
-/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads, as `cuGraphUpload` as well.
+/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads,
+/// as `cuGraphUpload` as well.
 pub fn instantiate_with_params(
     call: Call,
     real: impl Fn(Out<GraphExec>, Graph, In<GraphInstantiateParams>) -> Status,
@@ -187,8 +191,8 @@ pub fn instantiate_with_log(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the device keeps for graphs is charged before
-/// the call, and what was not needed given back after it.
+/// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the
+/// device keeps for graphs is charged before the call, and what was not needed given back after it.
 pub fn launch(
     call: Call,
     real: impl Fn(GraphExec, Stream) -> Status,
@@ -204,7 +208,8 @@ pub fn launch(
     }
 }
 
-/// Runs `real`, which launches or uploads `exec` in `stream`, with what it `needs` paid ahead on each device.
+/// Runs `real`, which launches or uploads `exec` in `stream`, with what it `needs` paid ahead on
+/// each device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
         return real.call();
@@ -276,7 +281,8 @@ fn pay(
     })
 }
 
-/// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may come back as another graph.
+/// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may
+/// come back as another graph.
 pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

@@ -1,5 +1,5 @@
-//! Nodes of graphs that are not executable yet: a node with a kernel loads its code, in the context that it names or else in the current one
-//! (measured, H100, 580.159.04).
+//! Nodes of graphs that are not executable yet: a node with a kernel loads its code, in the context
+//! that it names or else in the current one (measured, H100, 580.159.04).
 
 use crate::abi::{
     ConditionalNodeParams, Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
@@ -32,8 +32,9 @@ fn kernel(params: In<NodeParams>) -> Option<KernelNodeParams> {
     (params.kind == NODE_TYPE_KERNEL).then_some(params.kernel)
 }
 
-/// Runs `real`, which adds a node of any kind. What a conditional one may run is remembered: nobody else tells (measured; only drivers of CUDA 13.5 have
-/// `cuGraphNodeGetParams`), and graphs with such nodes can be neither copied nor put into others.
+/// Runs `real`, which adds a node of any kind. What a conditional one may run is remembered: nobody
+/// else tells (measured; only drivers of CUDA 13.5 have `cuGraphNodeGetParams`), and graphs with
+/// such nodes can be neither copied nor put into others.
 fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: &dyn Real) -> Status {
     let status = keep(call, kernel(params), real);
     let is_conditional = || {
@@ -67,7 +68,8 @@ pub fn add_kernel_v1(
     })
 }
 
-/// `cuGraphAddKernelNode_v2`: as `cuLibraryGetModule`, in the context that the node names, or else in the current one.
+/// `cuGraphAddKernelNode_v2`: as `cuLibraryGetModule`, in the context that the node names, or else
+/// in the current one.
 pub fn add_kernel(
     call: Call,
     real: impl Fn(Out<Node>, Graph, Opaque, usize, In<KernelNodeParams>) -> Status,
@@ -82,7 +84,8 @@ pub fn add_kernel(
     })
 }
 
-/// `cuGraphAddNode`: as `cuGraphAddKernelNode_v2`; remembers what a conditional node may run, for the call that makes its graph executable.
+/// `cuGraphAddNode`: as `cuGraphAddKernelNode_v2`; remembers what a conditional node may run, for
+/// the call that makes its graph executable.
 pub fn add(
     call: Call,
     real: impl Fn(Out<Node>, Graph, Opaque, usize, In<NodeParams>) -> Status,

@@ -1,7 +1,8 @@
 //! Executable graphs whose kernels are changed, which some programs do before every launch.
 //!
-//! Nothing can bring memory nodes into one, but kernels that need more local memory than their context has. That is paid for before the call; what
-//! comes with the next launch instead is paid for there, as what the graph needs is remembered. A kernel is asked once for its need.
+//! Nothing can bring memory nodes into one, but kernels that need more local memory than their
+//! context has. That is paid for before the call; what comes with the next launch instead is paid
+//! for there, as what the graph needs is remembered. A kernel is asked once for its need.
 
 use std::cell::{Cell, RefCell};
 
@@ -109,7 +110,8 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
-/// As [`change`], where something is unknown: the driver is asked about it after it has accepted it.
+/// As [`change`], where something is unknown: the driver is asked about it after it has accepted
+/// it.
 #[cold]
 fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, None);
@@ -180,8 +182,9 @@ pub fn update_v2(
     })
 }
 
-/// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is charged before the call, and before each launch that
-/// relies on it; a kernel that was not seen before is measured. Others cost one look.
+/// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is
+/// charged before the call, and before each launch that relies on it; a kernel that was not seen
+/// before is measured. Others cost one look.
 pub fn set_kernel(
     call: Call,
     real: impl Fn(GraphExec, Node, In<KernelNodeParams>) -> Status,

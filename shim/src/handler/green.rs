@@ -9,12 +9,12 @@ use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100, 580.159.04: 6 MiB, 12, 16, 22, each with a
-/// stream).
+/// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100,
+/// 580.159.04: 6 MiB, 12, 16, 22, each with a stream).
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one are charged before the call, measured after
-/// it, and undone where they do not fit.
+/// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one
+/// are charged before the call, measured after it, and undone where they do not fit.
 pub fn create(
     call: Call,
     real: impl Fn(Out<Opaque>, Opaque, Ordinal, u32) -> Status,

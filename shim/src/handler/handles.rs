@@ -73,8 +73,9 @@ pub fn destroy_graph(call: Call, real: impl Fn(Graph) -> Status, graph: Graph) -
     destroy(call, taken, || real(graph))
 }
 
-/// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from here on. The driver answers 0 for some handles that are
-/// no modules, and another function then crashes with them (measured).
+/// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from
+/// here on. The driver answers 0 for some handles that are no modules, and another function then
+/// crashes with them (measured).
 pub fn functions(
     call: Call,
     real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
@@ -93,7 +94,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: charges nothing; the kernels of a known library are known from here on, as the functions of a module are.
+/// `cuLibraryEnumerateKernels`: charges nothing; the kernels of a known library are known from here
+/// on, as the functions of a module are.
 pub fn kernels(
     call: Call,
     real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
@@ -112,7 +114,8 @@ pub fn kernels(
     })
 }
 
-/// Code that the driver has listed. It writes no more entries than there `are`, whatever the list has room for.
+/// Code that the driver has listed. It writes no more entries than there `are`, whatever the list
+/// has room for.
 fn listed(
     call: Call,
     status: Status,

@@ -1,4 +1,5 @@
-//! Linear memory that other processes open: charged to its owner as long as he has it, then to who has it open.
+//! Linear memory that other processes open: charged to its owner as long as he has it, then to who
+//! has it open.
 
 use gpulimit_ledger::Category;
 
@@ -13,7 +14,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another process.
+/// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another
+/// process.
 pub fn get(
     call: Call,
     real: impl Fn(Opaque, DevicePtr) -> Status,
@@ -33,7 +35,8 @@ pub fn get(
         share(base);
         return real(handle, dptr);
     }
-    // The driver is asked about any other address after it has accepted it: it may lie in the midst of an allocation.
+    // The driver is asked about any other address after it has accepted it: it may lie in the midst
+    // of an allocation.
     let status = real(handle, dptr);
     if status == SUCCESS
         && let Some((base, _)) = range(dptr)
@@ -43,7 +46,8 @@ pub fn get(
     status
 }
 
-/// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver shows it for this process it is charged here.
+/// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver
+/// shows it for this process it is charged here.
 pub fn open(
     call: Call,
     real: impl Fn(Out<DevicePtr>, IpcHandle, u32) -> Status,
@@ -64,8 +68,8 @@ pub fn open(
     status
 }
 
-/// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what was charged here for it is given back after the
-/// call, unless others may have it.
+/// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what
+/// was charged here for it is given back after the call, unless others may have it.
 pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;

@@ -1,4 +1,5 @@
-//! Launches: the first one of a kernel may load its code and take local memory, the first one of a graph that of its kernels.
+//! Launches: the first one of a kernel may load its code and take local memory, the first one of a
+//! graph that of its kernels.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -27,7 +28,8 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100 (measured).
+/// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100
+/// (measured).
 const FIRST: u64 = 128 << 20;
 
 /// What is launched.
@@ -64,7 +66,8 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
                 return Ok(real.call());
             }
         }
-        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to run.
+        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to
+        // run.
         let loads = capturing(call.symbol, stream);
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
@@ -139,7 +142,8 @@ fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
     code && stream::is_known(stream)
 }
 
-/// Launches in a stream, or launches something, that is unknown. What the driver has accepted it is asked about.
+/// Launches in a stream, or launches something, that is unknown. What the driver has accepted it is
+/// asked about.
 #[cold]
 fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
@@ -182,7 +186,8 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
     status
 }
 
-/// The context that holds what a launch in `stream` takes; `None` for no context, and for a stream that is unknown.
+/// The context that holds what a launch in `stream` takes; `None` for no context, and for a stream
+/// that is unknown.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
         // The NULL, legacy and per-thread streams of the current context.
@@ -205,8 +210,9 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local memory, its library and the driver's reserve are
-/// paid ahead, and measured after it; later ones pass.
+/// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local
+/// memory, its library and the driver's reserve are paid ahead, and measured after it; later ones
+/// pass.
 #[allow(clippy::too_many_arguments)]
 pub fn kernel(
     call: Call,
@@ -267,7 +273,8 @@ pub fn cooperative(
     })
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be paid for before the call.
+/// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be
+/// paid for before the call.
 pub fn multi_device(
     call: Call,
     real: impl Fn(In<LaunchParams>, u32, u32) -> Status,
@@ -320,7 +327,8 @@ pub fn multi_device(
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // Now that no lock is held. The room is not kept: others may be faster, and then it is waited for again.
+        // Now that no lock is held. The room is not kept: others may be faster, and then it is
+        // waited for again.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;

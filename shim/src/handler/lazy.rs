@@ -1,7 +1,8 @@
-//! Code that is loaded where it is first needed: of a module each function by itself, and of a library, with its variables, all of it in each
-//! context by itself (measured, H100, 580.159.04).
+//! Code that is loaded where it is first needed: of a module each function by itself, and of a
+//! library, with its variables, all of it in each context by itself (measured, H100, 580.159.04).
 //!
-//! Many calls may be the first: whatever has to know the code, as sums of what fits onto a multiprocessor, or keeps it, as nodes of graphs.
+//! Many calls may be the first: whatever has to know the code, as sums of what fits onto a
+//! multiprocessor, or keeps it, as nodes of graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -22,8 +23,9 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Charges ahead and measures what `real` loads for `handle` (a library, or else a function or kernel) in `context` (`None`: the current one),
-/// unless it is there: programs ask for the same kernel at every call.
+/// Charges ahead and measures what `real` loads for `handle` (a library, or else a function or
+/// kernel) in `context` (`None`: the current one), unless it is there: programs ask for the same
+/// kernel at every call.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -84,7 +86,8 @@ fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -
         .saturating_add(runtime)
 }
 
-/// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current (measured, H100, 580.159.04).
+/// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current
+/// (measured, H100, 580.159.04).
 fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real) -> Status {
     if call.process.launched.is_loaded(kernel) {
         return real.call();
@@ -289,7 +292,8 @@ pub fn param_count(
     load(call, kernel, None, None, &move || real(kernel, count))
 }
 
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs one look.
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs
+/// one look.
 pub fn active_blocks(
     call: Call,
     real: impl Fn(Out<i32>, Opaque, i32, usize) -> Status,
@@ -303,7 +307,8 @@ pub fn active_blocks(
     })
 }
 
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`: as
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
 pub fn active_blocks_with_flags(
     call: Call,
     real: impl Fn(Out<i32>, Opaque, i32, usize, u32) -> Status,
@@ -367,7 +372,8 @@ pub fn dynamic_shared(
     })
 }
 
-/// `cuOccupancyMaxPotentialClusterSize`, `cuOccupancyMaxActiveClusters`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+/// `cuOccupancyMaxPotentialClusterSize`, `cuOccupancyMaxActiveClusters`: as
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
 pub fn clusters(
     call: Call,
     real: impl Fn(Out<i32>, Opaque, Opaque) -> Status,

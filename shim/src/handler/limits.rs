@@ -22,12 +22,14 @@ use crate::handler::payment::Payment;
 /// What device `malloc` has where no limit is set, bytes (measured).
 const HEAP: u64 = 8 << 20;
 
-/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap takes its own when a kernel first needs it, and is
-/// charged from here on. The others take nothing (measured).
+/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap
+/// takes its own when a kernel first needs it, and is charged from here on. The others take nothing
+/// (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // In full: the heap that there is without a limit comes with the first launch, too (measured). That one is charged with the code.
+        // In full: the heap that there is without a limit comes with the first launch, too
+        // (measured). That one is charged with the code.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
@@ -123,7 +125,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged for what the context will take later, of which what is more than before is `paid`.
+/// Keeps `wanted` bytes charged for what the context will take later, of which what is more than
+/// before is `paid`.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

@@ -23,8 +23,8 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for one block ahead, which goes back where it lies
-/// in blocks that are there.
+/// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for
+/// one block ahead, which goes back where it lies in blocks that are there.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -54,7 +54,8 @@ pub fn alloc_v1(
     )
 }
 
-/// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch, corrected to the real one after it.
+/// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch,
+/// corrected to the real one after it.
 pub fn alloc_pitch(
     call: Call,
     real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
@@ -100,9 +101,11 @@ pub fn alloc_pitch_v1(
 /// Tells the address of what was made, and its size where that may differ from the estimate.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
-/// What rows take is pitch × height, and the pitch is known only afterwards: `result` tells it beside the address.
+/// What rows take is pitch × height, and the pitch is known only afterwards: `result` tells it
+/// beside the address.
 fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
-    /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected afterwards).
+    /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected
+    /// afterwards).
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
     allocate_by(call, estimate, real, &|| {
@@ -116,7 +119,8 @@ fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> 
     allocate(call, estimate, || real.call(), result)
 }
 
-/// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where it may differ from the estimate.
+/// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where
+/// it may differ from the estimate.
 #[inline]
 fn allocate(
     call: Call,
@@ -188,7 +192,8 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block, which only a block of the driver's reserve paid for. Returns a charged block for another try.
+/// Frees a small allocation that took a new block, which only a block of the driver's reserve paid
+/// for. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -200,8 +205,8 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread's request has come into the block meanwhile and has paid nothing, as it found the block held: it stays, and what
-        // was lent stays charged for it.
+        // Another thread's request has come into the block meanwhile and has paid nothing, as it
+        // found the block held: it stays, and what was lent stays charged for it.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
@@ -241,7 +246,8 @@ pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
-/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` has been charged.
+/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` has
+/// been charged.
 fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
@@ -257,8 +263,9 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its own whole, a shared block with the last
-/// request in it; what other processes may have open stays charged as long as they may.
+/// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its
+/// own whole, a shared block with the last request in it; what other processes may have open stays
+/// charged as long as they may.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));

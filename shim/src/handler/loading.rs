@@ -27,7 +27,8 @@ use crate::refusal::Refused;
 
 /// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
 ///
-/// Two functions of the driver: one for `CUfunction`s and one for `CUkernel`s, which pass for functions in launches, but not here (measured).
+/// Two functions of the driver: one for `CUfunction`s and one for `CUkernel`s, which pass for
+/// functions in launches, but not here (measured).
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -52,7 +53,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// A call for which nothing was paid by name has been measured, and has run kernels that need so much in `context`.
+/// A call for which nothing was paid by name has been measured, and has run kernels that need so
+/// much in `context`.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -68,7 +70,8 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
 pub enum Use<'a> {
     /// The code of kernels is loaded.
     Load,
-    /// A kernel is launched whose threads need so much local memory each; asked for only when the estimate is paid.
+    /// A kernel is launched whose threads need so much local memory each; asked for only when the
+    /// estimate is paid.
     Launch(&'a dyn Fn() -> u64),
     /// As [`Use::Launch`], one of several in a call.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
@@ -76,11 +79,13 @@ pub enum Use<'a> {
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// What a launch lacked that must not wait, as other launches of its call hold their locks: the device, and the bytes that are due there.
+/// What a launch lacked that must not wait, as other launches of its call hold their locks: the
+/// device, and the bytes that are due there.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's reserve covers, what the image `says` that comes
-/// with their code, the growth of local memory, and up to `more` bytes of what the group has left then.
+/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's
+/// reserve covers, what the image `says` that comes with their code, the growth of local memory,
+/// and up to `more` bytes of what the group has left then.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -191,7 +196,8 @@ pub fn run(
     })
 }
 
-/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so much, or for some that need so much at most.
+/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so
+/// much, or for some that need so much at most.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -208,7 +214,8 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // What has been dropped may come with the next kernel only, and that of a graph with its launch only.
+    // What has been dropped may come with the next kernel only, and that of a graph with its launch
+    // only.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -220,7 +227,8 @@ fn conclude_growth(
     }
 }
 
-/// The driver has refused growth of local memory. What there was may have gone with that: all kernels need it anew.
+/// The driver has refused growth of local memory. What there was may have gone with that: all
+/// kernels need it anew.
 pub fn note_failure(
     call: Call,
     device: &Device,

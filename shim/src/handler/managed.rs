@@ -1,5 +1,5 @@
-//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables: charged in full, because the device may come to hold all of it
-//! without a call.
+//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables: charged in full, because
+//! the device may come to hold all of it without a call.
 
 use gpulimit_ledger::Category;
 
@@ -34,8 +34,9 @@ pub fn alloc(
     })
 }
 
-/// Runs a call that takes `bytes` of managed memory for as long as `context` lives (0: until it is freed): charged before it, in whole
-/// blocks. `real` returns the status and by which address or handle the memory will be freed.
+/// Runs a call that takes `bytes` of managed memory for as long as `context` lives (0: until it is
+/// freed): charged before it, in whole blocks. `real` returns the status and by which address or
+/// handle the memory will be freed.
 fn take(
     call: Call,
     device: &Device,
@@ -65,9 +66,10 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, which loads code with `bytes` of `__managed__` variables, in `context`, or (0) a library for all contexts. They are charged
-/// on the current device, or on the first where none is current, until the code is unloaded ([`free`] with its handle, which is no address
-/// of memory) or the context goes.
+/// Runs `real`, which loads code with `bytes` of `__managed__` variables, in `context`, or (0) a
+/// library for all contexts. They are charged on the current device, or on the first where none is
+/// current, until the code is unloaded ([`free`] with its handle, which is no address of memory) or
+/// the context goes.
 pub fn variables(
     call: Call,
     bytes: u64,

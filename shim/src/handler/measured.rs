@@ -13,8 +13,9 @@ use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
-/// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes it back and the program gets
-/// out-of-memory; where nothing can be undone, growth stops until the group is below its limit again.
+/// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes
+/// it back and the program gets out-of-memory; where nothing can be undone, growth stops until the
+/// group is below its limit again.
 pub fn run(
     call: Call,
     device: &'static Device,
@@ -72,8 +73,10 @@ pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 /// Of a call of which nothing tells how much it takes.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real`, which was given a handle that is unknown, so that nothing tells on which device it takes something. On each one with contexts what it may take at
-/// `most` is paid ahead, as far as the group has so much left; what it takes beyond that stops growth until the group is below its limit. `undo` as in [`run`].
+/// Runs `real`, which was given a handle that is unknown, so that nothing tells on which device it
+/// takes something. On each one with contexts what it may take at `most` is paid ahead, as far as
+/// the group has so much left; what it takes beyond that stops growth until the group is below its
+/// limit. `undo` as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -102,7 +105,8 @@ pub fn small(call: Call, real: &dyn Real) -> Status {
     })
 }
 
-/// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid ahead, and the rest measured after the call.
+/// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid
+/// ahead, and the rest measured after the call.
 pub fn stream(
     call: Call,
     real: impl Fn(Out<Stream>, u32) -> Status,

@@ -1,7 +1,8 @@
 //! Paying ahead for a call that is made under a lock.
 //!
-//! No request stands in the group's line under a lock ([`crate::account::locks`]). So a call pays quietly under its lock; where there is no room it lets go of
-//! the lock, waits, and takes the lock again: what is due may have changed meanwhile.
+//! No request stands in the group's line under a lock ([`crate::account::locks`]). So a call pays
+//! quietly under its lock; where there is no room it lets go of the lock, waits, and takes the lock
+//! again: what is due may have changed meanwhile.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -27,7 +28,8 @@ pub struct Payment<'b, G> {
 }
 
 impl<G> Payment<'_, G> {
-    /// Returns the lock and what is paid. Of what the call has `paid` already nothing is kept while it waits.
+    /// Returns the lock and what is paid. Of what the call has `paid` already nothing is kept while
+    /// it waits.
     pub fn make(
         &self,
         call: Call,
@@ -67,7 +69,8 @@ impl<G> Payment<'_, G> {
     }
 }
 
-/// Raises what is paid to the bytes that are due, and waits or refuses as the group wants it. Pays nothing where they are due no more.
+/// Raises what is paid to the bytes that are due, and waits or refuses as the group wants it. Pays
+/// nothing where they are due no more.
 pub fn insist(
     call: Call,
     paid: &mut Prepaid<'_>,

@@ -22,8 +22,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device. The most by which the pool may grow, in
-/// steps of 32 MiB, is charged before the call, and what it did not grow by given back.
+/// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
+/// The most by which the pool may grow, in steps of 32 MiB, is charged before the call, and what it
+/// did not grow by given back.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -39,7 +40,8 @@ pub fn alloc(
     }
 }
 
-/// The current pool of the device that work in `stream` runs on; `None` where one of them is unknown.
+/// The current pool of the device that work in `stream` runs on; `None` where one of them is
+/// unknown.
 #[inline(always)]
 fn current_pool(
     call: Call,
@@ -52,7 +54,8 @@ fn current_pool(
     Ok(device.current_pool()?.map(|pool| (device, pool)))
 }
 
-/// `cuMemAllocFromPoolAsync` and its twin: charged as by `cuMemAllocAsync`; the pool's device counts, not the stream's.
+/// `cuMemAllocFromPoolAsync` and its twin: charged as by `cuMemAllocAsync`; the pool's device
+/// counts, not the stream's.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -95,7 +98,8 @@ fn note_managed(
     }
 }
 
-/// Device of a pool that was not seen being made, where it is some device's default or current pool: the driver hands these out whenever it is asked.
+/// Device of a pool that was not seen being made, where it is some device's default or current
+/// pool: the driver hands these out whenever it is asked.
 fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -108,8 +112,9 @@ fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
     })
 }
 
-/// Allocates where the pool (`None`: the current one of the stream's device) or the stream is unknown. The growth that any pool could need is charged
-/// before the call on every device in use; the driver is asked about the pool after it has allocated from it.
+/// Allocates where the pool (`None`: the current one of the stream's device) or the stream is
+/// unknown. The growth that any pool could need is charged before the call on every device in use;
+/// the driver is asked about the pool after it has allocated from it.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -255,7 +260,8 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has now is paid.
+    /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has
+    /// now is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -268,7 +274,8 @@ impl Allocation {
         (status, whole)
     }
 
-    /// Allocates what the headroom does not cover. `made`: `real` has run with this status, and the pool has grown by more than was paid.
+    /// Allocates what the headroom does not cover. `made`: `real` has run with this status, and the
+    /// pool has grown by more than was paid.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
@@ -287,7 +294,8 @@ impl Allocation {
         } = self;
         let growth = growth(bytes);
         let mut tries = 0;
-        // The driver opens files when a pool gets its first memory (measured, H200, 580.159): a cancelled thread would end there.
+        // The driver opens files when a pool gets its first memory (measured, H200, 580.159): a
+        // cancelled thread would end there.
         let mut undisturbed = None;
         loop {
             let status = match made.take() {
@@ -306,11 +314,13 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // What a managed pool has been given it keeps: another try would not find out what this one has.
+            // What a managed pool has been given it keeps: another try would not find out what this
+            // one has.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Waits for room for the growth, and for the headroom that it would take. It is not kept: others may be faster.
+            // Waits for room for the growth, and for the headroom that it would take. It is not
+            // kept: others may be faster.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
@@ -320,7 +330,8 @@ impl Allocation {
     }
 }
 
-/// Times that an allocation is made and undone because others were faster to take the room for its headroom.
+/// Times that an allocation is made and undone because others were faster to take the room for its
+/// headroom.
 const TRIES: u32 = 16;
 
 /// Pays for the possible growth of an allocation that the headroom does not cover.
@@ -348,7 +359,8 @@ fn pay(
     if paid(Some(until)) {
         return Ok(());
     }
-    // What the pool hands back makes room for its growth; twice as much, so that the next request of this size finds room at once.
+    // What the pool hands back makes room for its growth; twice as much, so that the next request
+    // of this size finds room at once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -367,7 +379,8 @@ fn pay(
     Ok(())
 }
 
-/// An allocation has made the pool grow. True when that can be paid, with a headroom anew, and stays; else it is undone.
+/// An allocation has made the pool grow. True when that can be paid, with a headroom anew, and
+/// stays; else it is undone.
 #[cold]
 fn grown(
     device: &'static Device,
@@ -378,7 +391,8 @@ fn grown(
 ) -> bool {
     let _growth = Growth(pool);
     device.renew(mark);
-    // In a full group a managed pool does without a headroom where it lies in what it has had before.
+    // In a full group a managed pool does without a headroom where it lies in what it has had
+    // before.
     let within = pool.managed && !pool.has_overrun();
     let ahead = |short| {
         let request = Request::reclaiming(short);
@@ -409,7 +423,8 @@ fn take_back(
     pool.trim(&device.book, growth);
 }
 
-/// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at least, which then looks at the pools.
+/// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at
+/// least, which then looks at the pools.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -454,15 +469,16 @@ pub fn create(
     status
 }
 
-/// Enters a pool of managed memory. It counts on the device that its location names, else on the current one or the first: the GPU may come to
-/// hold all of it, wherever it is to be.
+/// Enters a pool of managed memory. It counts on the device that its location names, else on the
+/// current one or the first: the GPU may come to hold all of it, wherever it is to be.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
     call.process.pools.known_managed(pool, device);
 }
 
-/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: charge nothing; remember whose memory a pool will take that no call has made.
+/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: charge nothing; remember whose memory a pool will
+/// take that no call has made.
 pub fn find(
     call: Call,
     real: impl Fn(Out<MemPool>, In<Location>, i32) -> Status,
@@ -483,7 +499,8 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a measurement finds it gone.
+/// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a
+/// measurement finds it gone.
 pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
     // Other threads may still have it from before.
@@ -529,7 +546,8 @@ pub fn trim(
     status
 }
 
-/// `cuMemPoolSetAttribute`: charges nothing; with a lower threshold the next synchronise call lets the pool shrink.
+/// `cuMemPoolSetAttribute`: charges nothing; with a lower threshold the next synchronise call lets
+/// the pool shrink.
 pub fn set_attribute(
     call: Call,
     real: impl Fn(MemPool, i32, Opaque) -> Status,

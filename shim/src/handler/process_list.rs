@@ -1,6 +1,7 @@
 //! Which processes use a GPU: those of the group, each with the driver's own figures.
 //!
-//! The driver's whole list is fetched into room of ours, so that what the program offers need only hold the group's part.
+//! The driver's whole list is fetched into room of ours, so that what the program offers need only
+//! hold the group's part.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -28,7 +29,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Puts the members' part of the list that `fetch` fetches at `infos`, if there is room for it; how many they are.
+/// Puts the members' part of the list that `fetch` fetches at `infos`, if there is room for it; how
+/// many they are.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -49,12 +51,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Whether the function that the program calls accepts its device: no other function is asked about it before.
+/// Whether the function that the program calls accepts its device: no other function is asked about
+/// it before.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// NVML's way to answer with a list: there must be room for all of it, else it says how much is needed.
+/// NVML's way to answer with a list: there must be room for all of it, else it says how much is
+/// needed.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {
@@ -78,7 +82,8 @@ pub fn list<T: Listed>(
     infos: Out<T>,
 ) -> Status {
     let room = match count.read() {
-        // Nowhere to put anything is an answer of the driver's own, unless all that is asked for is the number.
+        // Nowhere to put anything is an answer of the driver's own, unless all that is asked for is
+        // the number.
         Some(room) if room == 0 || !infos.is_null() => room,
         _ => return real(device, count, infos),
     };
@@ -93,7 +98,8 @@ pub fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// The group's processes alone, with the driver's own figures; in some drivers the entries are `NvmlProcessDetail`.
+/// The group's processes alone, with the driver's own figures; in some drivers the entries are
+/// `NvmlProcessDetail`.
 pub fn v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
@@ -108,7 +114,8 @@ pub fn v3(
     list(call, real, device, count, infos.cast())
 }
 
-/// `nvmlDeviceGetRunningProcessDetailList`: the group's processes alone, with the driver's own figures.
+/// `nvmlDeviceGetRunningProcessDetailList`: the group's processes alone, with the driver's own
+/// figures.
 pub fn details(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlProcessDetailList>) -> Status,

@@ -37,7 +37,8 @@ pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
 }
 
-/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12, and for a stream that is unknown.
+/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12,
+/// and for a stream that is unknown.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     if !is_known(stream) {
         return None;
@@ -55,8 +56,8 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this thread has yet to do. A stream that is unknown is
-/// not waited for.
+/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this
+/// thread has yet to do. A stream that is unknown is not waited for.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {
         return;

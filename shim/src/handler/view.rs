@@ -1,6 +1,7 @@
 //! Questions about how much memory there is: answered for the group.
 //!
-//! Total is the smallest limit on the group's path, free what this process could still get. A figure is only ever made smaller.
+//! Total is the smallest limit on the group's path, free what this process could still get. A
+//! figure is only ever made smaller.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -12,7 +13,8 @@ use crate::driver::figures;
 use crate::driver::{cuda, nvml};
 use crate::handler::Call;
 
-/// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could still get.
+/// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could
+/// still get.
 pub fn mem_get_info(
     call: Call,
     real: impl Fn(Out<usize>, Out<usize>) -> Status,
@@ -29,7 +31,8 @@ pub fn mem_get_info(
     status
 }
 
-/// `cuMemGetInfo`: as `cuMemGetInfo_v2`, of 32 bits; what does not fit is the largest number that does.
+/// `cuMemGetInfo`: as `cuMemGetInfo_v2`, of 32 bits; what does not fit is the largest number that
+/// does.
 pub fn mem_get_info_v1(
     call: Call,
     real: impl Fn(Out<u32>, Out<u32>) -> Status,
@@ -66,7 +69,8 @@ pub fn device_total_mem(
     status
 }
 
-/// `cuDeviceTotalMem`: as `cuDeviceTotalMem_v2`, of 32 bits; what does not fit is the largest number that does.
+/// `cuDeviceTotalMem`: as `cuDeviceTotalMem_v2`, of 32 bits; what does not fit is the largest
+/// number that does.
 pub fn device_total_mem_v1(
     call: Call,
     real: impl Fn(Out<u32>, Ordinal) -> Status,
@@ -100,7 +104,8 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// The group's total and used bytes on the device behind an NVML handle; `None` where no limit applies to it.
+/// The group's total and used bytes on the device behind an NVML handle; `None` where no limit
+/// applies to it.
 fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
     // The limits of a GPU that is cut are those of its instances, which have handles of their own.
@@ -108,7 +113,8 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         return None;
     }
     let member = call.process.member().ok()?;
-    // Shares of a device are shares of what CUDA calls its memory: without what the driver reserves.
+    // Shares of a device are shares of what CUDA calls its memory: without what the driver
+    // reserves.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
@@ -151,7 +157,8 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: the group's figures, total = reserved + free + used. What the driver reserves is outside of the group's share.
+/// `nvmlDeviceGetMemoryInfo_v2`: the group's figures, total = reserved + free + used. What the
+/// driver reserves is outside of the group's share.
 pub fn nvml_memory_info_v2(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlMemoryV2>) -> Status,

@@ -1,4 +1,5 @@
-//! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a handle or a mapping.
+//! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a
+//! handle or a mapping.
 
 use gpulimit_ledger::Category;
 
@@ -17,7 +18,8 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt, size_on};
 
-/// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties, whatever context is current.
+/// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties,
+/// whatever context is current.
 pub fn create(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, usize, In<AllocationProp>, u64) -> Status,
@@ -48,8 +50,8 @@ pub fn create(
     })
 }
 
-/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what other processes may hold, too, stays charged as
-/// long as they may.
+/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what
+/// other processes may hold, too, stays charged as long as they may.
 pub fn release(
     call: Call,
     real: impl Fn(AllocationHandle) -> Status,
@@ -79,8 +81,8 @@ pub fn map(
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it ends the last reference to the memory, as by
-/// `cuMemRelease`.
+/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it
+/// ends the last reference to the memory, as by `cuMemRelease`.
 pub fn unmap(
     call: Call,
     real: impl Fn(DevicePtr, usize) -> Status,
@@ -109,7 +111,8 @@ pub fn retain(
     status
 }
 
-/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the memory may go to another process.
+/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the
+/// memory may go to another process.
 pub fn export(
     call: Call,
     real: impl Fn(Opaque, AllocationHandle, i32, u64) -> Status,
@@ -127,8 +130,8 @@ pub fn export(
     real(shareable, handle, kind, flags)
 }
 
-/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once the driver shows it for this process it is
-/// charged here.
+/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once
+/// the driver shows it for this process it is charged here.
 pub fn import(
     call: Call,
     real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
@@ -156,7 +159,8 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Memory that may go with the call under way: it has no name any more, so that a measurement never takes it for less than it is.
+/// Memory that may go with the call under way: it has no name any more, so that a measurement never
+/// takes it for less than it is.
 fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {

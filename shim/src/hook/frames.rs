@@ -1,14 +1,17 @@
-//! Where on the stack a call of the program's into this library begins, whatever the frames of ours are since.
+//! Where on the stack a call of the program's into this library begins, whatever the frames of ours
+//! are since.
 //!
-//! All functions of ours begin their frames with the caller's frame pointer and the return address (`.cargo/config.toml`), so these
-//! frames are a list that ends at the first return address which is not of ours.
+//! All functions of ours begin their frames with the caller's frame pointer and the return address
+//! (`.cargo/config.toml`), so these frames are a list that ends at the first return address which
+//! is not of ours.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
-/// The stack pointer of whoever called into this library; 0 where this library was built without frame pointers. On aarch64 the end of the first frame's record, which parts of
-/// that frame may be above of: there a jump may go unnoticed, and nothing else.
+/// The stack pointer of whoever called into this library; 0 where this library was built without
+/// frame pointers. On aarch64 the end of the first frame's record, which parts of that frame may be
+/// above of: there a jump may go unnoticed, and nothing else.
 #[inline(never)]
 pub fn start_of_ours() -> usize {
     if !cfg!(frame_pointers) {
@@ -24,7 +27,8 @@ pub fn start_of_ours() -> usize {
     }
     // Ends: whoever has called into this library first is not of it.
     loop {
-        // SAFETY: it is the record of a frame of ours: of this function first, then of who called from code of ours.
+        // SAFETY: it is the record of a frame of ours: of this function first, then of who called
+        // from code of ours.
         let [before, from] = unsafe { with_exposed_provenance::<[usize; 2]>(frame).read() };
         if !is_ours(from) {
             return frame + size_of::<[usize; 2]>();
@@ -57,7 +61,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// Where ours began in calls by the C library: as seen at once, from further down, and the place of a variable.
+    /// Where ours began in calls by the C library: as seen at once, from further down, and the
+    /// place of a variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

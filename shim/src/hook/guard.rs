@@ -1,12 +1,13 @@
 //! Re-entrancy: a call that the driver or we make from inside a hook goes straight to the driver.
 //!
-//! A program may leave a hook by `siglongjmp`, out of a signal handler that has interrupted a wait, and then nothing here is told. So what is
-//! remembered is not "inside" but the place on the stack at which the thread is inside. A call that comes from further up cannot be inside of that; one from
-//! further down is, if the word at that place is as it was left, and above of where this call came into the library. Else the hook was abandoned, and the
-//! call is one like any other.
+//! A program may leave a hook by `siglongjmp`, out of a signal handler that has interrupted a wait,
+//! and then nothing here is told. So what is remembered is not "inside" but the place on the stack
+//! at which the thread is inside. A call that comes from further up cannot be inside of that; one
+//! from further down is, if the word at that place is as it was left, and above of where this call
+//! came into the library. Else the hook was abandoned, and the call is one like any other.
 //!
-//! On another stack (of signals, of fibers) this says nothing, and the call goes straight to the driver: what was interrupted may hold
-//! a lock that it would wait for.
+//! On another stack (of signals, of fibers) this says nothing, and the call goes straight to the
+//! driver: what was interrupted may hold a lock that it would wait for.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -39,19 +40,22 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. `None` when the thread is inside a hook already (or is being torn down: then we step aside too).
+/// Runs `work` as a hook of this thread. `None` when the thread is inside a hook already (or is
+/// being torn down: then we step aside too).
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The work is done inside, so that the thread's word is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The lowest word of some: what the program calls next, from a little further down, is then above of it.
+        // The lowest word of some: what the program calls next, from a little further down, is then
+        // above of it.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
-        // SAFETY: a local variable; nobody but `is_abandoned` reads it, of which the compiler knows nothing.
+        // SAFETY: a local variable; nobody but `is_abandoned` reads it, of which the compiler knows
+        // nothing.
         unsafe { word.write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
@@ -60,8 +64,8 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.unwrap_or(None)
 }
 
-/// Whether the hook whose word was at `before` has been left without its end, as seen from a call whose word would be `here`. Stacks grow
-/// downwards.
+/// Whether the hook whose word was at `before` has been left without its end, as seen from a call
+/// whose word would be `here`. Stacks grow downwards.
 #[cold]
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
@@ -69,7 +73,8 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of ours differ in size: the word may lie in those of this very call, and not be written over yet.
+        // Frames of ours differ in size: the word may lie in those of this very call, and not be
+        // written over yet.
         return !as_left || before < start_of_ours();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
@@ -87,7 +92,8 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Whether all between the two can be read, as it is where one was reached from the other: below other stacks is a page that cannot.
+/// Whether all between the two can be read, as it is where one was reached from the other: below
+/// other stacks is a page that cannot.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;
@@ -96,7 +102,8 @@ fn is_one_stack(before: usize, here: usize) -> bool {
 
 /// Whether a word can be read at this address.
 fn is_readable(address: usize) -> bool {
-    // SAFETY: the kernel reads a set of signals there, if it can, before it finds that it was not told what to do with it.
+    // SAFETY: the kernel reads a set of signals there, if it can, before it finds that it was not
+    // told what to do with it.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,

@@ -1,11 +1,14 @@
 //! The way of a launch that is known: a tail jump. On x86-64; elsewhere a call after the same look.
 //!
-//! A function of ours that calls the driver's would push its eleven arguments once more. So the exports of launches are naked: they look for the handle
-//! among those seen launched, with registers that no argument is in, and jump on to the driver's function with everything as it came. No frame of ours is
-//! on the stack then. Whatever is not known, or before the driver's address is, goes to the ordinary function.
+//! A function of ours that calls the driver's would push its eleven arguments once more. So the
+//! exports of launches are naked: they look for the handle among those seen launched, with
+//! registers that no argument is in, and jump on to the driver's function with everything as it
+//! came. No frame of ours is on the stack then. Whatever is not known, or before the driver's
+//! address is, goes to the ordinary function.
 
-/// The body of a naked export: `$handle` is the register of the handle, `$others` the ordinary function, `$at` the place of the driver's address
-/// in `$addresses`. A handle of 0 finds an empty place, and gets the driver's answer.
+/// The body of a naked export: `$handle` is the register of the handle, `$others` the ordinary
+/// function, `$at` the place of the driver's address in `$addresses`. A handle of 0 finds an empty
+/// place, and gets the driver's answer.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

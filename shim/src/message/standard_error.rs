@@ -1,7 +1,8 @@
 //! Standard error, written without waiting and without a signal to the program.
 //!
-//! The file behind descriptor 2 is the program's and may be shared with other processes, so its flags stay as they are: `O_NONBLOCK` would
-//! be set for all of them. Each kind of file has a call that returns at once by itself:
+//! The file behind descriptor 2 is the program's and may be shared with other processes, so its
+//! flags stay as they are: `O_NONBLOCK` would be set for all of them. Each kind of file has a call
+//! that returns at once by itself:
 //!
 //! | file | call |
 //! |---|---|
@@ -10,10 +11,11 @@
 //! | terminal | `write` to an open file description of our own with `O_NONBLOCK` |
 //! | any other | `write` |
 //!
-//! Where a system lacks or forbids these calls, a `write` that follows a `poll` is left: it waits only if somebody else fills the pipe, or
-//! the terminal has room for a part of the line.
+//! Where a system lacks or forbids these calls, a `write` that follows a `poll` is left: it waits
+//! only if somebody else fills the pipe, or the terminal has room for a part of the line.
 //!
-//! All system calls are made directly: the C library's functions of these names are cancellation points.
+//! All system calls are made directly: the C library's functions of these names are cancellation
+//! points.
 #![allow(unsafe_code)]
 
 use gpulimit_base::held_signals;
@@ -40,8 +42,8 @@ pub fn write(line: &[u8]) {
     }
 }
 
-/// Widens a number to a whole register for `libc::syscall`: the upper half of a 32-bit variadic argument is undefined, and a tool such
-/// as valgrind sees that the kernel is given it.
+/// Widens a number to a whole register for `libc::syscall`: the upper half of a 32-bit variadic
+/// argument is undefined, and a tool such as valgrind sees that the kernel is given it.
 fn wide(number: c_int) -> c_long {
     number.into()
 }
@@ -57,7 +59,8 @@ fn error(answer: c_long) -> c_int {
 /// The kind of file behind the descriptor, an `S_IF` constant; 0 where there is none.
 fn kind() -> libc::mode_t {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills in a structure of ours, which is valid as zeroes. The C library's is the kernel's on 64-bit systems.
+    // SAFETY: the kernel fills in a structure of ours, which is valid as zeroes. The C library's is
+    // the kernel's on 64-bit systems.
     let about = unsafe {
         libc::syscall(libc::SYS_fstat, wide(DESCRIPTOR), about.as_mut_ptr());
         about.assume_init()
@@ -114,7 +117,8 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a page with the line into the pipe. Nobody else has that page any more when this returns, so that the reader finds it as it was.
+/// Puts a page with the line into the pipe. Nobody else has that page any more when this returns,
+/// so that the reader finds it as it was.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: a fresh anonymous private mapping of at least a line's length.
     let page = unsafe {
@@ -130,7 +134,8 @@ fn splice(line: &[u8]) -> c_int {
     if page == libc::MAP_FAILED {
         return libc::ENOMEM;
     }
-    // SAFETY: the page just mapped has room for the line, and its own part describes it; nobody uses it after this.
+    // SAFETY: the page just mapped has room for the line, and its own part describes it; nobody
+    // uses it after this.
     unsafe {
         page.cast::<u8>()
             .copy_from_nonoverlapping(line.as_ptr(), line.len());

@@ -5,6 +5,7 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // The driver's calls to itself never pass through a preloaded library.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // So that what it does at the process's exit is there then: not every C library keeps it for its thread-local variables.
+    // So that what it does at the process's exit is there then: not every C library keeps it for
+    // its thread-local variables.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

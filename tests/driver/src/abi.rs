@@ -40,7 +40,8 @@ impl<T> Out<T> {
     /// Writes the result where there is a pointer.
     pub fn put_if(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller of the C interface promises a pointer to such a value, however aligned.
+            // SAFETY: the caller of the C interface promises a pointer to such a value, however
+            // aligned.
             unsafe { self.0.write_unaligned(value) };
         }
     }
@@ -122,7 +123,8 @@ impl<T> In<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the caller of the C interface promises a pointer to such a value, however aligned.
+        // SAFETY: the caller of the C interface promises a pointer to such a value, however
+        // aligned.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -154,7 +156,8 @@ impl Text {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the caller promises a NUL-terminated string that lives as long as the call, and no handler keeps it.
+        // SAFETY: the caller promises a NUL-terminated string that lives as long as the call, and
+        // no handler keeps it.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
@@ -186,10 +189,12 @@ impl Site {
         }
     }
 
-    /// Does the call's work as the knobs say: after a wait, before a wait, or not at all. One branch when none is set.
+    /// Does the call's work as the knobs say: after a wait, before a wait, or not at all. One
+    /// branch when none is set.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the pointer is one of the two statics above or a word of the machine, which is never unmapped.
+        // SAFETY: the pointer is one of the two statics above or a word of the machine, which is
+        // never unmapped.
         let active = unsafe { &*ACTIVE.load(Relaxed) };
         if active.load(Relaxed) == 0 {
             work()
@@ -198,8 +203,8 @@ impl Site {
         }
     }
 
-    /// Passes a status on, and notes the name of a function that fails in the file that `GPULIMIT_SIM_FAILED` names, a line each: tests see from it who
-    /// was given a wrong handle.
+    /// Passes a status on, and notes the name of a function that fails in the file that
+    /// `GPULIMIT_SIM_FAILED` names, a line each: tests see from it who was given a wrong handle.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();
@@ -255,12 +260,14 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// The call under way was given a handle at which the driver's memory has something else by now.
+    /// The call under way was given a handle at which the driver's memory has something else by
+    /// now.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions that end in a memory fault when they get a handle that was destroyed, or is one of another kind (measured, H200, 580.159.03). `cuLibraryUnload`
-/// does, too; random programs of the tests unload what is no library.
+/// Functions that end in a memory fault when they get a handle that was destroyed, or is one of
+/// another kind (measured, H200, 580.159.03). `cuLibraryUnload` does, too; random programs of the
+/// tests unload what is no library.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",
@@ -288,7 +295,8 @@ pub fn fatal(status: Status) -> Status {
     status
 }
 
-/// Ends the process as a memory fault in the driver does: what some functions do with a handle that has been destroyed.
+/// Ends the process as a memory fault in the driver does: what some functions do with a handle that
+/// has been destroyed.
 pub fn crash() -> ! {
     // SAFETY: a signal to the process itself; a handler would return to where nothing can go on.
     unsafe {

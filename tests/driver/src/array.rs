@@ -1,10 +1,11 @@
-//! Arrays and mipmapped arrays: what they take, how small ones share blocks, and what can be mapped into those without
-//! memory of their own.
+//! Arrays and mipmapped arrays: what they take, how small ones share blocks, and what can be mapped
+//! into those without memory of their own.
 //!
-//! Measured (H100, 580.159.04): what needs 2 MiB or more ([`Shape::bytes`]) takes blocks of its own. Smaller ones share
-//! blocks with others of their context, not with linear memory: 24 of 64 KiB lie in one, two of 832 KiB, one of 1.8 MiB; a
-//! block goes back with its last array. Sparse ones and those with deferred mapping take nothing, and what is mapped into
-//! them lives by its own handle alone.
+//! Measured (H100, 580.159.04): what needs 2 MiB or more ([`Shape::bytes`]) takes blocks of its
+//! own. Smaller ones share blocks with others of their context, not with linear memory: 24 of 64
+//! KiB lie in one, two of 832 KiB, one of 1.8 MiB; a block goes back with its last array. Sparse
+//! ones and those with deferred mapping take nothing, and what is mapped into them lives by its own
+//! handle alone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -344,12 +345,12 @@ impl Array {
     }
 }
 
-/// Maps memory into arrays and unmaps it. Measured (H100, 580.159.04): memory that is mapped goes with its last handle all
-/// the same, so that there is nothing to remember.
+/// Maps memory into arrays and unmaps it. Measured (H100, 580.159.04): memory that is mapped goes
+/// with its last handle all the same, so that there is nothing to remember.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, `INVALID_VALUE` for parts that do not consist of tiles of an array without memory of its own, or
-/// for unknown memory.
+/// `INVALID_HANDLE`, `INVALID_VALUE` for parts that do not consist of tiles of an array without
+/// memory of its own, or for unknown memory.
 pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     let mut guard = state();
     let state = guard.get();

@@ -1,7 +1,7 @@
 //! Linear memory: small requests packed into 2 MiB blocks, large ones with blocks of their own.
 //!
-//! The path of a small request inside a block that is already there takes one uncontended lock of this process and
-//! touches no shared memory.
+//! The path of a small request inside a block that is already there takes one uncontended lock of
+//! this process and touches no shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -20,12 +20,13 @@ use crate::{Outcome, Status, graph, ipc};
 /// Requests up to this many bytes share blocks; one more than that fills a block.
 const SHARED: u64 = BLOCK - GRAIN;
 
-/// One shard of a context's small requests. A request goes to the shard of its size; where that has no room, to another
-/// that has, so that all sizes share blocks.
+/// One shard of a context's small requests. A request goes to the shard of its size; where that has
+/// no room, to another that has, so that all sizes share blocks.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// No request of more bytes finds room: [`Heap::room`] when one found none, a block since memory came or came back.
+    /// No request of more bytes finds room: [`Heap::room`] when one found none, a block since
+    /// memory came or came back.
     room: AtomicU64,
 }
 
@@ -188,7 +189,8 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory by its address, whatever kind it is, a pool's in the order of a stream; nothing happens for 0.
+/// Frees memory by its address, whatever kind it is, a pool's in the order of a stream; nothing
+/// happens for 0.
 ///
 /// # Errors
 /// `INVALID_VALUE` when nothing was allocated there.

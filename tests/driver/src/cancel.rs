@@ -1,15 +1,17 @@
 //! Threads that are cancelled (`pthread_cancel`) while they are in the driver.
 //!
-//! A cancelled thread ends in calls of the driver that open, read or wait, and is unwound from there. Measured on an H200 (580.159), each call by a thread
-//! that was cancelled before it, with the cancellation state enabled:
+//! A cancelled thread ends in calls of the driver that open, read or wait, and is unwound from
+//! there. Measured on an H200 (580.159), each call by a thread that was cancelled before it, with
+//! the cancellation state enabled:
 //!
 //! | the thread ends in | and not in |
 //! |---|---|
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
 //! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
 //!
-//! Here a thread ends at the beginning of such a call, before it has done anything: Rust code that is unwound by others ends the process. Where contexts
-//! sleep, it does so with and without work under way. During the call cancellation is put off.
+//! Here a thread ends at the beginning of such a call, before it has done anything: Rust code that
+//! is unwound by others ends the process. Where contexts sleep, it does so with and without work
+//! under way. During the call cancellation is put off.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -76,7 +78,8 @@ impl Point {
         Point::Never
     }
 
-    /// Ends the thread here if it is cancelled and this is a cancellation point. The caller has nothing to clean up.
+    /// Ends the thread here if it is cancelled and this is a cancellation point. The caller has
+    /// nothing to clean up.
     #[inline]
     pub fn pass(self) {
         static CALLED: AtomicBool = AtomicBool::new(false);
@@ -89,7 +92,8 @@ impl Point {
             Point::Waiting => SLEEPS.load(Ordering::Relaxed),
         };
         if is_point {
-            // SAFETY: has no arguments; the frames that it may unwind, up to the exported function's, hold nothing.
+            // SAFETY: has no arguments; the frames that it may unwind, up to the exported
+            // function's, hold nothing.
             unsafe { pthread_testcancel() };
         }
     }

@@ -1,8 +1,9 @@
 //! Stream capture: which captures are under way, what they forbid, and what spoils them.
 //!
-//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` while a stream is captured in the global mode spoils the capture:
-//! every later call on the stream, `cuStreamEndCapture` included, answers 901; after that the stream works again. In the
-//! relaxed mode of the thread it does not. The other forbidden calls are those of NVIDIA's documentation.
+//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` while a stream is captured in the global
+//! mode spoils the capture: every later call on the stream, `cuStreamEndCapture` included, answers
+//! 901; after that the stream works again. In the relaxed mode of the thread it does not. The other
+//! forbidden calls are those of NVIDIA's documentation.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -79,7 +80,8 @@ fn spoil(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Says that a call begins which NVIDIA deems potentially unsafe while a stream is captured. One branch when none is.
+/// Says that a call begins which NVIDIA deems potentially unsafe while a stream is captured. One
+/// branch when none is.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids it, which is then spoilt.
@@ -121,7 +123,8 @@ pub fn synchronizes(context: &Context) -> Outcome<()> {
 /// Says that a stream is asked for its progress, which no mode allows while it is captured.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED`: the capture is then spoilt; `STREAM_CAPTURE_INVALIDATED` when it is already.
+/// `STREAM_CAPTURE_UNSUPPORTED`: the capture is then spoilt; `STREAM_CAPTURE_INVALIDATED` when it
+/// is already.
 pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     match stream {
         Some(stream) if stream.captures()? => {
@@ -132,7 +135,8 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Says that the legacy stream is used in a context: it waits for every stream that is not a non-blocking one.
+/// Says that the legacy stream is used in a context: it waits for every stream that is not a
+/// non-blocking one.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then spoilt.
@@ -207,8 +211,9 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
 /// Ends a capture and returns its graph.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` when none is under way, `STREAM_CAPTURE_WRONG_THREAD` in another thread than the one that began it,
-/// unless in the relaxed mode, `STREAM_CAPTURE_INVALIDATED` when it was spoilt; that ends it, too.
+/// `ILLEGAL_STATE` when none is under way, `STREAM_CAPTURE_WRONG_THREAD` in another thread than the
+/// one that began it, unless in the relaxed mode, `STREAM_CAPTURE_INVALIDATED` when it was spoilt;
+/// that ends it, too.
 pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     let mut captures = captures();
     let index = captures
@@ -262,7 +267,8 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
-/// The call just captured launches this function, which needs so many bytes of local memory per thread.
+/// The call just captured launches this function, which needs so many bytes of local memory per
+/// thread.
 pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
         capture.pending = Some(Kind::Kernel { function, need });

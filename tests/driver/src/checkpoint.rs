@@ -1,4 +1,5 @@
-//! Processes that another one locks, and whose memory it moves away and back (`cuCheckpointProcess…`).
+//! Processes that another one locks, and whose memory it moves away and back
+//! (`cuCheckpointProcess…`).
 //!
 //! A lock does not wait for calls under way: who locks sees to it that there are none.
 

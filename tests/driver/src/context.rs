@@ -23,8 +23,8 @@ pub const STACK: u64 = 1024;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
-/// The limits of a new context by their numbers in `CUlimit`; none where the GPU has no such limit. Measured (H100,
-/// 580.159.04).
+/// The limits of a new context by their numbers in `CUlimit`; none where the GPU has no such limit.
+/// Measured (H100, 580.159.04).
 const LIMITS: [Option<u64>; 7] = [
     Some(STACK),
     Some(8_650_752),
@@ -34,27 +34,31 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB: together the 138 that were
-/// measured on an H100.
+/// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB:
+/// together the 138 that were measured on an H100.
 const HEAP_TABLES: u64 = 6;
-/// What modules that use device printf or assert take in a context in all beside their variables, in bytes, whatever the limits are. Measured (H100,
-/// 580.159.04): each is a part of the next, and both of what malloc takes, in whatever order they are loaded.
+/// What modules that use device printf or assert take in a context in all beside their variables,
+/// in bytes, whatever the limits are. Measured (H100, 580.159.04): each is a part of the next, and
+/// both of what malloc takes, in whatever order they are loaded.
 const PRINTF: u64 = 62 << 20;
 const ASSERT: u64 = 90 << 20;
-/// Stack limits from here on are invalid. Measured of this one; 400,000 is beyond the memory of an H100 only.
+/// Stack limits from here on are invalid. Measured of this one; 400,000 is beyond the memory of an
+/// H100 only.
 const STACK_END: u64 = 512 << 10;
-/// What a green context takes: bytes of its own, and of blocks that it shares with other green ones. Measured (H100,
-/// 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
+/// What a green context takes: bytes of its own, and of blocks that it shares with other green
+/// ones. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has from the start.
-/// Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on, and besides at the 36th and about
-/// every 43rd from there on; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
+/// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has
+/// from the start. Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on,
+/// and besides at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
+/// steps, 4,096 streams 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
 /// Called when a context goes, with what was stored in it.
 pub type Destructor = extern "C" fn(usize, usize, usize);
 
-/// A context. Never freed: a handle that outlives its context still points to something that says so.
+/// A context. Never freed: a handle that outlives its context still points to something that says
+/// so.
 pub struct Context {
     magic: u64,
     /// Index in the process's list of contexts.
@@ -69,7 +73,8 @@ pub struct Context {
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread has: as the stack limit says, or none after growth has failed.
+    /// Bytes of local memory that every thread has: as the stack limit says, or none after growth
+    /// has failed.
     backed: AtomicU64,
     state: Mutex<State>,
     /// Small requests, by size modulo [`SHARDS`].
@@ -119,8 +124,8 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04): whole blocks, rounded
-/// down, of a size per thread that is a multiple of 16.
+/// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04):
+/// whole blocks, rounded down, of a size per thread that is a multiple of 16.
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -427,10 +432,12 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets a limit. The stack limit takes its memory at once, and gives back what launches have grown, too.
+    /// Sets a limit. The stack limit takes its memory at once, and gives back what launches have
+    /// grown, too.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for that of something in use.
+    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for that
+    /// of something in use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
@@ -454,7 +461,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what a module needs that uses these parts of the device runtime; it is not given back before the context goes.
+    /// Takes what a module needs that uses these parts of the device runtime; it is not given back
+    /// before the context goes.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -488,8 +496,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes room for a kernel: local memory of so many bytes per thread, which the stack limit says from then on, and the
-    /// heap.
+    /// Makes room for a kernel: local memory of so many bytes per thread, which the stack limit
+    /// says from then on, and the heap.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -515,7 +523,8 @@ impl Context {
         self.grow_local(local, needs.heap)
     }
 
-    /// Makes room for kernels that need so many bytes of local memory per thread at most, and perhaps the heap.
+    /// Makes room for kernels that need so many bytes of local memory per thread at most, and
+    /// perhaps the heap.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -535,8 +544,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes the local memory of every thread this large. Measured (H100, 580.159.04): a launch that needs more than the GPU
-    /// has frees what there is, and the limit stays.
+    /// Makes the local memory of every thread this large. Measured (H100, 580.159.04): a launch
+    /// that needs more than the GPU has frees what there is, and the limit stays.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -554,8 +563,8 @@ impl Context {
         Ok(())
     }
 
-    /// A green context in this one, a part of the primary context, which holds its memory: also what it takes itself, until the
-    /// primary context goes (measured).
+    /// A green context in this one, a part of the primary context, which holds its memory: also
+    /// what it takes itself, until the primary context goes (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -604,7 +613,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what the context's first executable graph costs (measured); it is not given back before the context goes.
+    /// Takes what the context's first executable graph costs (measured); it is not given back
+    /// before the context goes.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

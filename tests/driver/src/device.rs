@@ -1,7 +1,8 @@
-//! The GPUs and their MIG instances: identity, order and visibility. All are H100 80GB, as the facts were measured on one.
+//! The GPUs and their MIG instances: identity, order and visibility. All are H100 80GB, as the
+//! facts were measured on one.
 //!
-//! A *device* has memory of its own: a GPU, or, where the GPUs are cut, an instance of one. Devices and GPUs are numbered in
-//! PCI order.
+//! A *device* has memory of its own: a GPU, or, where the GPUs are cut, an instance of one. Devices
+//! and GPUs are numbered in PCI order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -87,7 +88,8 @@ pub fn instances(machine: &Machine) -> usize {
     machine.knobs.mig.load(Relaxed) as usize
 }
 
-/// How many devices with memory of their own the machine has: its GPUs, or the instances that they are cut into.
+/// How many devices with memory of their own the machine has: its GPUs, or the instances that they
+/// are cut into.
 pub fn count(machine: &Machine) -> usize {
     (gpus(machine) * instances(machine).max(1)).min(MAX_DEVICES)
 }
@@ -125,15 +127,16 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// How many multiprocessors a GPU of the machine has: those of an H100, or as many as the context's size allows, as on
-/// the real driver no context is smaller than the stacks of all threads that the GPU can hold (measured: 264 MiB of 518).
+/// How many multiprocessors a GPU of the machine has: those of an H100, or as many as the context's
+/// size allows, as on the real driver no context is smaller than the stacks of all threads that the
+/// GPU can hold (measured: 264 MiB of 518).
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// CUDA's ordinals: the index of each device that this process sees. Of MIG instances a process sees but one, the first of
-/// its choice (NVIDIA's MIG user guide).
+/// CUDA's ordinals: the index of each device that this process sees. Of MIG instances a process
+/// sees but one, the first of its choice (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -158,8 +161,8 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// The part of `order` that the list names by index or UUID; the list ends at the first name that is none, and a device
-/// named twice makes it invalid as a whole.
+/// The part of `order` that the list names by index or UUID; the list ends at the first name that
+/// is none, and a device named twice makes it invalid as a whole.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {
@@ -200,7 +203,8 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// `cuDeviceGetAttribute` for the device; 0 for what an H100 does not have. Numbers: CUDA 13.0, `CUdevice_attribute`.
+/// `cuDeviceGetAttribute` for the device; 0 for what an H100 does not have. Numbers: CUDA 13.0,
+/// `CUdevice_attribute`.
 pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {
     let gpu = gpu_of(machine, device);
     let place = pci(gpu);

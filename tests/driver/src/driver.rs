@@ -1,4 +1,5 @@
-//! One process's side of the driver: initialisation, and physical memory taken and given on its behalf.
+//! One process's side of the driver: initialisation, and physical memory taken and given on its
+//! behalf.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU32;
@@ -45,7 +46,8 @@ extern "C" fn forked() {
 /// Initialises the driver in this process.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE` when no GPU is visible.
+/// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE` when no GPU is
+/// visible.
 pub fn init() -> Outcome<()> {
     if STATE.load(Acquire) == FORKED {
         return Err(Status::NOT_INITIALIZED);
@@ -101,7 +103,8 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory without giving up anything for it; false when the GPU has not that much left.
+    /// Takes physical memory without giving up anything for it; false when the GPU has not that
+    /// much left.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }

@@ -1,9 +1,10 @@
 //! Taking and giving physical memory, exactly and without locks.
 //!
-//! Per GPU one word says how many blocks are used *and* which operation of which slot made it so. Whoever comes next
-//! first writes that operation into the slot's own word (the *settling*, the same for everybody who does it), then makes
-//! its own. So the sum of the slots is always the used figure but for one operation that anybody can complete, and a
-//! process may be killed or stopped between any two instructions.
+//! Per GPU one word says how many blocks are used *and* which operation of which slot made it so.
+//! Whoever comes next first writes that operation into the slot's own word (the *settling*, the
+//! same for everybody who does it), then makes its own. So the sum of the slots is always the used
+//! figure but for one operation that anybody can complete, and a process may be killed or stopped
+//! between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | slot, held | 24 blocks held, 12 unused, 28 sequence |
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
-//! A slot's operations are made by its owner, one at a time per GPU, and after its death by any number of reapers,
-//! which all intend the same: to give back all of it.
+//! A slot's operations are made by its owner, one at a time per GPU, and after its death by any
+//! number of reapers, which all intend the same: to give back all of it.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -63,7 +64,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // Neither the operation before it nor its intent: the word has moved on since we read it.
+            // Neither the operation before it nor its intent: the word has moved on since we read
+            // it.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -98,7 +100,8 @@ pub fn reset_peak(machine: &Machine, device: usize) {
     settle(machine, device);
 }
 
-/// Changes what the calling process's slot holds by so many blocks; false when the GPU has not that much left.
+/// Changes what the calling process's slot holds by so many blocks; false when the GPU has not that
+/// much left.
 ///
 /// One call at a time per slot and GPU: the caller holds the process's lock.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
@@ -126,7 +129,8 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
     }
 }
 
-/// Gives back all that a dead owner's slot holds on the GPU. Any number of reapers may do so at once, and late.
+/// Gives back all that a dead owner's slot holds on the GPU. Any number of reapers may do so at
+/// once, and late.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];

@@ -1,10 +1,11 @@
 //! Graphs, as far as they take memory: their nodes, and what launching them takes.
 //!
-//! Measured (H100, 580.159.04): adding nodes and instantiating take nothing of what the nodes allocate (with one node of
-//! 64 MiB the first instantiation of a context took 2 MiB); the upload or first launch takes it, more launches nothing;
-//! neither freeing nor destroying gives it back, `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on
-//! one stream share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim. The local
-//! memory that its kernels need comes with the instantiation.
+//! Measured (H100, 580.159.04): adding nodes and instantiating take nothing of what the nodes
+//! allocate (with one node of 64 MiB the first instantiation of a context took 2 MiB); the upload
+//! or first launch takes it, more launches nothing; neither freeing nor destroying gives it back,
+//! `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on one stream share it. A
+//! launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim.
+//! The local memory that its kernels need comes with the instantiation.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -153,7 +154,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Whether the graph has more nodes that allocate the address than nodes among these that free it.
+    /// Whether the graph has more nodes that allocate the address than nodes among these that free
+    /// it.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -348,7 +350,8 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Whether it may be in others: one with conditional nodes may not (measured), nor the graph of one.
+    /// Whether it may be in others: one with conditional nodes may not (measured), nor the graph of
+    /// one.
     ///
     /// # Errors
     /// `INVALID_VALUE` when it is destroyed.
@@ -401,7 +404,8 @@ pub struct Plan {
     freed: Vec<u64>,
     /// The nodes with kernels, and what each needs.
     kernels: Vec<(usize, Need)>,
-    /// The numbers of all nodes' kinds, those of child graphs behind their node's: only a graph of the same may take its place.
+    /// The numbers of all nodes' kinds, those of child graphs behind their node's: only a graph of
+    /// the same may take its place.
     shape: Vec<i32>,
     /// Keeps the addresses.
     layouts: Vec<Arc<Mutex<Layout>>>,
@@ -534,8 +538,9 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for kernels that need this. Measured (H100, 580.159.04): what none of those there needs comes
-    /// with the change; what a lowered stack limit has taken comes again with the upload or the launch only.
+    /// Makes room for kernels that need this. Measured (H100, 580.159.04): what none of those there
+    /// needs comes with the change; what a lowered stack limit has taken comes again with the
+    /// upload or the launch only.
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {

@@ -1,5 +1,6 @@
-//! How small requests lie in blocks of 2 MiB: best fit, of several the extent that was freed last; what is freed joins
-//! what is free on either side. Bookkeeping alone; both directions take the same time, however much is live.
+//! How small requests lie in blocks of 2 MiB: best fit, of several the extent that was freed last;
+//! what is freed joins what is free on either side. Bookkeeping alone; both directions take the
+//! same time, however much is live.
 
 use crate::machine::BLOCK;
 
@@ -19,7 +20,8 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent that is not in the lists: what is taken and freed at its edge changes no list.
+    /// One free extent that is not in the lists: what is taken and freed at its edge changes no
+    /// list.
     rest: u32,
 }
 
@@ -130,7 +132,8 @@ impl Heap {
         index as usize
     }
 
-    /// Frees the request at the address, in the block of this index; none when there is no such request.
+    /// Frees the request at the address, in the block of this index; none when there is no such
+    /// request.
     pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
         let block = self.blocks.get_mut(index)?;
         let offset = address.checked_sub(block.address)?;

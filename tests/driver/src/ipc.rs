@@ -1,8 +1,9 @@
 //! Linear memory that other processes open (`cuIpc…MemHandle`), in whole blocks.
 //!
-//! It is in its owner's figure as long as he has it, then in that of who has it open; his address is free again as soon as he has freed it; a second
-//! open has the same address, and all are to be closed (measured, H100, 580.159.04). What the handles of two small requests in one block
-//! are to a process that opens both is assumed: one mapping of the block.
+//! It is in its owner's figure as long as he has it, then in that of who has it open; his address
+//! is free again as soon as he has freed it; a second open has the same address, and all are to be
+//! closed (measured, H100, 580.159.04). What the handles of two small requests in one block are to
+//! a process that opens both is assumed: one mapping of the block.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -95,7 +96,8 @@ pub fn give(device: usize, address: u64, bytes: u64) {
 /// Opens another process's memory in a context.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for what is no handle, `OUT_OF_MEMORY`.
+/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for what is no handle,
+/// `OUT_OF_MEMORY`.
 pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     let Handle([magic, device, span, object, birth, offset, bytes, _]) = handle;
     if magic != MAGIC || device >= MAX_DEVICES as u64 {

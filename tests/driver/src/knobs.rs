@@ -1,4 +1,5 @@
-//! Settings of the machine: from the environment when it is made, and live through `gpulimit-sim-ctl knob`.
+//! Settings of the machine: from the environment when it is made, and live through
+//! `gpulimit-sim-ctl knob`.
 
 use std::cell::Cell;
 use std::env;
@@ -17,7 +18,8 @@ const LOCKED: u32 = 2;
 /// The settings that the shared state holds.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 when any latency, failure or work is set, or a process was ever locked: the only word that an ordinary call reads.
+    /// Not 0 when any latency, failure or work is set, or a process was ever locked: the only word
+    /// that an ordinary call reads.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -128,8 +130,8 @@ impl Settings {
 }
 
 impl Knobs {
-    /// Sets the defaults, then the given settings. A value that cannot be read is reported on stderr and left out: a
-    /// test that misspells a knob should see it.
+    /// Sets the defaults, then the given settings. A value that cannot be read is reported on
+    /// stderr and left out: a test that misspells a knob should see it.
     pub fn configure(&self, settings: &Settings) {
         self.devices.store(1, Relaxed);
         for capacity in &self.capacity {
@@ -284,7 +286,8 @@ impl Knobs {
         Err(format!("more than {MAX_RULES} symbols with rules"))
     }
 
-    /// What the knobs say about the symbol; `calls` counts its calls in this process, the present one included.
+    /// What the knobs say about the symbol; `calls` counts its calls in this process, the present
+    /// one included.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),

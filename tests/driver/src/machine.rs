@@ -1,7 +1,7 @@
 //! The machine: what all processes together hold on every GPU, in one file of shared memory.
 //!
-//! Only atomics, no locks: a process may be killed or stopped at any instruction and blocks nobody. [`crate::grant`] is
-//! the protocol on the words; [`crate::process`] decides who owns a slot.
+//! Only atomics, no locks: a process may be killed or stopped at any instruction and blocks nobody.
+//! [`crate::grant`] is the protocol on the words; [`crate::process`] decides who owns a slot.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -74,7 +74,8 @@ pub struct DeviceWords {
 /// One process's line.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// 0 = free; else the owner: pid (in its own namespace) in the high half, a unique birth number in the low one.
+    /// 0 = free; else the owner: pid (in its own namespace) in the high half, a unique birth number
+    /// in the low one.
     pub owner: AtomicU64,
     /// Inode of the owner's PID namespace.
     pub namespace: AtomicU64,
@@ -110,7 +111,8 @@ pub fn now_ms() -> u64 {
     (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Where the machine's state is: `GPULIMIT_SIM_STATE`, or a file of the user's own in shared memory.
+/// Where the machine's state is: `GPULIMIT_SIM_STATE`, or a file of the user's own in shared
+/// memory.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
         Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -167,7 +169,8 @@ impl Machine {
         Err(io::Error::other("the state file keeps vanishing"))
     }
 
-    /// Writes a configured machine beside the path and links it there, so that nobody ever sees half of one.
+    /// Writes a configured machine beside the path and links it there, so that nobody ever sees
+    /// half of one.
     fn create() -> io::Result<()> {
         let path = state_path();
         let mut fresh = path.clone().into_os_string();
@@ -219,8 +222,8 @@ impl Machine {
     }
 
     fn map_raw(file: &File) -> io::Result<&'static Machine> {
-        // SAFETY: a fresh shared mapping of a file of exactly this size, never unmapped once handed out. Every field
-        // is an atomic, for which any bit pattern is valid.
+        // SAFETY: a fresh shared mapping of a file of exactly this size, never unmapped once handed
+        // out. Every field is an atomic, for which any bit pattern is valid.
         unsafe {
             let address = libc::mmap(
                 std::ptr::null_mut(),
@@ -243,7 +246,8 @@ impl Machine {
     }
 }
 
-/// Removes the state file and those of exported memory; processes that have it mapped keep their machine.
+/// Removes the state file and those of exported memory; processes that have it mapped keep their
+/// machine.
 pub fn remove_state() {
     if let Ok(machine) = Machine::get() {
         for object in &machine.objects {

@@ -1,8 +1,9 @@
 //! Memory pools: stream-ordered memory, which belongs to the pool and not to the pointer.
 //!
-//! Managed pools have the same figures as others, but the driver shows their memory in no process's figure; they outlive the contexts of their
-//! GPU (H200, 580.159.04). There the memory of a managed pool also stays on the GPU until the pool is destroyed and its last pointer freed,
-//! whatever is freed or trimmed before, which this driver does not tell apart.
+//! Managed pools have the same figures as others, but the driver shows their memory in no process's
+//! figure; they outlive the contexts of their GPU (H200, 580.159.04). There the memory of a managed
+//! pool also stays on the GPU until the pool is destroyed and its last pointer freed, whatever is
+//! freed or trimmed before, which this driver does not tell apart.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,7 +20,8 @@ use crate::{Outcome, Status};
 /// A pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// Freed ranges that are kept apart for a request of the same size, before they are merged with their neighbours.
+/// Freed ranges that are kept apart for a request of the same size, before they are merged with
+/// their neighbours.
 const QUICK: usize = 16;
 /// Which of the settings of reuse is `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`.
 const INTERNAL_DEPENDENCIES: usize = 2;
@@ -144,7 +146,8 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::from_handle`], also of a destroyed pool: the driver makes it the current one (measured, H200, 580.159.03).
+    /// As [`Pool::from_handle`], also of a destroyed pool: the driver makes it the current one
+    /// (measured, H200, 580.159.03).
     ///
     /// # Errors
     /// `INVALID_VALUE` when it is none.
@@ -295,7 +298,8 @@ impl Pool {
         Ok(())
     }
 
-    /// What a synchronise does: every pool of the GPU gives back what it does not use, down to its threshold.
+    /// What a synchronise does: every pool of the GPU gives back what it does not use, down to its
+    /// threshold.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -309,7 +313,8 @@ impl Pool {
         }
     }
 
-    /// Every pool of the GPU gives back what it does not use; those that are in use right now are left out.
+    /// Every pool of the GPU gives back what it does not use; those that are in use right now are
+    /// left out.
     pub fn trim_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -402,7 +407,8 @@ impl Pool {
 }
 
 impl State {
-    /// The first free addresses of a managed pool, which has a range of its own: it comes back to those that it has given back (measured).
+    /// The first free addresses of a managed pool, which has a range of its own: it comes back to
+    /// those that it has given back (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -474,7 +480,8 @@ impl State {
         Some(address)
     }
 
-    /// The first gap that fits in the free memory and the pending that may be used as well, and when all of it is free.
+    /// The first gap that fits in the free memory and the pending that may be used as well, and
+    /// when all of it is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;

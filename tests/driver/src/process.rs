@@ -1,8 +1,8 @@
 //! Who owns a slot of the machine, and what becomes of the slots of the dead.
 //!
-//! The owner of slot *i* holds an open-file-description lock on a byte of the state file. The description lives by a
-//! mapping that forked children do not get, so the lock ends with the process's memory, however it dies, and can be
-//! asked for from any PID namespace.
+//! The owner of slot *i* holds an open-file-description lock on a byte of the state file. The
+//! description lives by a mapping that forked children do not get, so the lock ends with the
+//! process's memory, however it dies, and can be asked for from any PID namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,8 +20,8 @@ use crate::{checkpoint, device, grant, shared};
 const LOCKS: i64 = 1 << 40;
 /// Slots are looked through at most this often, in ms, unless memory has run out.
 const SCAN_MS: u64 = 2;
-/// The same for so many slots, squared, that are looked through in a ms: the kernel goes through all locks of a file to
-/// answer for one.
+/// The same for so many slots, squared, that are looked through in a ms: the kernel goes through
+/// all locks of a file to answer for one.
 const SCANNED_PER_MS: u64 = 10_000;
 
 /// This process's membership of the machine.
@@ -110,7 +110,8 @@ impl Process {
             machine.high_water.fetch_max(slot as u32 + 1, SeqCst);
             keep(&file)?;
             OWNER.store(std::process::id(), Relaxed);
-            // SAFETY: the handler is a plain function of this library, which is never unloaded once initialised.
+            // SAFETY: the handler is a plain function of this library, which is never unloaded once
+            // initialised.
             unsafe { libc::atexit(exiting) };
             return Ok(Process {
                 machine,
@@ -265,7 +266,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // A scan that slept while the slot changed hands may have taken this owner for the one before it.
+            // A scan that slept while the slot changed hands may have taken this owner for the one
+            // before it.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -332,7 +334,8 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// The caller. None where `/proc` is not mounted, or is another namespace's: NVML lists nobody there.
+    /// The caller. None where `/proc` is not mounted, or is another namespace's: NVML lists nobody
+    /// there.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();

@@ -1,11 +1,13 @@
 //! Memory that several processes may hold: allocations that were exported.
 //!
-//! Its bytes lie in a slot of their own beside those of the processes ([`Object`]) as long as anybody has a handle, a mapping or a descriptor of it.
-//! Linear memory ([`crate::ipc`]) has no descriptors.
-//! They are in the exporter's figure as long as he has it; then in an importer's if he has the only import and no descriptor is open, else in
-//! nobody's (measured, H100, 580.159.04; that several imports without a descriptor are nobody's is assumed).
+//! Its bytes lie in a slot of their own beside those of the processes ([`Object`]) as long as
+//! anybody has a handle, a mapping or a descriptor of it. Linear memory ([`crate::ipc`]) has no
+//! descriptors. They are in the exporter's figure as long as he has it; then in an importer's if he
+//! has the only import and no descriptor is open, else in nobody's (measured, H100, 580.159.04;
+//! that several imports without a descriptor are nobody's is assumed).
 //!
-//! A descriptor is an open description of a file that says which object it is; its lock lasts until its last copy is closed.
+//! A descriptor is an open description of a file that says which object it is; its lock lasts until
+//! its last copy is closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -61,7 +63,8 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Gives memory that this process alone holds a slot of its own. With what `describe` makes of it before that.
+    /// Gives memory that this process alone holds a slot of its own. With what `describe` makes of
+    /// it before that.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when there is no room for one more, and those of `describe`.
@@ -100,15 +103,18 @@ impl Shared {
         Ok((shared, described))
     }
 
-    /// One more import of what a descriptor, which stays the caller's, stands for, with its properties.
+    /// One more import of what a descriptor, which stays the caller's, stands for, with its
+    /// properties.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY` when there are too many imports.
+    /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY` when there are too many
+    /// imports.
     pub fn import(descriptor: i32) -> Outcome<(Shared, Properties)> {
         if descriptor < 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not kept beyond the call; a number that is no descriptor is an error of the system's.
+        // SAFETY: not kept beyond the call; a number that is no descriptor is an error of the
+        // system's.
         let file: File = unsafe { BorrowedFd::borrow_raw(descriptor) }
             .try_clone_to_owned()
             .map_err(|_| Status::INVALID_VALUE)?
@@ -138,10 +144,12 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// One more import of memory that its exporter, another process, still has, by its [`Shared::name`].
+    /// One more import of memory that its exporter, another process, still has, by its
+    /// [`Shared::name`].
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when he has let go of it, `OUT_OF_MEMORY` when there are too many imports.
+    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when he has let go of it, `OUT_OF_MEMORY`
+    /// when there are too many imports.
     pub fn open(device: usize, bytes: u64, [object, birth]: [u64; 2]) -> Outcome<Shared> {
         let shared = Shared {
             device: Some(device),
@@ -292,7 +300,8 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Bytes of a GPU's shared memory that its exporter has not any more: the figure of an importer's, or nobody's.
+/// Bytes of a GPU's shared memory that its exporter has not any more: the figure of an importer's,
+/// or nobody's.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

@@ -1,7 +1,9 @@
-//! The process's device address space: which addresses are taken, by what, and the host memory behind them.
+//! The process's device address space: which addresses are taken, by what, and the host memory
+//! behind them.
 //!
-//! One huge reservation of host address space, in blocks of 2 MiB. A device address is the address of the same byte in
-//! it, so copies and fills really move data. Host pages come as they are touched and go with the block.
+//! One huge reservation of host address space, in blocks of 2 MiB. A device address is the address
+//! of the same byte in it, so copies and fills really move data. Host pages come as they are
+//! touched and go with the block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -194,7 +196,8 @@ impl Space {
         }
         let table = map(BLOCKS * 8, libc::PROT_READ | libc::PROT_WRITE);
         let entries: &'static [AtomicU64] = match table {
-            // SAFETY: a fresh zeroed mapping of this size that is never unmapped; atomics may have any bits.
+            // SAFETY: a fresh zeroed mapping of this size that is never unmapped; atomics may have
+            // any bits.
             Some(address) => unsafe {
                 std::slice::from_raw_parts(address as *const AtomicU64, BLOCKS as usize)
             },

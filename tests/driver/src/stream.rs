@@ -1,5 +1,5 @@
-//! Streams and events. Nothing is computed, so a stream is what it costs, where it belongs, whether it captures and when
-//! its work ends.
+//! Streams and events. Nothing is computed, so a stream is what it costs, where it belongs, whether
+//! it captures and when its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -36,8 +36,8 @@ pub struct Stream {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Whether one of the first three `CUstream`s is the legacy stream, and not the thread's own; `twin` says that it was
-/// given to a function for the per-thread default stream.
+/// Whether one of the first three `CUstream`s is the legacy stream, and not the thread's own;
+/// `twin` says that it was given to a function for the per-thread default stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -74,7 +74,8 @@ impl Stream {
     /// The stream of a `CUstream`: none for the NULL, legacy and per-thread streams (0, 1, 2).
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when it is none, or destroyed, and `INVALID_CONTEXT` when its context has gone (measured).
+    /// `INVALID_HANDLE` when it is none, or destroyed, and `INVALID_CONTEXT` when its context has
+    /// gone (measured).
     pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
         if handle <= 2 {
             return Ok(None);
@@ -102,13 +103,15 @@ impl Stream {
         }
     }
 
-    /// Destroys the stream, and a capture that is under way on it. Its memory stays with the context.
+    /// Destroys the stream, and a capture that is under way on it. Its memory stays with the
+    /// context.
     pub fn destroy(&self) {
         capture::drop_stream(self);
         self.magic.store(0, Release);
     }
 
-    /// Whether calls on the stream are captured into a graph, in the numbers of `CUstreamCaptureStatus`.
+    /// Whether calls on the stream are captured into a graph, in the numbers of
+    /// `CUstreamCaptureStatus`.
     pub fn capture_status(&self) -> i32 {
         self.capture.load(Acquire)
     }

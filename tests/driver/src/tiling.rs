@@ -1,9 +1,10 @@
 //! How arrays lie in memory, and so what they need.
 //!
-//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly what [`Shape::bytes`] says. An
-//! array is made of groups of 64 bytes × 8 rows, and these of blocks of up to 16 groups, stacked along the height, or
-//! along the depth where there is one. The levels of a mipmapped array follow each other; every layer has all of them and
-//! begins at a whole block. The sum is rounded up to 64 KiB.
+//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly what
+//! [`Shape::bytes`] says. An array is made of groups of 64 bytes × 8 rows, and these of blocks of
+//! up to 16 groups, stacked along the height, or along the depth where there is one. The levels of
+//! a mipmapped array follow each other; every layer has all of them and begins at a whole block.
+//! The sum is rounded up to 64 KiB.
 
 use crate::{Outcome, Status};
 
@@ -15,8 +16,8 @@ const CUBEMAP: u32 = 0x04;
 pub const SPARSE: u32 = 0x40;
 /// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; what is mapped into it as a whole.
 pub const DEFERRED: u32 = 0x80;
-/// The flags that are known: these and for surfaces, texture gather and colour attachments. Depth textures (0x10) of
-/// floats are refused (measured).
+/// The flags that are known: these and for surfaces, texture gather and colour attachments. Depth
+/// textures (0x10) of floats are refused (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
 /// What arrays need comes in multiples of this many bytes.
@@ -78,7 +79,8 @@ impl Shape {
     /// Whether there is such an array.
     ///
     /// # Errors
-    /// `INVALID_VALUE`. The sizes are those that the GPU's attributes name as the largest of textures.
+    /// `INVALID_VALUE`. The sizes are those that the GPU's attributes name as the largest of
+    /// textures.
     pub fn check(&self) -> Outcome<()> {
         let within = |most: [u64; 3]| {
             self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]
@@ -138,7 +140,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// Width, height and depth of the tiles of 64 KiB into which memory is mapped, in elements: NVIDIA's standard shapes.
+    /// Width, height and depth of the tiles of 64 KiB into which memory is mapped, in elements:
+    /// NVIDIA's standard shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

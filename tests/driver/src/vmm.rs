@@ -1,4 +1,5 @@
-//! Virtual memory management: addresses, physical allocations and mappings as three things of their own.
+//! Virtual memory management: addresses, physical allocations and mappings as three things of their
+//! own.
 //!
 //! What becomes of exported allocations is in [`crate::shared`].
 
@@ -166,7 +167,8 @@ pub fn export(handle: u64) -> Outcome<i32> {
     Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor, which stays the caller's: a new handle, also for one's own (measured, H100, 580.159.04).
+/// Imports an allocation from a file descriptor, which stays the caller's: a new handle, also for
+/// one's own (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY`.

@@ -1,7 +1,8 @@
-//! When the work of streams ends, once the knob `work` lets kernels take time. Until a process's first such kernel all of
-//! this costs an ordinary call one look at `EVER`.
+//! When the work of streams ends, once the knob `work` lets kernels take time. Until a process's
+//! first such kernel all of this costs an ordinary call one look at `EVER`.
 //!
-//! Times are nanoseconds of [`now`]. Ends only grow, so the end of several streams' work is one number, too.
+//! Times are nanoseconds of [`now`]. Ends only grow, so the end of several streams' work is one
+//! number, too.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -134,7 +135,8 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream as calls name it, which its queue is looked up by only where needed: two words cost no call anything.
+/// A stream as calls name it, which its queue is looked up by only where needed: two words cost no
+/// call anything.
 #[derive(Clone, Copy)]
 pub struct Name {
     /// The `CUstream`, found to be one.
@@ -217,7 +219,8 @@ impl Queue {
         }
     }
 
-    /// Adds work of so many ns, which begins after what the stream waits for and not before a given time; its end.
+    /// Adds work of so many ns, which begins after what the stream waits for and not before a given
+    /// time; its end.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);

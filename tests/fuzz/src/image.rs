@@ -1,4 +1,5 @@
-//! Code images, as programs hand them to the driver: no panic, no more memory than they could need, an end.
+//! Code images, as programs hand them to the driver: no panic, no more memory than they could need,
+//! an end.
 
 use crate::numbers::Numbers;
 use gpulimit_fatbin::{lz4, needs_of_bytes, zstd};

@@ -1,4 +1,5 @@
-//! The ledger, damaged while it is used: no panic, an end, and nobody is granted more than the limit.
+//! The ledger, damaged while it is used: no panic, an end, and nobody is granted more than the
+//! limit.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,6 +1,8 @@
-//! What can be done with bytes that nobody vouches for: one function for each kind, which panics where a promise is broken.
+//! What can be done with bytes that nobody vouches for: one function for each kind, which panics
+//! where a promise is broken.
 //!
-//! `fuzz/` hands them what a fuzzer makes up, `cargo test -p gpulimit-fuzz-targets` the committed corpus and random changes of it.
+//! `fuzz/` hands them what a fuzzer makes up, `cargo test -p gpulimit-fuzz-targets` the committed
+//! corpus and random changes of it.
 
 mod image;
 mod ledger;

@@ -45,7 +45,8 @@ impl Accounts for Machine {
     }
 }
 
-/// A policy file: what is wrong with it is said in lines that it has; what is right makes rules that read back.
+/// A policy file: what is wrong with it is said in lines that it has; what is right makes rules
+/// that read back.
 pub fn file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -78,7 +79,8 @@ fn load(bytes: &[u8]) -> Option<Rules> {
     loaded.ok().map(|rules| rules.expect("a file is there"))
 }
 
-/// Rules, as they are and with the last line that makes them whole: refused, or what they say reads back as the same.
+/// Rules, as they are and with the last line that makes them whole: refused, or what they say reads
+/// back as the same.
 pub fn rules(bytes: &[u8]) {
     for text in [bytes, &whole(bytes)] {
         if let Some(rules) = load(text) {

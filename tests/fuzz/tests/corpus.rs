@@ -1,6 +1,7 @@
 //! Every target over its corpus and random changes of it.
 //!
-//! `GPULIMIT_FUZZ_ROUNDS` is how many changes each target gets, `GPULIMIT_FUZZ_SEED` makes others of them.
+//! `GPULIMIT_FUZZ_ROUNDS` is how many changes each target gets, `GPULIMIT_FUZZ_SEED` makes others
+//! of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -1,5 +1,6 @@
-// A library that asks for the driver's functions by itself, as libcudart does: `linked` is what its own dlsym finds. -DNEXT: it is linked against libcuda
-// and asks for what comes after itself, as those do that put functions of their own in the driver's place (UCX).
+// A library that asks for the driver's functions by itself, as libcudart does: `linked` is what its
+// own dlsym finds. -DNEXT: it is linked against libcuda and asks for what comes after itself, as
+// those do that put functions of their own in the driver's place (UCX).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-// A file of its own is cut short under it, which it handles as is said: by a handler from before or after it comes to the GPU, or not at all.
+// A file of its own is cut short under it, which it handles as is said: by a handler from before or
+// after it comes to the GPU, or not at all.
 #include "gpu.h"
 #include <errno.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
-// Threads that have been cancelled before they first use the GPU, or are refused: they end at the next place where a thread may.
+// Threads that have been cancelled before they first use the GPU, or are refused: they end at the
+// next place where a thread may.
 #include "gpu.h"
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
-// A thread that has been cancelled before a call of the driver: cancelled_in CALL [FLAGS]. It ends in the call, or at the next place after it.
-// FLAGS says when the context is told to sleep while it waits: `later`, `later-primary`: when it is there already; else before.
+// A thread that has been cancelled before a call of the driver: cancelled_in CALL [FLAGS]. It ends
+// in the call, or at the next place after it. FLAGS says when the context is told to sleep while it
+// waits: `later`, `later-primary`: when it is there already; else before.
 #include "gpu.h"
 #include <pthread.h>
 

@@ -1,4 +1,5 @@
-// Makes children in every way while its threads allocate: fork with and without exec, vfork, posix_spawn, system, clone.
+// Makes children in every way while its threads allocate: fork with and without exec, vfork,
+// posix_spawn, system, clone.
 #include "gpu.h"
 #include <pthread.h>
 #include <sched.h>

@@ -1,4 +1,5 @@
-// Threads that take and free memory all the time, until nothing is granted any more; then a child, and the end.
+// Threads that take and free memory all the time, until nothing is granted any more; then a child,
+// and the end.
 #include "gpu.h"
 #include <pthread.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-// Becomes a daemon without any descriptor before it uses the GPU, then opens files of its own in their place. The file that is named gets the
-// report, and nothing else.
+// Becomes a daemon without any descriptor before it uses the GPU, then opens files of its own in
+// their place. The file that is named gets the report, and nothing else.
 #include "gpu.h"
 #include <fcntl.h>
 #include <sys/stat.h>

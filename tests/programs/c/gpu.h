@@ -1,6 +1,7 @@
-// The driver, by the door that the program is compiled for: -DLINKED (by the dynamic linker), -DASKED (linked, the rest by
-// cuGetProcAddress), -DRUNTIME (as a static libcudart: dlopen, cuGetProcAddress by dlsym, the rest by that), -DNEXT (linked, by what comes after the
-// program), else by dlsym.
+// The driver, by the door that the program is compiled for: -DLINKED (by the dynamic linker),
+// -DASKED (linked, the rest by cuGetProcAddress), -DRUNTIME (as a static libcudart: dlopen,
+// cuGetProcAddress by dlsym, the rest by that), -DNEXT (linked, by what comes after the program),
+// else by dlsym.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>

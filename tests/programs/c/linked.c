@@ -1,5 +1,6 @@
-// A library that is linked against libcuda: `linked` tells the address to which the dynamic linker bound a name.
-// The names come from the hook table of the preloaded library (-DNAMES), so that none is left out.
+// A library that is linked against libcuda: `linked` tells the address to which the dynamic linker
+// bound a name. The names come from the hook table of the preloaded library (-DNAMES), so that none
+// is left out.
 #include <stddef.h>
 #include <string.h>
 

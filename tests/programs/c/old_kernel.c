@@ -1,6 +1,7 @@
 // Runs a program as an older Linux would: old_kernel 4.13 PROGRAM ARGUMENT…
 //
-// 4.13 wipes no page in forked children and has no writes to pipes that do not wait, 3.14 also has no locks of open file descriptions.
+// 4.13 wipes no page in forked children and has no writes to pipes that do not wait, 3.14 also has
+// no locks of open file descriptions.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// A child that is forked while the library makes the driver's own symbols lead to its functions. It does that in the child, too.
+// A child that is forked while the library makes the driver's own symbols lead to its functions. It
+// does that in the child, too.
 #define _GNU_SOURCE
 #include "gpu.h"
 #include <pthread.h>

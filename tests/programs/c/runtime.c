@@ -1,4 +1,5 @@
-// NVIDIA's CUDA runtime, loaded from the file that is named or linked in (-DLINKED): allocations below and above a cap of 2 GiB.
+// NVIDIA's CUDA runtime, loaded from the file that is named or linked in (-DLINKED): allocations
+// below and above a cap of 2 GiB.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

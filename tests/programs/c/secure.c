@@ -1,5 +1,6 @@
-// A program that says whether it is in secure mode and has our library, and takes 100 MiB of GPU memory at a time until there is no more.
-// With -DNAMED it looks the driver's functions up by name and is not linked against the driver.
+// A program that says whether it is in secure mode and has our library, and takes 100 MiB of GPU
+// memory at a time until there is no more. With -DNAMED it looks the driver's functions up by name
+// and is not linked against the driver.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-// What a program does that takes all it can get: says which C library it has, and how many pieces of 100 MiB it got.
+// What a program does that takes all it can get: says which C library it has, and how many pieces
+// of 100 MiB it got.
 #include "gpu.h"
 #include <gnu/libc-version.h>
 

@@ -1,4 +1,5 @@
-// Threads that end while others allocate, and give back what they had in destructors of their own variables.
+// Threads that end while others allocate, and give back what they had in destructors of their own
+// variables.
 #include "gpu.h"
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
-// What there is to see in a process that uses the GPU: threads, signals, descriptors, umask, directory. Its name is one that parsers of /proc
-// stumble over.
+// What there is to see in a process that uses the GPU: threads, signals, descriptors, umask,
+// directory. Its name is one that parsers of /proc stumble over.
 #include "gpu.h"
 #include <dirent.h>
 #include <signal.h>
@@ -25,7 +25,8 @@ int main(void) {
     while (fgets(line, sizeof line, status))
         if (!strncmp(line, "Sig", 3) || !strncmp(line, "Shd", 3) || !strncmp(line, "Threads", 7) || !strncmp(line, "Umask", 5)) {
             line[strlen(line) - 1] = 0;
-            // The one signal that the library handles where there is a limit, if it comes of a file that was cut short.
+            // The one signal that the library handles where there is a limit, if it comes of a file
+            // that was cut short.
             if (!strncmp(line, "SigCgt", 6))
                 sprintf(line + 8, "%016llx", strtoull(line + 8, NULL, 16) & ~(1ULL << (SIGBUS - 1)));
             if (strncmp(line, "SigQ", 4))

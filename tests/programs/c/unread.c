@@ -1,4 +1,5 @@
-// Programs whose standard error is not read, or cannot take a line at once: unread KIND. The program goes on after a refusal in each.
+// Programs whose standard error is not read, or cannot take a line at once: unread KIND. The
+// program goes on after a refusal in each.
 #include "gpu.h"
 #include <errno.h>
 #include <fcntl.h>

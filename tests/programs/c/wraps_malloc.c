@@ -1,4 +1,5 @@
-// A preload that wraps malloc the usual way: the next one by dlsym(RTLD_NEXT), which must not find this one again.
+// A preload that wraps malloc the usual way: the next one by dlsym(RTLD_NEXT), which must not find
+// this one again.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>

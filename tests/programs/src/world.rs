@@ -1,5 +1,5 @@
-//! A world of a test's own: a simulated machine, a root with one group, programs in it, and two judges that know nothing of
-//! each other: the machine's true figures and our ledger.
+//! A world of a test's own: a simulated machine, a root with one group, programs in it, and two
+//! judges that know nothing of each other: the machine's true figures and our ledger.
 //!
 //! Everything goes away with the [`World`].
 
@@ -112,7 +112,8 @@ impl World {
         }
     }
 
-    /// Makes a group of its own below that of the world, `world/NAME`, with settings such as `max=4G` and `on_limit=wait`.
+    /// Makes a group of its own below that of the world, `world/NAME`, with settings such as
+    /// `max=4G` and `on_limit=wait`.
     pub fn below(&self, name: &str, settings: &[&str]) -> Group {
         let name = format!("{GROUP}/{name}");
         let mut limits = LimitSet::default();
@@ -226,7 +227,8 @@ impl World {
         self.group().write_limits(change).expect("written");
     }
 
-    /// With the programs at rest: the ledger agrees with the machine to a block, and the limit was never passed.
+    /// With the programs at rest: the ledger agrees with the machine to a block, and the limit was
+    /// never passed.
     #[track_caller]
     pub fn judge(&self, cap: u64) {
         for gpu in 0..self.machine.gpus().len() {
@@ -256,7 +258,8 @@ impl World {
         assert_eq!(usage.undecided, 0);
     }
 
-    /// After the last program: nothing is left, neither on the machine nor in the ledger, and the limit was never passed.
+    /// After the last program: nothing is left, neither on the machine nor in the ledger, and the
+    /// limit was never passed.
     #[track_caller]
     pub fn judge_end(&self, cap: u64) {
         self.settle();

@@ -1,11 +1,14 @@
 //! Files that somebody cuts short while they are mapped.
 //!
-//! A page that is gone is answered by SIGBUS, and nothing on a tmpfs path prevents that: seals need a memfd, and a lease or a lock binds
-//! nobody. So that one member of a group cannot end the programs of all others, a handler gives the *whole* mapping zeros of the
-//! process's own and marks it as lost. What is read there then means nothing; who reads asks `Watch::is_lost`, after a look at [`any`].
+//! A page that is gone is answered by SIGBUS, and nothing on a tmpfs path prevents that: seals need
+//! a memfd, and a lease or a lock binds nobody. So that one member of a group cannot end the
+//! programs of all others, a handler gives the *whole* mapping zeros of the process's own and marks
+//! it as lost. What is read there then means nothing; who reads asks `Watch::is_lost`, after a look
+//! at [`any`].
 //!
-//! The handler is there as soon as a file is mapped, so never in a program without a limit. It answers for addresses of these mappings only; all
-//! else goes to the handler that was there before. A program that installs its own afterwards keeps that one, and a thread that has the
+//! The handler is there as soon as a file is mapped, so never in a program without a limit. It
+//! answers for addresses of these mappings only; all else goes to the handler that was there
+//! before. A program that installs its own afterwards keeps that one, and a thread that has the
 //! signal blocked ends the program: the kernel asks no handler then.
 #![allow(unsafe_code)]
 
@@ -110,7 +113,8 @@ fn own_registry() -> Option<&'static Registry> {
     // Kernels before 4.14 cannot; there the pid tells.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
-    // SAFETY: fresh pages, zeroed by the kernel, which is a valid `Registry`; large enough and aligned to more than it needs.
+    // SAFETY: fresh pages, zeroed by the kernel, which is a valid `Registry`; large enough and
+    // aligned to more than it needs.
     let pid = unsafe { &(*fresh).pid };
     pid.store(std::process::id().cast_signed(), Ordering::Release);
     match REGISTRY.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -155,7 +159,8 @@ fn install() {
 extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the thread's own.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above; and the kernel's description of the signal, whose address is valid where the code says so.
+    // SAFETY: as above; and the kernel's description of the signal, whose address is valid where
+    // the code says so.
     let (error, code, address) = unsafe { (*errno, (*about).si_code, (*about).si_addr().addr()) };
     let is_ours = code == libc::BUS_ADRERR && replace(address);
     // SAFETY: as above. The program that was interrupted may be about to read it.
@@ -185,9 +190,10 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // System calls, as others wrap these functions with what is not for handlers.
-    // SAFETY: the range is a whole mapping of ours, alive as somebody has just looked into it. It is made of atomics, for which zeros are
-    // valid, and what reads them is told. Children are to have it as little as before.
+    // System calls, as others wrap these functions with what is not for handlers. SAFETY: the range
+    // is a whole mapping of ours, alive as somebody has just looked into it. It is made of atomics,
+    // for which zeros are valid, and what reads them is told. Children are to have it as little as
+    // before.
     unsafe {
         let mapped = libc::syscall(
             libc::SYS_mmap,
@@ -226,7 +232,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
             if flags & libc::SA_RESETHAND != 0 {
                 set_default();
             }
-            // SAFETY: a handler that the program has installed for this signal, of the kind that its flags say; called with what the kernel gave.
+            // SAFETY: a handler that the program has installed for this signal, of the kind that
+            // its flags say; called with what the kernel gave.
             unsafe {
                 if flags & libc::SA_SIGINFO != 0 {
                     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =

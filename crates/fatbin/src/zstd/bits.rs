@@ -33,7 +33,8 @@ impl<'a> Forward<'a> {
 
 /// From the end, the highest bits first; a one marks where it begins.
 ///
-/// Beyond the front there are zeros, to any length: whoever reads looks at the end whether it was too far.
+/// Beyond the front there are zeros, to any length: whoever reads looks at the end whether it was
+/// too far.
 pub struct Backward<'a> {
     bytes: &'a [u8],
     /// Of the eight bytes in hand; below zero before the front.

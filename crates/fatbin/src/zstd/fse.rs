@@ -12,7 +12,8 @@ pub struct State {
     pub next: u16,
 }
 
-/// How often each symbol is to be expected; -1: less than once. From a description at the front of `rest`.
+/// How often each symbol is to be expected; -1: less than once. From a description at the front of
+/// `rest`.
 pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32, Vec<i16>)> {
     let mut bits = Forward::new(rest);
     let log = bits.peek(4) as u32 + 5;

@@ -90,7 +90,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// In the mode that the block says; from a description at the front of `rest`, where there is one.
+    /// In the mode that the block says; from a description at the front of `rest`, where there is
+    /// one.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),

@@ -492,7 +492,8 @@ fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // A look that has waited for so long may have given up: a thread did not run in the middle of a request.
+            // A look that has waited for so long may have given up: a thread did not run in the
+            // middle of a request.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }

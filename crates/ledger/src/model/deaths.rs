@@ -1,8 +1,9 @@
 //! What the ledger promises when any of its processes may end at any step, or stop there.
 //!
-//! The judge of each play: memory is never above the limit, what a process has is always charged, nobody is refused for nothing, nobody
-//! changes what a living other owns, everybody comes to an end; and when all have, one cleaning leaves exactly what the living hold, and the rest can
-//! be had.
+//! The judge of each play: memory is never above the limit, what a process has is always charged,
+//! nobody is refused for nothing, nobody changes what a living other owns, everybody comes to an
+//! end; and when all have, one cleaning leaves exactly what the living hold, and the rest can be
+//! had.
 
 use super::super::charge;
 use super::super::level::{self, Level};

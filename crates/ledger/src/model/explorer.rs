@@ -1,11 +1,15 @@
-//! Goes through every order of the steps of a play, and through every place at which a process may end.
+//! Goes through every order of the steps of a play, and through every place at which a process may
+//! end.
 //!
-//! Each process is a coroutine that stops before each of its steps: an operation on a word that others may change, on a lock of the file, of
-//! the driver, a look at the clock. One choice after the other says which of them takes its step, or dies instead, or what the kernel does for the dead.
-//! What is local to a process follows from what it has seen, so a state is the words, and a hash of that for each process; from a state that was
-//! there before everything has been gone through already.
+//! Each process is a coroutine that stops before each of its steps: an operation on a word that
+//! others may change, on a lock of the file, of the driver, a look at the clock. One choice after
+//! the other says which of them takes its step, or dies instead, or what the kernel does for the
+//! dead. What is local to a process follows from what it has seen, so a state is the words, and a
+//! hash of that for each process; from a state that was there before everything has been gone
+//! through already.
 //!
-//! A process that is stopped for ever is one that is not chosen until all others have ended; that is among the orders.
+//! A process that is stopped for ever is one that is not chosen until all others have ended; that
+//! is among the orders.
 
 use super::super::lock;
 use super::play::Play;
@@ -25,8 +29,9 @@ const STEPS: u32 = 2_000;
 const STACK: usize = 0x4000;
 /// The clock when a run begins.
 const BOOT_MS: u64 = 1_000;
-/// What the first wait of a process takes; each further one takes four times as long. A sleep may take that long on a loaded machine,
-/// and two are more than anybody's patience with requests of others.
+/// What the first wait of a process takes; each further one takes four times as long. A sleep may
+/// take that long on a loaded machine, and two are more than anybody's patience with requests of
+/// others.
 const WAIT_MS: u64 = 600;
 
 /// What a step does to what others can see.
@@ -136,7 +141,8 @@ pub(crate) fn pause() {
     }
 }
 
-/// The current process begins something new: what it saw before is of no more use to it than `kept` says.
+/// The current process begins something new: what it saw before is of no more use to it than `kept`
+/// says.
 pub(crate) fn begin(kept: &[u64]) {
     let hash = kept
         .iter()
@@ -188,7 +194,8 @@ pub(crate) fn step<T>(
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
-            // Nobody else changes it as long as it has an owner, which is what the other half of this looks after.
+            // Nobody else changes it as long as it has an owner, which is what the other half of
+            // this looks after.
             return operate();
         }
         stop(name, effect);
@@ -272,7 +279,8 @@ fn coroutine(process: usize) -> Generator<'static, (), ()> {
     coroutine
 }
 
-/// Goes through a play, up to the first thing that goes wrong or until there are `states_max` states.
+/// Goes through a play, up to the first thing that goes wrong or until there are `states_max`
+/// states.
 pub(crate) fn explore(play: Play, states_max: usize) -> Explored {
     let play = Rc::new(play);
     PLAY.set(Some(Rc::clone(&play)));
@@ -433,7 +441,8 @@ impl Explorer {
         mix(mix(hash, CLOCK.get()), self.kills.into())
     }
 
-    /// Lets everybody go to the end of the program, the dead as well, where nobody looks any more: so that all can begin anew.
+    /// Lets everybody go to the end of the program, the dead as well, where nobody looks any more:
+    /// so that all can begin anew.
     fn finish(&mut self) {
         word::set_mode(Mode::Plain);
         for process in 0..self.cast.len() {

@@ -1,4 +1,5 @@
-//! Slots that are claimed, charged and cleaned, under every value that the memory model allows, with a bounded number of preemptions.
+//! Slots that are claimed, charged and cleaned, under every value that the memory model allows,
+//! with a bounded number of preemptions.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
@@ -63,7 +64,8 @@ impl House {
     }
 }
 
-/// In each run `set` makes what is there at the beginning, `run` is under loom, and whoever it returns leaves.
+/// In each run `set` makes what is there at the beginning, `run` is under loom, and whoever it
+/// returns leaves.
 fn house<T: 'static>(
     set: impl Fn(&House) -> T + Send + Sync + 'static,
     run: impl Fn(&House, T) -> Vec<Slot> + Send + Sync + 'static,

@@ -1,6 +1,8 @@
-//! File locks of models: all of a file in one word, one byte for each lock, which holds the number of the description that has it.
+//! File locks of models: all of a file in one word, one byte for each lock, which holds the number
+//! of the description that has it.
 //!
-//! As in the kernel a lock belongs to a description, goes with its last reference, and one operation is one step on the file.
+//! As in the kernel a lock belongs to a description, goes with its last reference, and one
+//! operation is one step on the file.
 
 use super::MAX_SLOTS;
 use super::atomic::AtomicU64;

@@ -1,6 +1,7 @@
 //! Processes with short programs on ledgers and a driver, and the judge of what happens.
 //!
-//! The judge knows what the driver has handed out to whom, since the programs tell it, and holds the ledgers against that after every step.
+//! The judge knows what the driver has handed out to whom, since the programs tell it, and holds
+//! the ledgers against that after every step.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};

@@ -1,7 +1,8 @@
 //! The charge algorithm under every order of steps and every value that the memory model allows.
 //!
-//! Each thread is a process with a slot of its own. Patience is a few steps instead of a second; who runs out of it may
-//! be refused, as next to a process that was stopped in the middle of a charge.
+//! Each thread is a process with a slot of its own. Patience is a few steps instead of a second;
+//! who runs out of it may be refused, as next to a process that was stopped in the middle of a
+//! charge.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -213,7 +214,8 @@ fn a_withdrawn_attempt_refuses_nobody() {
     });
 }
 
-/// A path of two levels, of which the upper one says no, next to a process that is in the lower one only.
+/// A path of two levels, of which the upper one says no, next to a process that is in the lower one
+/// only.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -266,8 +268,8 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
-/// What a process has charged ahead, shown in ordinary memory. One store each: loom does not take the processor away before a store whose
-/// thread has just loaded the same word.
+/// What a process has charged ahead, shown in ordinary memory. One store each: loom does not take
+/// the processor away before a store whose thread has just loaded the same word.
 struct Ahead<'a>(&'a AtomicU64, u64);
 
 impl charge::Idle for Ahead<'_> {
@@ -280,7 +282,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// A process that uses 2 units runs `act`; somebody looks at what it uses meanwhile. `None` where the look was given up.
+/// A process that uses 2 units runs `act`; somebody looks at what it uses meanwhile. `None` where
+/// the look was given up.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);

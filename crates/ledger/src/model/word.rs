@@ -1,7 +1,8 @@
 //! The atomic word of models: a plain one, until a model says what else its operations are to be.
 //!
-//! The words that a model watches are those that more than one process may change: each operation on one of them is a step. All other words
-//! (figures for people, what is written once, what is a process's own) are plain.
+//! The words that a model watches are those that more than one process may change: each operation
+//! on one of them is a step. All other words (figures for people, what is written once, what is a
+//! process's own) are plain.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -243,7 +244,8 @@ impl AtomicU64 {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// One indivisible change as the kernel makes it, on what is really there. Says whether it was made; nothing else is seen.
+    /// One indivisible change as the kernel makes it, on what is really there. Says whether it was
+    /// made; nothing else is seen.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)

@@ -22,7 +22,8 @@ struct Assigned {
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Says for every group who may be in it: what the file says, else whoever the rules put there; and who is in a group is in all above it.
+/// Says for every group who may be in it: what the file says, else whoever the rules put there; and
+/// who is in a group is in all above it.
 pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {

@@ -3,10 +3,11 @@
 use super::names::Accounts;
 use crate::rules::{Range, Rule, Rules};
 
-/// Returns the login names of the people whose programs no rule holds for, while a rule holds for others of them.
+/// Returns the login names of the people whose programs no rule holds for, while a rule holds for
+/// others of them.
 ///
-/// Rules that ask for a cgroup, a container or an executable cover nobody as a whole. Where no rule covers anybody, as in a policy for
-/// containers, nobody is left out.
+/// Rules that ask for a cgroup, a container or an executable cover nobody as a whole. Where no rule
+/// covers anybody, as in a policy for containers, nobody is left out.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()

@@ -157,7 +157,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Those for whom the template itself is named, and those for whom the ones that it is below are made.
+    /// Those for whom the template itself is named, and those for whom the ones that it is below
+    /// are made.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -177,7 +178,8 @@ impl Compiler<'_> {
             })
     }
 
-    /// Finds groups below one that the file does not have: a mistake for each stanza, however many groups it makes.
+    /// Finds groups below one that the file does not have: a mistake for each stanza, however many
+    /// groups it makes.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for stanza in &policy.groups {
@@ -209,7 +211,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind, however many groups it makes.
+    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind,
+    /// however many groups it makes.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;

@@ -52,7 +52,8 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // Nobody that it names is there, which has been said; without a condition it would hold for everybody.
+            // Nobody that it names is there, which has been said; without a condition it would hold
+            // for everybody.
             return Vec::new();
         }
         let parts: Vec<Vec<UnixGroup>> = match unix_groups {

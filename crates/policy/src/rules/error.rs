@@ -5,7 +5,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Rules that are there and cannot be followed. The program gets no GPU memory: a limit that is meant must not be none.
+/// Rules that are there and cannot be followed. The program gets no GPU memory: a limit that is
+/// meant must not be none.
 #[derive(Debug)]
 pub enum RulesError {
     /// The system refused.
@@ -46,7 +47,8 @@ pub enum RulesError {
         /// The file with the rules.
         path: PathBuf,
     },
-    /// The machine has a policy, and the process sees something else in place of the root with its rules.
+    /// The machine has a policy, and the process sees something else in place of the root with its
+    /// rules.
     Hidden {
         /// The root.
         root: PathBuf,

@@ -598,7 +598,8 @@ fn what_is_charged_for_a_call_goes_back_by_itself() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Of what is charged and not promised another thread may give back, which is a refusal where a third one takes the room.
+/// Of what is charged and not promised another thread may give back, which is a refusal where a
+/// third one takes the room.
 #[test]
 fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
     const ROUNDS: u32 = 20_000;

@@ -7,8 +7,8 @@ use crate::account::maps::Map;
 
 /// Graphs by the conditional node that they belong to.
 ///
-/// Every such node comes past us when it is added, so that only those that there are can be asked for. Of those that have gone the entries stay until
-/// their handles come back.
+/// Every such node comes past us when it is added, so that only those that there are can be asked
+/// for. Of those that have gone the entries stay until their handles come back.
 #[derive(Default)]
 pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 

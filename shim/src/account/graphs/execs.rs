@@ -89,7 +89,8 @@ impl Execs {
         self.change(|map| map.insert(exec, known));
     }
 
-    /// Takes out what is known of `exec`, before the driver is asked to destroy it: its handle may come back as another.
+    /// Takes out what is known of `exec`, before the driver is asked to destroy it: its handle may
+    /// come back as another.
     pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
             return None;

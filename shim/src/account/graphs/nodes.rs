@@ -1,8 +1,10 @@
 //! What a graph's memory nodes need, found by walking its nodes.
 //!
-//! The driver fixes an allocation's address when its node is added, and gives one address twice within a graph only where one allocation is
-//! freed before the other begins (NVIDIA's programming guide, graph memory nodes). What lies at one address is one piece of memory, so
-//! addresses tell what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred times needs it once.
+//! The driver fixes an allocation's address when its node is added, and gives one address twice
+//! within a graph only where one allocation is freed before the other begins (NVIDIA's programming
+//! guide, graph memory nodes). What lies at one address is one piece of memory, so addresses tell
+//! what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred
+//! times needs it once.
 
 use gpulimit_base::order;
 
@@ -32,7 +34,8 @@ pub struct Nodes {
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Those of `graph`. A handle that is none has none: the call that it was given to has the driver's own answer.
+    /// Those of `graph`. A handle that is none has none: the call that it was given to has the
+    /// driver's own answer.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -118,7 +121,8 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Goes through a graph and those `within` it. Each of them once: an entry of a conditional node that has gone may lead back to where it was found.
+/// Goes through a graph and those `within` it. Each of them once: an entry of a conditional node
+/// that has gone may lead back to where it was found.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -163,9 +167,11 @@ fn list(graph: Graph) -> Vec<Node> {
 
 /// Most bytes that allocations in these ranges take.
 ///
-/// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps: a further one is begun only when none has
-/// room, so of any two steps the pieces make up more than one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1, twenty of 2 MiB 2,
-/// {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the steps of address space that they touch.
+/// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps:
+/// a further one is begun only when none has room, so of any two steps the pieces make up more than
+/// one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1,
+/// twenty of 2 MiB 2, {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the
+/// steps of address space that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);

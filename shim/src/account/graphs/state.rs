@@ -1,9 +1,10 @@
-//! The figures of a device's graph memory: what is charged, promised and reserved, and which graphs have their memory (see [`super`]). Neither the
-//! driver nor the ledger is asked here.
+//! The figures of a device's graph memory: what is charged, promised and reserved, and which graphs
+//! have their memory (see [`super`]). Neither the driver nor the ledger is asked here.
 
 use super::execs::Need;
 
-/// Which stream it is: the driver's number of it, and for threads' own default streams the thread's.
+/// Which stream it is: the driver's number of it, and for threads' own default streams the
+/// thread's.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
@@ -116,7 +117,8 @@ impl State {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
-    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something allocated.
+    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something
+    /// allocated.
     pub fn begin<'a>(
         &mut self,
         need: &'a Need,
@@ -154,7 +156,8 @@ impl State {
         }
     }
 
-    /// Bytes to be charged ahead for a launch: where it begins an epoch, also for the backed ones that it may cost their memory.
+    /// Bytes to be charged ahead for a launch: where it begins an epoch, also for the backed ones
+    /// that it may cost their memory.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -168,7 +171,8 @@ impl State {
         launch.ended = self.ended;
     }
 
-    /// What a launch may wait for that could not be paid for, having `waited` for its own work or not.
+    /// What a launch may wait for that could not be paid for, having `waited` for its own work or
+    /// not.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -188,7 +192,8 @@ impl State {
         launch.reserved = self.reserved;
     }
 
-    /// Promises as much of what is idle as there is of what is due to a launch, which then pays the rest: [`State::pay`].
+    /// Promises as much of what is idle as there is of what is due to a launch, which then pays the
+    /// rest: [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
         let lent = self.idle().min(due);
@@ -210,7 +215,8 @@ impl State {
         }
     }
 
-    /// The driver has so much reserved. What it has grown by beyond what was paid is to be charged, and returned.
+    /// The driver has so much reserved. What it has grown by beyond what was paid is to be charged,
+    /// and returned.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -228,11 +234,13 @@ impl State {
         self.ended += 1;
     }
 
-    /// Draws conclusions from a launch that is over, after a look at what is reserved. True when it has left what nobody uses, having failed.
+    /// Draws conclusions from a launch that is over, after a look at what is reserved. True when it
+    /// has left what nobody uses, having failed.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // Who got its memory meanwhile, in an epoch that this launch did not see, is not sure of it.
+            // Who got its memory meanwhile, in an epoch that this launch did not see, is not sure
+            // of it.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {

@@ -1,4 +1,5 @@
-//! A launch under way and its payment, as guards: what is promised to it ends with it, also on a panic.
+//! A launch under way and its payment, as guards: what is promised to it ends with it, also on a
+//! panic.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
@@ -19,7 +20,8 @@ impl UnderWay<'_> {
     }
 }
 
-/// A panic: nobody knows whether the call was made. What is paid stays charged until the next look (`Process::recover`).
+/// A panic: nobody knows whether the call was made. What is paid stays charged until the next look
+/// (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();

@@ -1,4 +1,5 @@
-//! Allocations of managed pools. They outlive their pool: its memory goes with the last of them (measured, H200, 580.159.04).
+//! Allocations of managed pools. They outlive their pool: its memory goes with the last of them
+//! (measured, H200, 580.159.04).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,7 +44,8 @@ impl Lent {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Takes the allocation at `address` out, before the driver is asked to free it. Returns its pool; `None` for other memory.
+    /// Takes the allocation at `address` out, before the driver is asked to free it. Returns its
+    /// pool; `None` for other memory.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
         if self.is_empty() {

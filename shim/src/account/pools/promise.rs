@@ -50,7 +50,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// The call was not made; or it has panicked, and what is paid stays charged until the pool is looked at (`Process::recover`).
+/// The call was not made; or it has panicked, and what is paid stays charged until the pool is
+/// looked at (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {

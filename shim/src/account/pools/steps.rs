@@ -1,17 +1,23 @@
-//! Which steps of address space a pool's memory lies in: what lets most allocations do without a look at the pool.
+//! Which steps of address space a pool's memory lies in: what lets most allocations do without a
+//! look at the pool.
 //!
-//! A pool's memory comes in steps of 32 MiB that are aligned to it, and an allocation that makes the pool grow lies in what it grew by, at least in
-//! part (measured, H100, 580.159.04: half a million allocations in three streams, with and without work under way). So the steps in which an
-//! allocation ever lay are all that the pool can have, whatever it gave back and took again meanwhile. As long as they are no more than the pool had
-//! when it was last looked at, it cannot have more now than it had then, if only steps that are known have been handed out since.
+//! A pool's memory comes in steps of 32 MiB that are aligned to it, and an allocation that makes
+//! the pool grow lies in what it grew by, at least in part (measured, H100, 580.159.04: half a
+//! million allocations in three streams, with and without work under way). So the steps in which an
+//! allocation ever lay are all that the pool can have, whatever it gave back and took again
+//! meanwhile. As long as they are no more than the pool had when it was last looked at, it cannot
+//! have more now than it had then, if only steps that are known have been handed out since.
 //!
-//! One step may escape that: the pool grows, and serves the request from an older gap after all, because work ended meanwhile that had kept it.
-//! Such a step is unused, and fits every request of up to a step, so that no other follows it as long as it stays so: the headroom pays for it. Who is
-//! given memory in it looks, and so does who asks for more than a step. Calls that run beside each other have paid for a step each.
+//! One step may escape that: the pool grows, and serves the request from an older gap after all,
+//! because work ended meanwhile that had kept it. Such a step is unused, and fits every request of
+//! up to a step, so that no other follows it as long as it stays so: the headroom pays for it. Who
+//! is given memory in it looks, and so does who asks for more than a step. Calls that run beside
+//! each other have paid for a step each.
 //!
-//! Where the driver puts a pool's memory at other addresses than before (it does where it has given some back, and where it puts the pieces of an
-//! unused reserve together for a request of more than a step), more steps are known than the pool has, and every allocation is looked at, until it has them
-//! all or nothing at all.
+//! Where the driver puts a pool's memory at other addresses than before (it does where it has given
+//! some back, and where it puts the pieces of an unused reserve together for a request of more than
+//! a step), more steps are known than the pool has, and every allocation is looked at, until it has
+//! them all or nothing at all.
 
 use std::ops::Range;
 
@@ -39,7 +45,8 @@ impl Steps {
         }
     }
 
-    /// Whether `range` lies in steps that are known, and the pool has had all of these when `reserved` bytes were seen.
+    /// Whether `range` lies in steps that are known, and the pool has had all of these when
+    /// `reserved` bytes were seen.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved

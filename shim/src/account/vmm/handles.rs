@@ -1,6 +1,8 @@
-//! What is known by a handle, and by a number of its own, in few bytes: programs have allocations by the ten thousand.
+//! What is known by a handle, and by a number of its own, in few bytes: programs have allocations
+//! by the ten thousand.
 //!
-//! Entries lie side by side in pieces that stay where they are, their number is their place. Those whose handles fall into the same bucket are chained.
+//! Entries lie side by side in pieces that stay where they are, their number is their place. Those
+//! whose handles fall into the same bucket are chained.
 //!
 //! A `HashMap` of numbers beside a `Vec` of entries would be shorter, but takes 50 to 105 bytes for
 //! an allocation where this takes up to 56: both double, and both are copied when they do.

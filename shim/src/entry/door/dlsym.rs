@@ -1,7 +1,8 @@
 //! `dlsym`, as a naked tail jump.
 //!
-//! The real `dlsym` looks at its return address to know who asks (`RTLD_NEXT`, namespaces). So our export never calls it on behalf of
-//! the program: it asks [`decide`] whether the answer is a hook, and otherwise jumps on with all registers as they came.
+//! The real `dlsym` looks at its return address to know who asks (`RTLD_NEXT`, namespaces). So our
+//! export never calls it on behalf of the program: it asks [`decide`] whether the answer is a hook,
+//! and otherwise jumps on with all registers as they came.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -10,16 +11,19 @@ use std::ffi::{CStr, c_char, c_void};
 use crate::driver::dlsym::REAL;
 use crate::driver::dlsym::{real, real_dlsym};
 
-/// Address of our hook when `name` in `handle` is a hooked function of the driver, else null ("let the real one answer").
+/// Address of our hook when `name` in `handle` is a hooked function of the driver, else null ("let
+/// the real one answer").
 ///
-/// Runs before constructors, inside allocators and in forked children: for foreign names it looks at a few bytes and nothing else.
+/// Runs before constructors, inside allocators and in forked children: for foreign names it looks
+/// at a few bytes and nothing else.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {
         // RTLD_DEFAULT finds our exports by itself.
         return std::ptr::null();
     }
-    // SAFETY: the program passes a NUL-terminated string; reading stops at the first mismatch, so at the NUL at the latest.
+    // SAFETY: the program passes a NUL-terminated string; reading stops at the first mismatch, so
+    // at the NUL at the latest.
     let byte = |at: usize| unsafe { *name.add(at) } as u8;
     let ours = match byte(0) {
         b'c' => byte(1) == b'u' && byte(2).is_ascii_uppercase(),

@@ -1,11 +1,12 @@
 //! The way past us by a library in front of us: found at the start, and closed.
 //!
 //! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
-//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` before ours, and `LD_PRELOAD=libcuda.so.1` the
-//! driver's functions. Then the symbol tables of the C library and the driver (this process's copies)
-//! are made to name our functions, and so are the pointers that the linker has already bound to theirs.
-//! Other libraries keep their place: a wrapper of `dlsym` is called first, and finds ours where it
-//! looks for the C library's. Nothing recurses, as ours goes on to an address that never changes.
+//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` before ours, and `LD_PRELOAD=libcuda.so.1`
+//! the driver's functions. Then the symbol tables of the C library and the driver (this process's
+//! copies) are made to name our functions, and so are the pointers that the linker has already
+//! bound to theirs. Other libraries keep their place: a wrapper of `dlsym` is called first, and
+//! finds ours where it looks for the C library's. Nothing recurses, as ours goes on to an address
+//! that never changes.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -18,8 +19,8 @@ use crate::entry::exports::{cuda, nvml};
 /// Looks for `dlsym`, `dlopen` and the drivers in the libraries before us, and takes their place.
 /// `cuInit` and `nvmlInit_v2` stand for the drivers: every version has them.
 ///
-/// Runs as a constructor, in every program: mostly it looks at the program, the kernel's vDSO and this
-/// library, and that is all.
+/// Runs as a constructor, in every program: mostly it looks at the program, the kernel's vDSO and
+/// this library, and that is all.
 pub fn take() {
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
     let (mut program, mut behind) = (true, false);

@@ -36,7 +36,8 @@ impl Hooked {
         self.library
     }
 
-    /// The hook that stands for `real`, an address that the dynamic linker or the driver handed out; `None` when it is none of ours.
+    /// The hook that stands for `real`, an address that the dynamic linker or the driver handed
+    /// out; `None` when it is none of ours.
     ///
     /// Does not load the library: an address cannot be of a library that is not there.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
@@ -70,14 +71,16 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us. Only for one that is loaded.
+    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us. Only
+    /// for one that is loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
-        // Two at a time would take the right to write from each other. Nothing in it waits for the dynamic linker. The lock is this process's: a child
-        // that is forked meanwhile has one of its own, and does all of it again.
+        // Two at a time would take the right to write from each other. Nothing in it waits for the
+        // dynamic linker. The lock is this process's: a child that is forked meanwhile has one of
+        // its own, and does all of it again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {

@@ -1,7 +1,9 @@
-//! Symbol tables of other libraries, and pointers that the dynamic linker has bound, made to name our functions.
+//! Symbol tables of other libraries, and pointers that the dynamic linker has bound, made to name
+//! our functions.
 //!
-//! The driver's own table is for libraries that the dynamic linker binds past every preload: whoever asks libcuda itself for a hooked name gets ours, whatever way
-//! he asks. Only the copy of this process changes: the table is a private mapping.
+//! The driver's own table is for libraries that the dynamic linker binds past every preload:
+//! whoever asks libcuda itself for a hooked name gets ours, whatever way he asks. Only the copy of
+//! this process changes: the table is a private mapping.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -92,7 +94,8 @@ impl Object {
     }
 
     /// # Safety
-    /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with DT_NULL.
+    /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with
+    /// DT_NULL.
     unsafe fn read(base: usize, mut dynamic: *const Dyn) -> Option<Object> {
         // The linker has added the base to the addresses where it can write to the section.
         let address = |value: usize| {
@@ -109,8 +112,9 @@ impl Object {
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
         };
-        // SAFETY: the caller's promise; the tables that the section names are mapped with the object. The section ends with DT_NULL, by
-        // which the dynamic linker has found its end, too.
+        // SAFETY: the caller's promise; the tables that the section names are mapped with the
+        // object. The section ends with DT_NULL, by which the dynamic linker has found its end,
+        // too.
         unsafe {
             while (*dynamic).tag != DT_NULL {
                 let value = (*dynamic).value;
@@ -156,7 +160,8 @@ impl Object {
         defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
     }
 
-    /// Makes the symbols lead elsewhere. False when the table cannot be written; then nothing has changed.
+    /// Makes the symbols lead elsewhere. False when the table cannot be written; then nothing has
+    /// changed.
     pub fn redirect(&self, target: Target<'_>) -> bool {
         if !self.defined().any(|(_, address)| target(address).is_some()) {
             return true;
@@ -207,7 +212,8 @@ impl Object {
                 };
                 let sealed = sealed(info, slot);
                 let protect = |write| {
-                    // SAFETY: the page of the word keeps what it allows, and may be written meanwhile.
+                    // SAFETY: the page of the word keeps what it allows, and may be written
+                    // meanwhile.
                     unsafe {
                         libc::mprotect(
                             (slot / page() * page()) as *mut c_void,
@@ -244,7 +250,8 @@ const POINTERS: [u32; 3] = [1, 6, 7];
 const POINTERS: [u32; 3] = [257, 1025, 1026];
 
 /// Calls `look` for the program and its libraries, in the order in which the dynamic linker has
-/// loaded them, until it returns true. Returns whether it did. `look` must not panic or load libraries.
+/// loaded them, until it returns true. Returns whether it did. `look` must not panic or load
+/// libraries.
 pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
     unsafe extern "C" fn step(
         info: *mut libc::dl_phdr_info,
@@ -279,7 +286,8 @@ fn page() -> usize {
 /// # Safety
 /// `hash` is a DT_GNU_HASH table of a loaded library.
 unsafe fn gnu_count(hash: *const u32) -> usize {
-    // SAFETY: the table's layout: four words, the Bloom filter in words of 8 bytes, the buckets, a chain of hashes whose last has bit 0 set.
+    // SAFETY: the table's layout: four words, the Bloom filter in words of 8 bytes, the buckets, a
+    // chain of hashes whose last has bit 0 set.
     unsafe {
         let (buckets, offset, bloom) = (*hash, *hash.add(1), *hash.add(2));
         let first = hash.add(4 + 2 * bloom as usize);

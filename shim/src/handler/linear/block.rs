@@ -1,4 +1,5 @@
-//! How a small request's possible new block is paid, as a guard: it goes back where the request takes none, also on a panic.
+//! How a small request's possible new block is paid, as a guard: it goes back where the request
+//! takes none, also on a panic.
 
 use std::mem::ManuallyDrop;
 
@@ -97,7 +98,8 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
-    // In a full group a request may still fit into a block that is held. Whether it does, its address tells.
+    // In a full group a request may still fit into a block that is held. Whether it does, its
+    // address tells.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
@@ -113,7 +115,8 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Nobody knows whether the call was made: the block stays charged until that is measured (`Process::recover`).
+/// Nobody knows whether the call was made: the block stays charged until that is measured
+/// (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(device: &Device, means: Means<'_>) {

@@ -21,7 +21,8 @@ fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()
     out.put(array::create(context, shape, levels)?)
 }
 
-/// `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes: measured, no process of 64 bits has a context for them.
+/// `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes: measured, no process of 64 bits has a
+/// context for them.
 pub fn create_v1(_array: Out<u64>, _descriptor: In<u8>) -> Outcome<()> {
     driver()?;
     Err(Status::INVALID_CONTEXT)

@@ -1,4 +1,5 @@
-//! Code that is not text: cubins, and fat binaries with one image for each kind of GPU, compressed or not.
+//! Code that is not text: cubins, and fat binaries with one image for each kind of GPU, compressed
+//! or not.
 //!
 //! Of nvcc 11 to 13; the LZ4 and zstd entries of NVIDIA's libraries have the same layout.
 

@@ -1,4 +1,5 @@
-//! Locking other processes, and moving their memory away and back. The structures of options say nothing that would change anything here.
+//! Locking other processes, and moving their memory away and back. The structures of options say
+//! nothing that would change anything here.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;

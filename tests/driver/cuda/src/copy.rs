@@ -1,4 +1,5 @@
-//! Copies and fills. They are done at once; large ones move only the first part of the data (see [`space`]).
+//! Copies and fills. They are done at once; large ones move only the first part of the data (see
+//! [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::stream::Stream;

@@ -36,7 +36,8 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// Graphs that may be in no other cannot be copied either (NVIDIA's documentation; conditional nodes: measured).
+/// Graphs that may be in no other cannot be copied either (NVIDIA's documentation; conditional
+/// nodes: measured).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -55,7 +56,8 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their number, bytes, address.
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their number, bytes,
+/// address.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -94,7 +96,8 @@ pub fn conditional_handle(
     out.put(Graph::from_handle(graph)?.handle() as u64)
 }
 
-/// `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, how many graphs, where they are, the context. Measured: without a context 201.
+/// `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, how many graphs, where they are, the
+/// context. Measured: without a context 201.
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -165,8 +168,9 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none, and the context. Measured: a kernel's library is loaded
-/// in that context or else in the current one, a function's code as well; a kernel is no function here (400).
+/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there
+/// is none, and the context. Measured: a kernel's library is loaded in that context or else in the
+/// current one, a function's code as well; a kernel is no function here (400).
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -399,7 +403,8 @@ pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> 
     updated
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there is none.
+/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there
+/// is none.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,

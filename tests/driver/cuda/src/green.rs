@@ -17,7 +17,8 @@ const DESCRIPTION: usize = 0x5200_0000_0010;
 /// From a context's handle to that of the green context that it stands for.
 const GREEN: usize = 8;
 
-/// `CUdevResource` has its kind first and, after 92 bytes of the driver's own, the number of multiprocessors.
+/// `CUdevResource` has its kind first and, after 92 bytes of the driver's own, the number of
+/// multiprocessors.
 pub fn resource(ordinal: i32, resource: Out<u8>, kind: i32) -> Outcome<()> {
     device::index(ordinal)?;
     if kind != MULTIPROCESSORS {

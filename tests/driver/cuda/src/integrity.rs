@@ -1,8 +1,9 @@
 //! The answer that libcudart asks of the driver before it trusts it.
 //!
-//! It is HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over what both sides know: versions, process, thread, the
-//! addresses of two export tables, the time that the caller gives, and the identity of every visible GPU. libcudart
-//! computes the same from the driver's public answers and refuses to start when they differ.
+//! It is HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over what both sides know: versions,
+//! process, thread, the addresses of two export tables, the time that the caller gives, and the
+//! identity of every visible GPU. libcudart computes the same from the driver's public answers and
+//! refuses to start when they differ.
 
 /// A visible GPU, as it goes into the answer.
 pub struct Gpu {

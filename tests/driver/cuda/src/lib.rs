@@ -1,7 +1,7 @@
 //! libcuda.so.1 of the simulated driver.
 //!
-//! `symbols` lists every exported function once. The other modules are the handlers: they translate C arguments for the
-//! model in `gpulimit-sim`.
+//! `symbols` lists every exported function once. The other modules are the handlers: they translate
+//! C arguments for the model in `gpulimit-sim`.
 #![allow(unsafe_code)]
 
 mod array;

@@ -1,4 +1,5 @@
-//! `cuGetProcAddress`. The rules were read off eight real drivers; the two versions fail in different ways.
+//! `cuGetProcAddress`. The rules were read off eight real drivers; the two versions fail in
+//! different ways.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,7 +43,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest, as one beyond the driver's does on drivers before 13.0.
+    // A negative version asks for the newest, as one beyond the driver's does on drivers before
+    // 13.0.
     let newest = if version < 0 {
         driver
     } else {

@@ -1,13 +1,17 @@
 //! Modules, libraries, functions and launches.
 //!
-//! Of an image only what takes memory is read. From PTX text: `.global` variables, and per `.entry` the `.local` memory, how long the
-//! code is, and whether it uses device `malloc`, `printf` or `assert`. From machine code: the variables; every function exists in it.
-//! Managed variables take addresses and no memory of the GPU, as `cuMemAllocManaged` does.
+//! Of an image only what takes memory is read. From PTX text: `.global` variables, and per `.entry`
+//! the `.local` memory, how long the code is, and whether it uses device `malloc`, `printf` or
+//! `assert`. From machine code: the variables; every function exists in it. Managed variables take
+//! addresses and no memory of the GPU, as `cuMemAllocManaged` does.
 //!
-//! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading mode. A library is
-//! loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where `cuKernelGetFunction`, `cuLibraryGetGlobal`,
-//! `cuLibraryGetModule`, `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a node of a graph or the launch of a kernel first needs the module. The code of a module is
-//! loaded lazily as well: two kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by `cuModuleGetFunction`.
+//! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading
+//! mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where
+//! `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute`,
+//! `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a node of a graph or the
+//! launch of a kernel first needs the module. The code of a module is loaded lazily as well: two
+//! kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by
+//! `cuModuleGetFunction`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -463,7 +467,8 @@ fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
     Ok(found.image.locals.keys().cloned().collect())
 }
 
-/// NVIDIA's documentation: as `cuLibraryGetKernel` of each. A handle of another kind is taken for a library without kernels (measured, H200, 580.159.04).
+/// NVIDIA's documentation: as `cuLibraryGetKernel` of each. A handle of another kind is taken for a
+/// library without kernels (measured, H200, 580.159.04).
 pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     driver()?;
     if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
@@ -477,7 +482,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Ends in a memory fault with a handle of another kind, as functions do that read a library (measured, H200, 580.159.04).
+/// Ends in a memory fault with a handle of another kind, as functions do that read a library
+/// (measured, H200, 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -752,7 +758,8 @@ pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Measured: loads the library in all contexts of the GPU, whether one is current or not; one that is made later has to load it by itself.
+/// Measured: loads the library in all contexts of the GPU, whether one is current or not; one that
+/// is made later has to load it by itself.
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -778,7 +785,8 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Measured: loads the library, also for an answer of 1. What parameters there are is not read: here one of 8 bytes.
+/// Measured: loads the library, also for an answer of 1. What parameters there are is not read:
+/// here one of 8 bytes.
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -875,7 +883,8 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40. No two on one GPU (NVIDIA's documentation).
+/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40. No two on one GPU
+/// (NVIDIA's documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
@@ -910,8 +919,8 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Measured: loads the library of a kernel, or the code of a function that was only listed, in the current context; also for an answer of 1, but
-/// not where there is no place for it.
+/// Measured: loads the library of a kernel, or the code of a function that was only listed, in the
+/// current context; also for an answer of 1, but not where there is no place for it.
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

@@ -201,7 +201,8 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // Current for managed memory: `cuMemAllocAsync` goes on taking from the other (H200, 580.159.04).
+        // Current for managed memory: `cuMemAllocAsync` goes on taking from the other (H200,
+        // 580.159.04).
         return Ok(());
     }
     *driver()?

@@ -1,9 +1,10 @@
-//! Every exported function, once: signature, names by which `cuGetProcAddress` gives it out, handler.
+//! Every exported function, once: signature, names by which `cuGetProcAddress` gives it out,
+//! handler.
 //!
-//! A row reads
-//! `exported_name(arguments) "base name" version => handler;` or, where a twin for the per-thread default stream exists,
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`.
-//! A handler of a row with a twin gets as a last argument whether the twin was called.
+//! A row reads `exported_name(arguments) "base name" version => handler;` or, where a twin for the
+//! per-thread default stream exists,
+//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. A handler of a
+//! row with a twin gets as a last argument whether the twin was called.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -378,7 +379,8 @@ symbols! {
     cuCheckpointProcessRestore(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessRestore" 12080 => checkpoint::restore;
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The same under names that nobody hooks: what code inside of the driver makes, which no hook sees.
+    // The same under names that nobody hooks: what code inside of the driver makes, which no hook
+    // sees.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32) "unseenCtxCreate" 2000 => context::create;
     unseenMemPoolCreate(pool: Out<usize>, props: In<u8>) "unseenMemPoolCreate" 2000 => pool::create;

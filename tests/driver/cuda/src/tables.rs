@@ -1,7 +1,8 @@
 //! `cuGetExportTable`: the private tables without which NVIDIA's libcudart does not start.
 //!
-//! What the entries mean is public knowledge (the ZLUDA project described them). A table begins with its size in bytes,
-//! except the context-local storage. Their addresses go into the integrity answer.
+//! What the entries mean is public knowledge (the ZLUDA project described them). A table begins
+//! with its size in bytes, except the context-local storage. Their addresses go into the integrity
+//! answer.
 
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;

@@ -10,7 +10,8 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// Handles are these numbers plus 16 times the index: of the GPU, and from [`MIG`] on of the MIG instance.
+/// Handles are these numbers plus 16 times the index: of the GPU, and from [`MIG`] on of the MIG
+/// instance.
 const HANDLES: usize = 0x6e76_6d6c_0000;
 const MIG: usize = 64;
 
@@ -139,7 +140,8 @@ pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
     text(out, &unit.uuid(machine), length)
 }
 
-/// `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem id, bus id (32 bytes).
+/// `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem id, bus id
+/// (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     let (machine, unit) = open(handle)?;
     let pci = device::pci(unit.gpu(machine));
@@ -156,8 +158,8 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Total, reserved, free and used bytes; used without what the GPU keeps back, which is spread evenly over its instances. Of
-/// a GPU that is cut, the sums.
+/// Total, reserved, free and used bytes; used without what the GPU keeps back, which is spread
+/// evenly over its instances. Of a GPU that is cut, the sums.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);

@@ -18,8 +18,8 @@ enum Mode {
     Mps = 2,
 }
 
-/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`; the last is also what the `_v3`
-/// functions of the first R535 drivers write.
+/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`; the last
+/// is also what the `_v3` functions of the first R535 drivers write.
 const V1: usize = 16;
 const V2: usize = 24;
 const DETAIL: usize = 32;
@@ -42,8 +42,8 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     unit.devices(machine).flat_map(held).collect()
 }
 
-/// What a library in NVML's place says of every process, and how many of them there are: `GPULIMIT_SIM_NVML_FIGURE` and
-/// `GPULIMIT_SIM_NVML_COUNT` in the environment of who asks.
+/// What a library in NVML's place says of every process, and how many of them there are:
+/// `GPULIMIT_SIM_NVML_FIGURE` and `GPULIMIT_SIM_NVML_COUNT` in the environment of who asks.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }

@@ -1,8 +1,9 @@
 //! Where a graph's allocations lie: addresses are given out when nodes are added.
 //!
-//! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations share them: one byte
-//! takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB together 192. NVIDIA's documentation:
-//! addresses are fixed when nodes are added; an allocation may get the address of one that is freed before it.
+//! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
+//! share them: one byte takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB
+//! together 192. NVIDIA's documentation: addresses are fixed when nodes are added; an allocation
+//! may get the address of one that is freed before it.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +44,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// An address for so many bytes beside those that are `taken`: the lowest gap in what the graph has, else more of it.
+    /// An address for so many bytes beside those that are `taken`: the lowest gap in what the graph
+    /// has, else more of it.
     ///
     /// # Errors
     /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.

@@ -1,4 +1,5 @@
-//! The GPUs' memory for graphs: taken at an upload or a launch, shared by all graphs, given back by a trim.
+//! The GPUs' memory for graphs: taken at an upload or a launch, shared by all graphs, given back by
+//! a trim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,8 @@ struct Share {
 }
 
 impl Share {
-    /// Bytes that running graphs use, other streams' than this one: graphs of one stream follow each other.
+    /// Bytes that running graphs use, other streams' than this one: graphs of one stream follow
+    /// each other.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -95,7 +97,8 @@ impl Memory {
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: 100, 50 and 7 MiB together use 160 of 192; what is used stays so until it is trimmed.
+        // Measured: 100, 50 and 7 MiB together use 160 of 192; what is used stays so until it is
+        // trimmed.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
@@ -123,7 +126,8 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
 /// Launches a graph; `run` tells when it ends.
 ///
 /// # Errors
-/// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed, unless it is to be freed.
+/// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed,
+/// unless it is to be freed.
 pub fn launch(
     plan: &Plan,
     stream: u64,

@@ -249,7 +249,8 @@ fn every_way_to_create_one() {
     });
 }
 
-/// Creating one spoils a capture in the global mode; in the relaxed one a twin may be made and asked.
+/// Creating one spoils a capture in the global mode; in the relaxed one a twin may be made and
+/// asked.
 #[test]
 fn arrays_and_captures() {
     alone(&[], |cuda| {
@@ -358,7 +359,8 @@ fn deferred_mapping_came_with_11_6() {
     unknown("11050", DEFERRED);
 }
 
-/// `CUarrayMapInfo`: `[kind, array, level, layer, offset…, extent…]`, and the memory, or none to unmap.
+/// `CUarrayMapInfo`: `[kind, array, level, layer, offset…, extent…]`, and the memory, or none to
+/// unmap.
 fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
     let pair = |at: usize| u64::from(part[at]) | u64::from(part[at + 1]) << 32;
     let operation = if memory.is_some() { 1 } else { 2 };

@@ -339,7 +339,8 @@ fn what_a_launch_leaves_allocated() {
     });
 }
 
-/// A graph with nodes that allocate, one after the other: its handle, the addresses, and the last node.
+/// A graph with nodes that allocate, one after the other: its handle, the addresses, and the last
+/// node.
 fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
     let (mut addresses, mut last) = (Vec::new(), 0usize);
@@ -607,8 +608,9 @@ fn nodes_tell_what_they_are() {
     });
 }
 
-/// Of a kernel with 8 KiB of local memory in the body of a conditional node: nodes 0, instantiated +1850. No such graph is copied or put into another
-/// (801), its body is not destroyed by itself (1) and goes with it.
+/// Of a kernel with 8 KiB of local memory in the body of a conditional node: nodes 0, instantiated
+/// +1850. No such graph is copied or put into another (801), its body is not destroyed by itself
+/// (1) and goes with it.
 #[test]
 fn bodies_of_conditional_nodes() {
     alone(&[], |cuda| {

@@ -145,7 +145,8 @@ fn no_visible_gpu() {
     });
 }
 
-/// What a process sees of two GPUs cut into two: how many devices, and the UUIDs of the first, of its GPU and its own.
+/// What a process sees of two GPUs cut into two: how many devices, and the UUIDs of the first, of
+/// its GPU and its own.
 fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let uuid = |name: &str| {

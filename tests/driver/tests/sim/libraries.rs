@@ -1,5 +1,5 @@
-//! When modules and libraries take their variables, and what the first launch takes: as measured on an H100
-//! (580.159.04) with a variable of 64 MiB.
+//! When modules and libraries take their variables, and what the first launch takes: as measured on
+//! an H100 (580.159.04) with a variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -204,7 +204,8 @@ fn compressed_code() {
     });
 }
 
-/// The parameters of nodes with a kernel: the function, grid and block from 8 on, the kernel at 56, the context at 64; the type is 16 before.
+/// The parameters of nodes with a kernel: the function, grid and block from 8 on, the kernel at 56,
+/// the context at 64; the type is 16 before.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -279,8 +280,8 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each took 64 MiB, in the current context; the last two that in each of two contexts, whichever was current, and none later. Without a current
-/// one the others answered 201.
+/// Each took 64 MiB, in the current context; the last two that in each of two contexts, whichever
+/// was current, and none later. Without a current one the others answered 201.
 #[test]
 fn whatever_needs_a_kernel_loads_its_library() {
     alone(&[], |cuda| {

@@ -1,5 +1,5 @@
-//! What contexts set aside for kernels: their limits, local memory, the device's malloc and printf, green contexts. Measured on
-//! an H100, 580.159.04, where not said otherwise.
+//! What contexts set aside for kernels: their limits, local memory, the device's malloc and printf,
+//! green contexts. Measured on an H100, 580.159.04, where not said otherwise.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -170,7 +170,8 @@ fn launches_raise_the_stack_limit_and_lowering_it_gives_back() {
     });
 }
 
-/// 400,000 bytes a thread on a GPU of 80 GiB. That the next launch takes it again is assumed, and that a limit that fails does the same.
+/// 400,000 bytes a thread on a GPU of 80 GiB. That the next launch takes it again is assumed, and
+/// that a limit that fails does the same.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -193,7 +194,8 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// A kernel of 8,192 bytes in a graph: captured 0, instantiated 1848 and 2 for the first graph, launched 0.
+/// A kernel of 8,192 bytes in a graph: captured 0, instantiated 1848 and 2 for the first graph,
+/// launched 0.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -228,8 +230,9 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. When the limit has been lowered, the same call again takes
-/// nothing, and the upload takes it again. With a kernel that uses malloc comes its heap.
+/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. When the
+/// limit has been lowered, the same call again takes nothing, and the upload takes it again. With a
+/// kernel that uses malloc comes its heap.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -318,7 +321,8 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses assert took 92 MiB, of which 2 for its variable, and nothing after one that uses malloc; the limit of printf is then fixed.
+/// A module that uses assert took 92 MiB, of which 2 for its variable, and nothing after one that
+/// uses malloc; the limit of printf is then fixed.
 #[test]
 fn assert_takes_90_where_malloc_has_not_been_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
@@ -356,7 +360,8 @@ fn assert_takes_90_where_malloc_has_not_been_before() {
     });
 }
 
-/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0. Listed functions are loaded by whatever needs them.
+/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0. Listed
+/// functions are loaded by whatever needs them.
 #[test]
 fn code_is_loaded_when_a_function_is_got() {
     alone(&[], |cuda| {
@@ -497,7 +502,8 @@ fn kernels_tell_their_local_memory() {
     });
 }
 
-/// Of modules that use malloc the first takes 138 MiB, with the first launch come the heap and 2 MiB.
+/// Of modules that use malloc the first takes 138 MiB, with the first launch come the heap and 2
+/// MiB.
 #[test]
 fn every_heap_comes_with_2_more() {
     let malloc = ".extern .func (.param .b64 r) malloc (.param .b64 n);";
@@ -565,7 +571,8 @@ fn every_way_to_launch_takes_local_memory() {
     });
 }
 
-/// Each with a stream: 6 MiB, 12, 16, 22, for good; what is allocated in one, or taken by its kernels, is the primary context's.
+/// Each with a stream: 6 MiB, 12, 16, 22, for good; what is allocated in one, or taken by its
+/// kernels, is the primary context's.
 #[test]
 fn green_contexts_are_parts_of_the_primary_one() {
     alone(&[], |cuda| {

@@ -168,7 +168,8 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every kind of process list with this room: the status, the number and the first process's pid and bytes.
+/// Calls every kind of process list with this room: the status, the number and the first process's
+/// pid and bytes.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {

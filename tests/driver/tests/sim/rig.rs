@@ -1,5 +1,5 @@
-//! Machines and processes for tests: a test's body runs in children of the test process, which are the same test again
-//! in a role.
+//! Machines and processes for tests: a test's body runs in children of the test process, which are
+//! the same test again in a role.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
@@ -228,7 +228,8 @@ impl Library {
         assert_ne!(address, 0, "{name} is exported");
         let mut a = [0; 12];
         a[..arguments.len()].copy_from_slice(arguments);
-        // SAFETY: a function of the driver interface, which takes integers and pointers that the tests keep alive.
+        // SAFETY: a function of the driver interface, which takes integers and pointers that the
+        // tests keep alive.
         let function: Function = unsafe { std::mem::transmute(address) };
         function(
             a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],

@@ -113,7 +113,8 @@ fn told(role: &str) {
     });
 }
 
-/// Says that it is ready, does what the letters of its input tell, and says each time that it is done, and what came of it.
+/// Says that it is ready, does what the letters of its input tell, and says each time that it is
+/// done, and what came of it.
 pub fn serve<T: Display>(mut obey: impl FnMut(u8) -> T) {
     println!("ready");
     let mut letter = [0];

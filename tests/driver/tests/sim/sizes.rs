@@ -45,7 +45,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Allocates `per_block` requests and sees one block, one more and sees two, frees all and sees none.
+/// Allocates `per_block` requests and sees one block, one more and sees two, frees all and sees
+/// none.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
@@ -539,8 +540,9 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
     });
 }
 
-/// Managed memory (H200, 580.159.04): its pools have the figures of other pools, at any place and at none, cannot be shared, and come back to
-/// the addresses that they have had. No figure of a process shows it, nor managed variables. `cuMemCreate` makes none.
+/// Managed memory (H200, 580.159.04): its pools have the figures of other pools, at any place and
+/// at none, cannot be shared, and come back to the addresses that they have had. No figure of a
+/// process shows it, nor managed variables. `cuMemCreate` makes none.
 #[test]
 fn managed_pools_and_variables() {
     alone(&[], |cuda| {

@@ -1,4 +1,5 @@
-//! Streams that are busy: what waits for them, and what may be done with memory that they still use.
+//! Streams that are busy: what waits for them, and what may be done with memory that they still
+//! use.
 //!
 //! What must be seen busy has work for an hour, so that no test depends on how fast it runs itself.
 

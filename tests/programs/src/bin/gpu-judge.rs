@@ -1,11 +1,15 @@
-//! Watches a simulated machine and a ledger from outside, as often as it can: `gpu-judge LEDGER CAP MICROSECONDS`.
+//! Watches a simulated machine and a ledger from outside, as often as it can:
+//! `gpu-judge LEDGER CAP MICROSECONDS`.
 //!
-//! At every look the first GPU's used bytes are at most CAP, and what the ledger has granted is at least what the driver has given; but for shared
-//! memory that its exporter has let go of, whose new holder is charged late, within the bounds that ARCHITECTURE.md names. The
-//! driver's figure carries the number of its last operation: where that is the same before and after the ledger was read, nothing was taken
-//! or given back in between, and the two can be compared although they were not read at once. It says `looking` when it begins, and ends with
-//! a look after the end of standard input; then it says how often it looked, how many looks could be compared, and the least and the most by
-//! which the ledger was ahead. The first look at which something is wrong is its last: status 1.
+//! At every look the first GPU's used bytes are at most CAP, and what the ledger has granted is at
+//! least what the driver has given; but for shared memory that its exporter has let go of, whose
+//! new holder is charged late, within the bounds that ARCHITECTURE.md names. The driver's figure
+//! carries the number of its last operation: where that is the same before and after the ledger was
+//! read, nothing was taken or given back in between, and the two can be compared although they were
+//! not read at once. It says `looking` when it begins, and ends with a look after the end of
+//! standard input; then it says how often it looked, how many looks could be compared, and the
+//! least and the most by which the ledger was ahead. The first look at which something is wrong is
+//! its last: status 1.
 
 use std::io::Read;
 use std::process::ExitCode;

@@ -20,12 +20,14 @@ fn target() -> PathBuf {
     built().parent().expect("a target folder").to_owned()
 }
 
-/// What scripts/aarch64 and scripts/userlands have built instead, for other systems than cargo's: a folder laid out as ours.
+/// What scripts/aarch64 and scripts/userlands have built instead, for other systems than cargo's: a
+/// folder laid out as ours.
 fn elsewhere() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
 }
 
-/// Where the preloaded library is that is tested instead of cargo's: the one that users get, or what scripts/prove-hooks wants.
+/// Where the preloaded library is that is tested instead of cargo's: the one that users get, or
+/// what scripts/prove-hooks wants.
 fn other_library() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_LIBRARY").map(PathBuf::from)
 }
@@ -65,7 +67,8 @@ pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 
-/// Puts a library of the simulated driver into `folder` that lacks a function, as those of older drivers do.
+/// Puts a library of the simulated driver into `folder` that lacks a function, as those of older
+/// drivers do.
 pub fn older(library: &str, lacks: &str, folder: &Path) {
     let name = format!("\0{lacks}\0");
     let mut bytes = std::fs::read(driver().join(library)).expect("a library");
@@ -84,7 +87,8 @@ pub fn shim() -> PathBuf {
     other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))
 }
 
-/// As [`shim`], of a debug build, which panics where `GPULIMIT_FAULT` says. `None` where the tests run what was built elsewhere.
+/// As [`shim`], of a debug build, which panics where `GPULIMIT_FAULT` says. `None` where the tests
+/// run what was built elsewhere.
 pub fn faulty_shim() -> Option<PathBuf> {
     static BUILT: OnceLock<()> = OnceLock::new();
     if elsewhere().is_some() {
@@ -118,7 +122,8 @@ pub fn demo() -> PathBuf {
     DEMO.get_or_init(|| built_program("fill")).clone()
 }
 
-/// A program of another package, built: of what the tests are built of, which other features would have built anew.
+/// A program of another package, built: of what the tests are built of, which other features would
+/// have built anew.
 pub fn built_program(name: &str) -> PathBuf {
     if let Some(folder) = elsewhere() {
         return folder.join("debug").join(name);
@@ -193,7 +198,8 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
     place
 }
 
-/// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot be had.
+/// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot
+/// be had.
 pub fn runtime(major: u32) -> Option<PathBuf> {
     fetched(&format!("cudart-{major}"), "libcudart.so.")
 }
@@ -221,7 +227,8 @@ fn fetched(folder: &str, prefix: &str) -> Option<PathBuf> {
     })
 }
 
-/// The folders of NVIDIA's own driver libraries, as scripts/drivers fetches them, by version; none where they cannot be had.
+/// The folders of NVIDIA's own driver libraries, as scripts/drivers fetches them, by version; none
+/// where they cannot be had.
 pub fn real_drivers() -> Vec<(String, PathBuf)> {
     let _ = Command::new(repository().join("scripts/drivers")).status();
     let Ok(folders) = std::fs::read_dir(repository().join(".cache/drivers")) else {

@@ -19,7 +19,8 @@ pub const DEBIAN_ARCH: &str = if cfg!(target_arch = "aarch64") {
     "amd64"
 };
 
-/// What is packed: `GPULIMIT_TEST_PORTABLE`, which scripts/test points to the builds that users get, or else what all tests run.
+/// What is packed: `GPULIMIT_TEST_PORTABLE`, which scripts/test points to the builds that users
+/// get, or else what all tests run.
 fn binaries() -> (PathBuf, PathBuf) {
     match std::env::var_os("GPULIMIT_TEST_PORTABLE").map(PathBuf::from) {
         Some(folder) => (folder.join("gpulimit"), folder.join("libgpulimit.so")),
@@ -76,7 +77,8 @@ fn make(format: &str) -> Option<[PathBuf; 2]> {
     folders.try_into().ok()
 }
 
-/// The packages of a format, old and new, each in a folder of its own; none where they cannot be made here.
+/// The packages of a format, old and new, each in a folder of its own; none where they cannot be
+/// made here.
 fn packages(
     format: &'static str,
     made: &'static OnceLock<Option<[PathBuf; 2]>>,

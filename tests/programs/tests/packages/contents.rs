@@ -9,7 +9,8 @@ use gpulimit_programs::world::{self, finish, text};
 
 use super::built::{self, ARCH, DEBIAN_ARCH, NEW, OLD};
 
-/// The names of the files in a package, without folders; in archives below the version's own folder.
+/// The names of the files in a package, without folders; in archives below the version's own
+/// folder.
 fn names(program: &str, arguments: &[&str], package: &Path) -> Vec<String> {
     let mut command = Command::new(program);
     command.args(arguments).arg(package);

@@ -95,7 +95,8 @@ fn its_scripts_do_not_look_at_what_the_environment_names() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
-    // As `su` hands it on from a user: a library that writes down that it runs, and a root of the user's.
+    // As `su` hands it on from a user: a library that writes down that it runs, and a root of the
+    // user's.
     let source = world.file("evil.c");
     let code = "#include <fcntl.h>\nconst char gpulimit_version_text[] = \"\";\n\
                 __attribute__((constructor)) static void evil(void) { open(\"/run/proof\", O_CREAT, 0600); }\n";

@@ -58,8 +58,8 @@ fn libraries(world: &World) -> Vec<String> {
     all
 }
 
-/// A program starts with the old version, goes on under its limit when the new one takes its place, shares the limit with a program that
-/// starts then, and both go on when all of it is removed.
+/// A program starts with the old version, goes on under its limit when the new one takes its place,
+/// shares the limit with a program that starts then, and both go on when all of it is removed.
 pub fn from_start_to_end(
     world: &World,
     at: &Installation<'_>,
@@ -123,7 +123,8 @@ pub fn from_start_to_end(
     world.judge_end(CAP);
 }
 
-/// The library in every program: an entry that is ours stays through an upgrade and goes with the package, and those of others stay.
+/// The library in every program: an entry that is ours stays through an upgrade and goes with the
+/// package, and those of others stay.
 pub fn system_wide(
     world: &World,
     system: &super::system::System,

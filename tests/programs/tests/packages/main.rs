@@ -1,5 +1,5 @@
-//! What scripts/package makes, as a user meets it: installed, used on the simulated driver, upgraded while programs run with the old library,
-//! and removed.
+//! What scripts/package makes, as a user meets it: installed, used on the simulated driver,
+//! upgraded while programs run with the old library, and removed.
 
 mod built;
 mod contents;

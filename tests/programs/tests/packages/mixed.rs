@@ -1,5 +1,6 @@
-//! Two builds of which each keeps its files in formats that the other does not know, as an old and a new version may: who comes second is refused
-//! with a sentence, nobody runs without a limit, and who came first goes on.
+//! Two builds of which each keeps its files in formats that the other does not know, as an old and
+//! a new version may: who comes second is refused with a sentence, nobody runs without a limit, and
+//! who came first goes on.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

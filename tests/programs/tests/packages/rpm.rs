@@ -9,8 +9,9 @@ use super::built::{self, NEW, OLD};
 use super::life::{self, CAP, Installation};
 use super::system::System;
 
-/// A system of another kind has no rpm database, so none of the packages that ours needs: on such a one rpm knows nothing of the C library. Debian's rpm
-/// keeps it in the home directory, and wants to be told that packages are meant for the system.
+/// A system of another kind has no rpm database, so none of the packages that ours needs: on such a
+/// one rpm knows nothing of the C library. Debian's rpm keeps it in the home directory, and wants
+/// to be told that packages are meant for the system.
 fn rpm(system: &System, arguments: &str) -> String {
     let debian = match Path::new("/etc/debian_version").exists() {
         true => "--force-debian",

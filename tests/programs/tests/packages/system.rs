@@ -1,4 +1,5 @@
-//! The file system of this machine as the test's own: what is installed is in /usr, /etc, /var and /run for the processes in it, and nowhere else.
+//! The file system of this machine as the test's own: what is installed is in /usr, /etc, /var and
+//! /run for the processes in it, and nowhere else.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -95,7 +96,8 @@ impl System {
         Path::new(&format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
     }
 
-    /// systemd was asked to mount the file system of the groups, and their root is there, as tmpfiles.d says, where systemd is installed.
+    /// systemd was asked to mount the file system of the groups, and their root is there, as
+    /// tmpfiles.d says, where systemd is installed.
     #[track_caller]
     pub fn made_root(&self) {
         let asked = self.done("cat /run/asked");

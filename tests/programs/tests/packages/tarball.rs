@@ -363,7 +363,8 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
         assert!(refused(&folder, &to).contains("may be written by others"));
         fs::remove_dir_all(&other).expect("removed");
     }
-    // A folder of root's behind links of root's, in one of somebody else's, who can put another there; and behind a link of theirs.
+    // A folder of root's behind links of root's, in one of somebody else's, who can put another
+    // there; and behind a link of theirs.
     let hers = world.file("hers");
     fs::create_dir_all(hers.join("roots")).expect("made");
     std::os::unix::fs::symlink(world.file("elsewhere"), hers.join("link")).expect("linked");

@@ -1,4 +1,5 @@
-//! Whether a program says what a page says: apart from pids, times and such numbers that differ from run to run.
+//! Whether a program says what a page says: apart from pids, times and such numbers that differ
+//! from run to run.
 
 /// The line without what differs.
 pub fn plain(line: &str) -> String {
@@ -20,7 +21,8 @@ pub fn plain(line: &str) -> String {
                 .find(|c: char| !c.is_ascii_digit() && c != '.')
                 .unwrap_or(rest.len())];
             rest = &rest[number.len()..];
-            // Sizes stay: they are what the page is about. Seconds, and what is long, are of this run.
+            // Sizes stay: they are what the page is about. Seconds, and what is long, are of this
+            // run.
             let is_time = rest.starts_with(" s ") || rest.starts_with(" s,");
             let is_long = number.len() >= 4 && !number.contains('.');
             // A pid may be short, too: the kernel starts again at 300 when it has used them all.
@@ -47,7 +49,8 @@ pub fn plain(line: &str) -> String {
     out
 }
 
-/// What is missing in `found` and what is in it beside what is expected. Programs in the background may come in any order.
+/// What is missing in `found` and what is in it beside what is expected. Programs in the background
+/// may come in any order.
 pub fn difference(expected: &[String], found: &[String]) -> (Vec<String>, Vec<String>) {
     let mut left: Vec<String> = found.iter().map(|line| plain(line)).collect();
     left.retain(|line| !line.is_empty());

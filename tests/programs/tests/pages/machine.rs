@@ -1,5 +1,6 @@
-//! A machine of a page's own: a shell as root on the simulated driver, in a mount namespace with an /etc, /run, /usr/local and home of the test's own. The users
-//! alice and bob are in the unix group lab.
+//! A machine of a page's own: a shell as root on the simulated driver, in a mount namespace with an
+//! /etc, /run, /usr/local and home of the test's own. The users alice and bob are in the unix group
+//! lab.
 
 use crate::compare;
 use crate::page::Block;

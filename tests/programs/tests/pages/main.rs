@@ -1,4 +1,5 @@
-//! What the pages tell people to type is typed, on the simulated driver, and says what the page says. See tests/README.md.
+//! What the pages tell people to type is typed, on the simulated driver, and says what the page
+//! says. See tests/README.md.
 
 mod compare;
 mod machine;

@@ -1,13 +1,14 @@
 //! The code blocks of a page, and which of them the test runs.
 //!
 //! `<!-- test: NAME -->` before a block runs it on the machine of that name,
-//! `<!-- test: NAME, writes PATH -->` writes it to a file there, and `<!-- no test: WHY -->` skips it.
+//! `<!-- test: NAME, writes PATH -->` writes it to a file there, and `<!-- no test: WHY -->` skips
+//! it.
 //!
-//! In a block with prompts (`$`, or `#` for root) the other lines are what the commands print; `…` on
-//! a line of its own stands for any further lines. Where a block has both prompts, alice types the
-//! commands after `$`. Before a command that begins with `sleep` the test waits until all that the
-//! page shows above it has been printed. In a block without prompts every line is a command that must
-//! succeed.
+//! In a block with prompts (`$`, or `#` for root) the other lines are what the commands print; `…`
+//! on a line of its own stands for any further lines. Where a block has both prompts, alice types
+//! the commands after `$`. Before a command that begins with `sleep` the test waits until all that
+//! the page shows above it has been printed. In a block without prompts every line is a command
+//! that must succeed.
 
 use gpulimit_programs::world::repository;
 

@@ -243,7 +243,8 @@ fn threads_make_and_destroy_at_the_limit() {
     for knobs in [&knobs[..], &OLD] {
         // Room for about a third of what the threads would have.
         let cap = CONTEXT + 60 * MIB;
-        // Where the driver does not tell what arrays take, threads at the limit may go a block above it.
+        // Where the driver does not tell what arrays take, threads at the limit may go a block
+        // above it.
         let most = if knobs == OLD { cap + BLOCK } else { cap };
         let world = World::with(cap, knobs);
         let mut program = world.on_gpu();
@@ -515,7 +516,8 @@ fn addresses_keep_what_is_also_in_an_array() {
 fn asking_the_driver_spoils_no_capture() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    // The driver refuses the call itself before it minds the capture; what we ask it before that is what it would mind.
+    // The driver refuses the call itself before it minds the capture; what we ask it before that is
+    // what it would mind.
     program.expect(&[
         ("stream work", "0"),
         ("capture work", "0"),

@@ -1,4 +1,5 @@
-//! What a group does with a request that does not fit: others give back, it waits, somebody is killed.
+//! What a group does with a request that does not fit: others give back, it waits, somebody is
+//! killed.
 
 use std::time::Duration;
 
@@ -272,7 +273,8 @@ fn others_give_back_what_they_hold_unused() {
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
     with_reserve(&mut holder);
     assert!(pools(&world) >= 320 * MIB);
-    // It goes on with its own work, and is asked meanwhile. On a slow machine its next call comes too late for the first request.
+    // It goes on with its own work, and is asked meanwhile. On a slow machine its next call comes
+    // too late for the first request.
     holder.tell("repeat 1000000 {\nsleep 1\nsync\n}");
     assert!(eventually(|| other.say("alloc b 400M") == "0"));
     assert!(pools(&world) < 320 * MIB, "{}", pools(&world));
@@ -354,7 +356,8 @@ fn the_largest_itself_is_refused() {
     world.judge_end(cap);
 }
 
-/// Who asked and who is ended is written down and said before anybody is: the process that asks is among them.
+/// Who asked and who is ended is written down and said before anybody is: the process that asks is
+/// among them.
 #[test]
 fn the_whole_group_is_killed_where_it_wants_that() {
     let cap = 2 * CONTEXT + 600 * MIB;

@@ -1,4 +1,5 @@
-//! A program that another process locks, moves from the GPU and back (`cuCheckpointProcess…`) stays charged with all that it will have again.
+//! A program that another process locks, moves from the GPU and back (`cuCheckpointProcess…`) stays
+//! charged with all that it will have again.
 
 use std::time::Duration;
 
@@ -116,8 +117,8 @@ fn who_dies_while_it_is_moved_away_leaves_nothing() {
     world.judge_end(CAP);
 }
 
-/// Of a member that the driver does not list nobody knows what it has: shared memory that may be its own stays charged, unless the GPU was seen
-/// to free it.
+/// Of a member that the driver does not list nobody knows what it has: shared memory that may be
+/// its own stays charged, unless the GPU was seen to free it.
 #[test]
 fn what_others_share_and_free_goes_back_while_a_program_is_moved_away() {
     let world = World::new(CAP);

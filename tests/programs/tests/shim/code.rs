@@ -36,7 +36,8 @@ fn small_modules_fit_into_a_full_group() {
     program.say("fill small 2M");
     program.expect(&[("module m 1000", "0"), ("launch m", "0")]);
     world.judge(CAP);
-    // As long as the reserve lasts. What is small then gets nothing of it, not even for the length of a call.
+    // As long as the reserve lasts. What is small then gets nothing of it, not even for the length
+    // of a call.
     let answer = program.say("repeat 5 {\nmodule n 1000\n}");
     assert!(answer.ends_with("2:4"), "{answer}");
     assert_eq!(world.machine().used(), CAP);
@@ -126,7 +127,8 @@ fn eager_loading() {
     world.judge_end(CAP);
 }
 
-/// Fat binaries of nvcc, whose image for the simulated GPU has a variable of 300 MiB and a table of 4,000 bytes.
+/// Fat binaries of nvcc, whose image for the simulated GPU has a variable of 300 MiB and a table of
+/// 4,000 bytes.
 #[test]
 fn compressed() {
     let fixtures = concat!(
@@ -270,12 +272,14 @@ fn what_is_commented_out_costs_nothing() {
     world.judge_end(CAP);
 }
 
-/// What a library takes that cannot be read shows when it is loaded: at once, so that it can be closed again where it does not fit.
+/// What a library takes that cannot be read shows when it is loaded: at once, so that it can be
+/// closed again where it does not fit.
 #[test]
 fn unreadable_libraries_are_loaded_while_they_are_opened() {
     let world = World::new(CAP);
     let mut image = std::fs::read(format!("{FIXTURES}/managed.cubin")).expect("a cubin");
-    // The size of an entry of the table of sections, which the simulated driver does not look at; and no variable is managed.
+    // The size of an entry of the table of sections, which the simulated driver does not look at;
+    // and no variable is managed.
     image[58] = 128;
     let symbols = u64::from_le_bytes(image[40..48].try_into().expect("eight")) as usize + 3 * 64;
     image[symbols + 4] = 0;
@@ -296,7 +300,8 @@ fn unreadable_libraries_are_loaded_while_they_are_opened() {
     assert_eq!(world.usage(0).charged, 0);
 }
 
-/// Managed variables are charged before their code is loaded, and apart from the others: NVML shows them nowhere.
+/// Managed variables are charged before their code is loaded, and apart from the others: NVML shows
+/// them nowhere.
 #[test]
 fn managed_variables() {
     for image in ["managed.cubin", "managed.ptx"] {
@@ -344,7 +349,8 @@ fn managed_variables() {
     }
 }
 
-/// The driver has freed a function's handle, and nobody has told the library yet: another thread gets it for a function that needs more.
+/// The driver has freed a function's handle, and nobody has told the library yet: another thread
+/// gets it for a function that needs more.
 #[test]
 fn a_handle_that_comes_back_is_paid_for() {
     const BEHIND: &str = "3000000000";

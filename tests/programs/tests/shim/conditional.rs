@@ -1,15 +1,18 @@
-//! Kernels in the bodies of conditional nodes: the graph around them is paid for before the driver makes it executable.
+//! Kernels in the bodies of conditional nodes: the graph around them is paid for before the driver
+//! makes it executable.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
+/// threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
 /// The first executable graph takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
 /// What a call pays ahead besides.
 const RESERVE: u64 = 4 * MIB;
 
-/// Graphs with conditional nodes: `g` has a kernel with much local memory where each says, `small` of the same shape has none.
+/// Graphs with conditional nodes: `g` has a kernel with much local memory where each says, `small`
+/// of the same shape has none.
 const SHAPES: [&[&str]; 4] = [
     // The second of two, by each function that adds such a node.
     &[

@@ -1,4 +1,5 @@
-//! One group for the host and containers: pid, user and mount namespaces of their own, over a bind mount of the root.
+//! One group for the host and containers: pid, user and mount namespaces of their own, over a bind
+//! mount of the root.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -157,7 +158,8 @@ fn what_a_killed_container_held_comes_back() {
     kill_container(inside);
     // The machine notes a death when somebody looks.
     assert!(eventually(|| world.machine().used() == CONTEXT));
-    // Waits until the driver must have let go instead of failing: pids of other namespaces say nothing of that.
+    // Waits until the driver must have let go instead of failing: pids of other namespaces say
+    // nothing of that.
     host.expect(&[("alloc a 1000M", "0")]);
     assert_eq!(members(&world.group()), [host.pid()]);
     // From inside, too, the dead are found: those on the host.

@@ -7,8 +7,8 @@ use gpulimit_programs::world::{self, MIB, Session, World, text};
 
 const CAP: u64 = 8192 * MIB;
 
-/// A library linked against libcuda, with every name that the driver exports. What is compiled and opened at run time, as Triton's
-/// helper, is such a one.
+/// A library linked against libcuda, with every name that the driver exports. What is compiled and
+/// opened at run time, as Triton's helper, is such a one.
 fn linked() -> String {
     let names = Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
@@ -53,7 +53,8 @@ fn doors() -> Vec<String> {
     let asks = world::library("asks", &[]).display().to_string();
     for library in [linked(), asks] {
         doors.push(format!("linked:{library}"));
-        // The dynamic linker looks into such a library's own dependencies first, past every preload.
+        // The dynamic linker looks into such a library's own dependencies first, past every
+        // preload.
         doors.push(format!("linked-deepbind:{library}"));
     }
     doors.push(next());

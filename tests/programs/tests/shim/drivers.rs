@@ -74,7 +74,8 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
             let answer = program.say("hooks");
             let (hooked, missed) = answer.split_once(' ').unwrap_or((&answer, ""));
             assert_eq!(missed, "", "{version}, {door} leads past these");
-            // 450 has no VMM imports and no newer contexts, and CUDA 11.0 is asked for without pools.
+            // 450 has no VMM imports and no newer contexts, and CUDA 11.0 is asked for without
+            // pools.
             assert!(
                 hooked.parse::<u32>().expect("a count") >= 40,
                 "{version}, {door}: {hooked}"

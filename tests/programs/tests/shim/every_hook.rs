@@ -1,5 +1,6 @@
-//! What the tests by subject would not miss: variants of a function and twins for the per-thread default stream, each as the only one that can
-//! refuse or put the figure right. `scripts/prove-hooks` shows for every hook a test that fails without it.
+//! What the tests by subject would not miss: variants of a function and twins for the per-thread
+//! default stream, each as the only one that can refuse or put the figure right.
+//! `scripts/prove-hooks` shows for every hook a test that fails without it.
 
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 

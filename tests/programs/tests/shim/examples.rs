@@ -1,4 +1,5 @@
-//! examples/tiles.c, compiled against NVIDIA's own header. The examples in Python are run by the GPU checks.
+//! examples/tiles.c, compiled against NVIDIA's own header. The examples in Python are run by the
+//! GPU checks.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -54,7 +54,8 @@ fn a_request_that_is_refused_is_in_no_figure() {
             let mut looks = 0_u64;
             while !over.load(Ordering::Relaxed) {
                 let usage = world.usage(0);
-                // Where a process did not run for a long time in the middle of a request, nobody can tell.
+                // Where a process did not run for a long time in the middle of a request, nobody
+                // can tell.
                 if usage.undecided == 0 {
                     assert_eq!(shown(&usage), before);
                     looks += 1;

@@ -152,7 +152,8 @@ fn a_fork_of_a_program_with_threads() {
     world.judge_end(CAP);
 }
 
-/// A child that is forked by one thread while another one redirects the driver's symbols has no lock of the parent's.
+/// A child that is forked by one thread while another one redirects the driver's symbols has no
+/// lock of the parent's.
 #[test]
 fn while_the_drivers_symbols_are_redirected() {
     let asks = world::library("asks", &[]).display().to_string();

@@ -1,4 +1,5 @@
-//! Memory nodes of graphs: paid for before a launch or an upload, charged as long as the driver keeps it.
+//! Memory nodes of graphs: paid for before a launch or an upload, charged as long as the driver
+//! keeps it.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +7,12 @@ use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
-/// What the first executable graph of a context takes by itself, and room for what the driver may need besides: the library's reserve and its
-/// spare block.
+/// What the first executable graph of a context takes by itself, and room for what the driver may
+/// need besides: the library's reserve and its spare block.
 const OWN: u64 = 8 * MIB;
 
-/// Makes an executable graph with nodes that allocate, and that free it again if `freed`: `exec` and its name.
+/// Makes an executable graph with nodes that allocate, and that free it again if `freed`: `exec`
+/// and its name.
 fn make(program: &mut Session, name: &str, sizes: &[u64], freed: bool, flags: u32) {
     program.expect(&[(&format!("graph g{name}"), "0")]);
     for (at, size) in sizes.iter().enumerate() {
@@ -119,7 +121,8 @@ fn every_way_to_make_one_is_counted() {
                 for line in script.lines() {
                     program.expect(&[(line, "0")]);
                 }
-                // Made in a group that has no room for it: only who has looked at its nodes can say so.
+                // Made in a group that has no room for it: only who has looked at its nodes can say
+                // so.
                 let filled = format!("alloc filler {}M", (CAP - CONTEXT) / MIB - mib - 4);
                 program.expect(&[(&filled, "0")]);
                 if make.starts_with("instantiate-upload") {
@@ -280,7 +283,8 @@ fn until_it_is_full() {
     world.judge_end(cap);
 }
 
-/// A graph that has its memory runs in a full group as often as it likes: another process has the rest.
+/// A graph that has its memory runs in a full group as often as it likes: another process has the
+/// rest.
 #[test]
 fn repeated_launches_in_a_full_group_are_never_refused() {
     for sizes in [&[100][..], &[100, 50, 7], &[2; 20]] {
@@ -316,7 +320,8 @@ fn repeated_launches_in_a_full_group_are_never_refused() {
     }
 }
 
-/// Whether a graph still has its memory is not to be taken for granted: something may have come between since its last launch.
+/// Whether a graph still has its memory is not to be taken for granted: something may have come
+/// between since its last launch.
 #[test]
 fn a_launch_that_needs_new_memory_is_paid_for() {
     let cap = CONTEXT + 300 * MIB;
@@ -393,7 +398,8 @@ fn a_running_graph_is_launched_again_in_a_full_group() {
     let round =
         "launch-graph e s\nlaunch-graph f s\nsync s\nlaunch-graph e t\nlaunch-graph e t\nsync t";
     assert_eq!(program.say(&format!("repeat 3 {{\n{round}\n}}")), "0:18");
-    // The stream of its last launch is another one, but its own has work too: a kernel's end is waited for.
+    // The stream of its last launch is another one, but its own has work too: a kernel's end is
+    // waited for.
     hold(&world, cap, 128);
     program.end_quietly();
     world.judge_end(cap);
@@ -694,7 +700,8 @@ fn threads_own_streams_are_told_apart() {
     world.judge_end(cap);
 }
 
-/// Makes a graph of a kernel with 16 KiB for each of 132 × 2,048 threads, which are 3,960 MiB more than there are, executable.
+/// Makes a graph of a kernel with 16 KiB for each of 132 × 2,048 threads, which are 3,960 MiB more
+/// than there are, executable.
 fn instantiate_deep(program: &mut Session, outcome: &str) {
     program.expect(&[
         ("stream work", "0"),

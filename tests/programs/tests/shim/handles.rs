@@ -1,9 +1,10 @@
-//! Handles: the driver is asked about those that it has handed out and not taken back. All others cost what their call can take at most, and are asked
-//! about when the driver has accepted them.
+//! Handles: the driver is asked about those that it has handed out and not taken back. All others
+//! cost what their call can take at most, and are asked about when the driver has accepted them.
 
 use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
+/// threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
 /// What a launch pays ahead besides.
 const RESERVE: u64 = 4 * MIB;
@@ -17,7 +18,8 @@ fn prepare(program: &mut Session, lines: &[&str]) {
     }
 }
 
-/// RMM's tests do this: without us the answer is 1, and the driver crashes when it is asked about the pool.
+/// RMM's tests do this: without us the answer is 1, and the driver crashes when it is asked about
+/// the pool.
 #[test]
 fn a_destroyed_pool_is_refused_by_the_driver_and_not_asked() {
     let world = World::new(CAP);

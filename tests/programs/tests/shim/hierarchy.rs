@@ -1,4 +1,5 @@
-//! Groups in groups: a charge passes all levels or none, and the smallest limit on the path is what a program sees.
+//! Groups in groups: a charge passes all levels or none, and the smallest limit on the path is what
+//! a program sees.
 
 use gpulimit_ledger::{Ledger, NoWitness};
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};

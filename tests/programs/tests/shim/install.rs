@@ -1,4 +1,5 @@
-//! The library in every program, by /etc/ld.so.preload: in a mount namespace whose /etc, /run and /usr/local/lib are the test's own.
+//! The library in every program, by /etc/ld.so.preload: in a mount namespace whose /etc, /run and
+//! /usr/local/lib are the test's own.
 
 use std::os::unix::fs::chown;
 use std::process::Output;
@@ -28,8 +29,8 @@ rm -f /etc/ld.so.preload
 alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
 "#;
 
-/// Puts the library into every program at its own place: `gpulimit uninstall` of another test counts
-/// all processes with a library at the path of an installed one.
+/// Puts the library into every program at its own place: `gpulimit uninstall` of another test
+/// counts all processes with a library at the path of an installed one.
 const IN_PLACE: &str = "echo \"$LIBRARY\" > /etc/ld.so.preload\n";
 
 /// Runs a script where the system is the test's own; `None` where that cannot be.
@@ -158,8 +159,8 @@ fn root_by_su_runs_nothing_that_the_callers_environment_names() {
         eprintln!("SKIPPED: only root can make files of other users");
         return;
     }
-    // Of what `su` keeps, GPULIMIT_LIBRARY names a library and GPULIMIT_ROOT a directory of the user's. The library writes down
-    // which program runs it with root's rights.
+    // Of what `su` keeps, GPULIMIT_LIBRARY names a library and GPULIMIT_ROOT a directory of the
+    // user's. The library writes down which program runs it with root's rights.
     let script = r#"
 echo 'reda:x:40001:40001::/:/bin/sh' >> /etc/passwd
 printf '%s sufficient pam_permit.so\n' auth account session > /etc/pam.d/su

@@ -1,5 +1,6 @@
-//! `cuMemAlloc` memory that other processes open: the driver counts it for its owner as long as that has it, then for who has it open, and so do
-//! we; the limit holds in between, whoever sleeps or dies.
+//! `cuMemAlloc` memory that other processes open: the driver counts it for its owner as long as
+//! that has it, then for who has it open, and so do we; the limit holds in between, whoever sleeps
+//! or dies.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};

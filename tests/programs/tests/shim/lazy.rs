@@ -1,4 +1,5 @@
-//! Code that is loaded where it is first needed: every call that may be the first pays for the variables before the driver takes them.
+//! Code that is loaded where it is first needed: every call that may be the first pays for the
+//! variables before the driver takes them.
 
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
@@ -87,7 +88,8 @@ fn every_way_is_served_at_what_it_takes_and_refused_below() {
     }
 }
 
-/// Drivers before CUDA 12.5 do not tell which library a kernel is of: it is remembered from when the kernel was got.
+/// Drivers before CUDA 12.5 do not tell which library a kernel is of: it is remembered from when
+/// the kernel was got.
 #[test]
 fn with_an_older_driver_a_kernel_pays_for_its_own_library_alone() {
     let cap = CONTEXT + 20 * MIB + RESERVE;
@@ -193,7 +195,8 @@ fn a_node_loads_its_kernel_where_it_runs() {
     }
 }
 
-/// Code is loaded where a function is first got, or something is asked or set. How much that is nobody says; it is found at once.
+/// Code is loaded where a function is first got, or something is asked or set. How much that is
+/// nobody says; it is found at once.
 #[test]
 fn functions_that_are_loaded_lazily_count_at_once() {
     let functions = FUNCTIONS.iter().chain(&ASK[..1]);

@@ -1,5 +1,6 @@
-//! The life of a process: how it begins, multiplies, moves and ends. Each program does the same with and without us, in status, output and
-//! errors; what it holds is counted exactly while it lives, and nothing is left of it.
+//! The life of a process: how it begins, multiplies, moves and ends. Each program does the same
+//! with and without us, in status, output and errors; what it holds is counted exactly while it
+//! lives, and nothing is left of it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -409,7 +410,8 @@ fn to_another_user_root_and_namespace() {
     }
 }
 
-/// A program in the world's shell under `ulimit -f`: it may make no file larger than so many blocks of 512 bytes.
+/// A program in the world's shell under `ulimit -f`: it may make no file larger than so many blocks
+/// of 512 bytes.
 fn with_file_size(blocks: u32, mut shell: Command) -> Session {
     let script = format!("ulimit -f {blocks}; exec \"$@\"");
     shell.args(["-c", &script, "sh"]).arg(world::program());

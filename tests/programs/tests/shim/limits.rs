@@ -1,9 +1,10 @@
-//! What contexts set aside for kernels: limits of contexts, kernels with much local memory, heaps, green contexts. It is paid for before the
-//! driver takes it.
+//! What contexts set aside for kernels: limits of contexts, kernels with much local memory, heaps,
+//! green contexts. It is paid for before the driver takes it.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
-/// What `per_thread` bytes of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+/// What `per_thread` bytes of local memory take beside what a context starts with: an H100 holds
+/// 132 × 2048 threads.
 const fn local(per_thread: u64) -> u64 {
     per_thread * 132 * 2048 / BLOCK * BLOCK - 264 * MIB
 }
@@ -277,7 +278,8 @@ fn a_limit_that_is_lowered_after_a_launch() {
     world.judge_end(cap);
 }
 
-/// A GPU that has less than the group: the driver refuses, and frees the local memory that there was.
+/// A GPU that has less than the group: the driver refuses, and frees the local memory that there
+/// was.
 #[test]
 fn growth_that_fails_frees_what_there_was() {
     let cap = 8192 * MIB;
@@ -418,7 +420,8 @@ fn threads_that_need_the_same_growth_pay_it_once() {
     world.judge_end(cap);
 }
 
-/// Each pays ahead for more than it takes: in a nearly full group one waits for what the other does not need.
+/// Each pays ahead for more than it takes: in a nearly full group one waits for what the other does
+/// not need.
 #[test]
 fn threads_whose_estimates_do_not_fit_together_take_turns() {
     let cap = CONTEXT + local(8192) + RESERVE;
@@ -614,7 +617,8 @@ fn info(cap: u64, charged: u64) -> String {
     format!("0 {} {cap}", cap - charged - RESERVE)
 }
 
-/// 138 MiB come with the first code that uses device `malloc`, and 10 MiB with its first launch, where no heap is asked for.
+/// 138 MiB come with the first code that uses device `malloc`, and 10 MiB with its first launch,
+/// where no heap is asked for.
 #[test]
 fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
     let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
@@ -672,7 +676,8 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
     }
 }
 
-/// 62 MiB come with the first code that uses device `printf`, 90 MiB with `assert`, whatever the limits say.
+/// 62 MiB come with the first code that uses device `printf`, 90 MiB with `assert`, whatever the
+/// limits say.
 #[test]
 fn device_printf_and_assert_are_served_at_what_they_take_and_refused_below() {
     for (uses, bytes) in [("printf", 62), ("assert", 90)] {
@@ -928,7 +933,8 @@ fn streams_of_green_contexts_count() {
     world.judge_end(cap);
 }
 
-/// A thread destroys a green context, and with that perhaps the primary one, as long as others make more of them.
+/// A thread destroys a green context, and with that perhaps the primary one, as long as others make
+/// more of them.
 #[test]
 fn what_is_made_while_a_context_may_go_counts() {
     let cap = CONTEXT + 40 * MIB;

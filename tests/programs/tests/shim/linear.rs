@@ -64,7 +64,8 @@ fn a_full_group_serves_what_fits_into_a_held_block_and_nothing_else() {
     for size in ["64M", "2M"] {
         program.numbers(&format!("fill rest-{size} {size}"));
     }
-    // Beside the neighbour there is room, and a block of its own is not to be had: the driver's own answer, not ours.
+    // Beside the neighbour there is room, and a block of its own is not to be had: the driver's own
+    // answer, not ours.
     let used = world.machine().used();
     program.expect(&[("alloc inside 4096", "0")]);
     assert_eq!(world.machine().used(), used, "no block was taken");
@@ -275,7 +276,8 @@ fn the_32_bit_functions_are_charged_as_well() {
     world.judge_end(cap);
 }
 
-/// What the driver has given and the library has not seen yet, another thread's measurement takes for the driver's own.
+/// What the driver has given and the library has not seen yet, another thread's measurement takes
+/// for the driver's own.
 #[test]
 fn what_is_measured_before_it_has_a_name_is_put_right() {
     let world = World::new(CAP);

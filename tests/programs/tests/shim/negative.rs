@@ -1,12 +1,14 @@
-//! Wrong handles: whatever a program passes to a hooked function, it gets what it gets without us, be it a status or a signal, and no other function of the
-//! driver is asked about a handle that the driver refuses.
+//! Wrong handles: whatever a program passes to a hooked function, it gets what it gets without us,
+//! be it a status or a signal, and no other function of the driver is asked about a handle that the
+//! driver refuses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, World};
 
-/// `tests/gpu/handles.py`, which calls every function with every wrong handle, each in a process of its own.
+/// `tests/gpu/handles.py`, which calls every function with every wrong handle, each in a process of
+/// its own.
 fn cases() -> PathBuf {
     world::repository().join("tests/gpu/handles.py")
 }

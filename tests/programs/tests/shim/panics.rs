@@ -27,7 +27,8 @@ fn a_panic_ends_in_the_library() {
     }
 }
 
-/// Where a debug build panics between the charge for a call and the call; what the program does before, and the call.
+/// Where a debug build panics between the charge for a call and the call; what the program does
+/// before, and the call.
 const FAULTS: &[(&str, &[&str], &str)] = &[
     ("large", &[], "alloc x 300M"),
     ("small", &[], "alloc x 64K"),
@@ -55,7 +56,8 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// A program with a debug build of the library. `None` where the tests run what was built elsewhere, which has no faults.
+/// A program with a debug build of the library. `None` where the tests run what was built
+/// elsewhere, which has no faults.
 fn faulty(world: &World, point: &str) -> Option<Session> {
     let Some(library) = world::faulty_shim() else {
         eprintln!("skipped: there is no debug build of the library");

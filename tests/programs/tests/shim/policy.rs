@@ -1,5 +1,6 @@
-//! The administrator's rules hold, whatever the environment says and when it is empty. The programs see the world's root as the
-//! machine's own, /run/gpulimit, in a mount namespace of theirs; that takes root.
+//! The administrator's rules hold, whatever the environment says and when it is empty. The programs
+//! see the world's root as the machine's own, /run/gpulimit, in a mount namespace of theirs; that
+//! takes root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,8 +54,8 @@ impl Machine {
         Machine { world }
     }
 
-    /// A command as this user, on this machine: with its users, and the world's root where the machine's is. Nothing else is in its
-    /// environment but what scripts/mutants has to say.
+    /// A command as this user, on this machine: with its users, and the world's root where the
+    /// machine's is. Nothing else is in its environment but what scripts/mutants has to say.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
         const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
             && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } && mkdir -p \"$1/etc/gpulimit\" \
@@ -277,7 +278,8 @@ fn rules_by_what_a_program_is() {
     }
 }
 
-/// What a user can do with namespaces of his own, none of which takes a privilege. `$1` is the program.
+/// What a user can do with namespaces of his own, none of which takes a privilege. `$1` is the
+/// program.
 const NAMESPACES: [&str; 8] = [
     "exec unshare -r \"$1\"",
     "exec unshare -U \"$1\"",
@@ -375,7 +377,8 @@ fn in_a_user_namespace_nothing_changes_where_there_are_no_rules() {
     }
 }
 
-/// As docs/containers.md says for engines without root: the image's own file system, and the root of groups at a place of its own.
+/// As docs/containers.md says for engines without root: the image's own file system, and the root
+/// of groups at a place of its own.
 #[test]
 fn a_rootless_container_is_in_the_group_that_its_user_mounts() {
     if !may_run() {

@@ -106,7 +106,8 @@ fn a_measurement_looks_at_the_pools() {
     world.judge_end(CAP);
 }
 
-/// Nothing has been allocated or freed since the last synchronise: the threshold alone makes the pool shrink in the next.
+/// Nothing has been allocated or freed since the last synchronise: the threshold alone makes the
+/// pool shrink in the next.
 #[test]
 fn a_lowered_threshold_gives_back_with_the_next_synchronise() {
     let world = World::new(CAP);
@@ -276,7 +277,8 @@ fn reuse_of_known_steps_needs_no_look() {
     world.judge_end(CAP);
 }
 
-/// The pool has given a step back and takes one anew where that was: the address is known, and all the same it has grown.
+/// The pool has given a step back and takes one anew where that was: the address is known, and all
+/// the same it has grown.
 #[test]
 fn growth_at_a_known_address_is_paid_for() {
     // Three steps, and the driver's part.
@@ -330,7 +332,8 @@ fn small_reuse_at_the_limit_leaves_the_reserve_alone() {
     world.judge_end(cap);
 }
 
-/// Whether a request fits into the pieces of a pool only the driver knows: its growth is paid for whether it comes or not.
+/// Whether a request fits into the pieces of a pool only the driver knows: its growth is paid for
+/// whether it comes or not.
 #[test]
 fn a_pool_in_pieces_never_passes_the_limit() {
     let cap = CONTEXT + 430 * MIB;
@@ -358,7 +361,8 @@ fn a_pool_in_pieces_never_passes_the_limit() {
     }
 }
 
-/// What is freed behind work that is under way cannot be trimmed yet: a request that needs it waits for the work, as long as it has patience.
+/// What is freed behind work that is under way cannot be trimmed yet: a request that needs it waits
+/// for the work, as long as it has patience.
 #[test]
 fn a_request_at_the_limit_waits_for_the_work_before_it() {
     let cap = CONTEXT + 490 * MIB;
@@ -374,7 +378,8 @@ fn a_request_at_the_limit_waits_for_the_work_before_it() {
             ("launch m", "0"),
             ("query", "600"),
             ("free-async a", "0"),
-            // It would fit into what was freed before it on its stream. That it does not grow cannot be known, and not be paid for.
+            // It would fit into what was freed before it on its stream. That it does not grow
+            // cannot be known, and not be paid for.
             ("async b 400M", outcome),
             ("async c 8M", "0"),
         ]);
@@ -516,10 +521,12 @@ fn captured_allocations_are_graph_nodes() {
     world.judge_end(cap);
 }
 
-/// While one thread's allocation makes the pool grow, another's measurement looks at it: what was paid ahead for the growth pays for it.
+/// While one thread's allocation makes the pool grow, another's measurement looks at it: what was
+/// paid ahead for the growth pays for it.
 #[test]
 fn growth_that_another_thread_sees_is_charged_once() {
-    // Room for growth, but not for a headroom beside it, which would cover for what is charged twice.
+    // Room for growth, but not for a headroom beside it, which would cover for what is charged
+    // twice.
     let cap = CONTEXT + 50 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -538,7 +545,8 @@ fn growth_that_another_thread_sees_is_charged_once() {
         }
         answer.join().expect("an answer")
     });
-    // A block of the driver's that a stream took may be counted twice, until its own measurement: never what the pool grew by.
+    // A block of the driver's that a stream took may be counted twice, until its own measurement:
+    // never what the pool grew by.
     assert!(
         most <= cap + 2 * BLOCK,
         "{} MiB too many",
@@ -555,7 +563,8 @@ fn managed(world: &World) -> u64 {
     world.usage(0).by[Category::Managed as usize] / MIB
 }
 
-/// Pools of managed memory: their figures are those of other pools, but the GPU keeps what they have had until they are destroyed.
+/// Pools of managed memory: their figures are those of other pools, but the GPU keeps what they
+/// have had until they are destroyed.
 #[test]
 fn managed_pools_are_charged_in_full_and_shown_apart() {
     let cap = CONTEXT + 800 * MIB;
@@ -666,7 +675,8 @@ fn a_managed_pool_is_not_current_for_other_memory() {
     world.judge_end(cap);
 }
 
-/// In a full group a managed pool may grow into what it has had before. Where the driver takes other addresses it is undone.
+/// In a full group a managed pool may grow into what it has had before. Where the driver takes
+/// other addresses it is undone.
 #[test]
 fn a_managed_pool_that_grows_elsewhere_in_a_full_group_is_refused() {
     let cap = CONTEXT + 800 * MIB;
@@ -684,7 +694,8 @@ fn a_managed_pool_that_grows_elsewhere_in_a_full_group_is_refused() {
     ]);
     assert_eq!(managed(&world), 192);
     program.expect(&[
-        // Behind the second one: 64 MiB of it are where the pool has had nothing, and 32 of these are paid for.
+        // Behind the second one: 64 MiB of it are where the pool has had nothing, and 32 of these
+        // are paid for.
         ("async-from d p 128M s", "2"),
         ("alloc e 2M", "2"),
         ("async-from e p 64M s", "0"),

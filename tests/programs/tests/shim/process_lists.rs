@@ -93,7 +93,8 @@ fn a_long_list_is_looked_through_to_its_end() {
     program.end_quietly();
 }
 
-/// A folder with an NVML of the first R535 drivers: one that lacks a function that came with later ones.
+/// A folder with an NVML of the first R535 drivers: one that lacks a function that came with later
+/// ones.
 fn early_nvml(world: &World) -> std::path::PathBuf {
     let folder = world.file("early");
     world::older(

@@ -1,7 +1,8 @@
-//! Random programs, right and wrong: with room, they get the same answers under a limit as without us; without, they never get more than the
-//! limit; and in the end nothing is charged.
+//! Random programs, right and wrong: with room, they get the same answers under a limit as without
+//! us; without, they never get more than the limit; and in the end nothing is charged.
 //!
-//! `GPULIMIT_RANDOM_PROGRAMS` is how many there are, `GPULIMIT_RANDOM_SEED` the number of the first.
+//! `GPULIMIT_RANDOM_PROGRAMS` is how many there are, `GPULIMIT_RANDOM_SEED` the number of the
+//! first.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
@@ -100,7 +101,8 @@ pub fn program(seed: u64) -> Vec<String> {
         match numbers.below(10) {
             0..5 => {
                 let (take, give) = KINDS[numbers.below(KINDS.len())];
-                // Managed memory beyond the limit is refused, whatever the GPU has; modules of terabytes are the PTX compiler's business.
+                // Managed memory beyond the limit is refused, whatever the GPU has; modules of
+                // terabytes are the PTX compiler's business.
                 let sizes = match take.split(' ').next() {
                     Some("managed") => &SIZES[..12],
                     Some("module" | "library") => &SIZES[..11],

@@ -224,7 +224,8 @@ fn the_parts_in_the_line_add_up() {
     world.judge_end(CAP);
 }
 
-/// What a refusal calls used is what `gpulimit show` does: what is only kept in reserve has a name of its own.
+/// What a refusal calls used is what `gpulimit show` does: what is only kept in reserve has a name
+/// of its own.
 #[test]
 fn a_refusal_and_show_have_one_figure() {
     // Room for the context and the driver's reserve.

@@ -1,4 +1,5 @@
-//! Programs under valgrind's memcheck, with the library inside: no byte is read that was never written, none beyond what is ours.
+//! Programs under valgrind's memcheck, with the library inside: no byte is read that was never
+//! written, none beyond what is ours.
 //!
 //! `GPULIMIT_SANITIZE=all` is the long form (`scripts/sanitize`).
 
@@ -27,7 +28,8 @@ fn all() -> bool {
     std::env::var_os("GPULIMIT_SANITIZE").is_some_and(|what| what == "all")
 }
 
-/// Runs a program in a group, valgrind itself without the library. Returns what the program said on standard error, which is a pipe.
+/// Runs a program in a group, valgrind itself without the library. Returns what the program said on
+/// standard error, which is a pipe.
 #[track_caller]
 fn clean(program: &Path, arguments: &[&str]) -> String {
     let world = World::new(CAP);
@@ -53,8 +55,8 @@ fn clean(program: &Path, arguments: &[&str]) -> String {
     seen.errors
 }
 
-/// The line about a refusal is written by system calls that get whole registers: valgrind sees a 32-bit argument, whose upper half nobody
-/// has set.
+/// The line about a refusal is written by system calls that get whole registers: valgrind sees a
+/// 32-bit argument, whose upper half nobody has set.
 #[test]
 fn a_refusal_is_written_to_a_pipe() {
     if !possible() {

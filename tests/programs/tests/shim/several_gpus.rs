@@ -43,7 +43,8 @@ fn start(world: &World, variables: &[(&str, &str)]) -> Session {
     Session::start(command)
 }
 
-/// Fills every GPU that the program sees, which are `order` in NVML's numbers, up to the limit of it.
+/// Fills every GPU that the program sees, which are `order` in NVML's numbers, up to the limit of
+/// it.
 #[track_caller]
 fn check(world: &World, mut program: Session, order: &[usize]) {
     let pid = program.pid();

@@ -1,5 +1,6 @@
-//! `cuMemCreate` memory that processes share by descriptors: the driver counts it for its exporter as long as that has it, then for an
-//! importer, and so do we; the limit holds in between, whoever sleeps or dies.
+//! `cuMemCreate` memory that processes share by descriptors: the driver counts it for its exporter
+//! as long as that has it, then for an importer, and so do we; the limit holds in between, whoever
+//! sleeps or dies.
 
 use gpulimit_ledger::{Category, NoWitness, ProcessUsage};
 use gpulimit_programs::world::{BLOCK, CONTEXT, Holder, MIB, Session, World, eventually, program};

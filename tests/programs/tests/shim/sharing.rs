@@ -135,7 +135,8 @@ fn a_job_and_its_children_share_one_limit() {
     );
     program.expect(&[("start", "0 0"), ("alloc a 900M", "0")]);
     std::fs::write(&go, "").expect("a file");
-    // The answers of the child: 2,048 MiB, less two contexts and what the parent has, are not enough for it.
+    // The answers of the child: 2,048 MiB, less two contexts and what the parent has, are not
+    // enough for it.
     assert_eq!(program.line(), format!("wait {go} = 0"));
     assert_eq!(program.answer(), "0 0");
     assert_eq!(program.answer(), "2");

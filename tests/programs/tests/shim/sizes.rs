@@ -1,4 +1,5 @@
-//! Sizes that depend on the GPU: `-2G` is all of it but 2 GiB, wherever a size is written, and limits that make no sense on it.
+//! Sizes that depend on the GPU: `-2G` is all of it but 2 GiB, wherever a size is written, and
+//! limits that make no sense on it.
 
 use gpulimit_programs::world::{self, Session, World, text};
 use std::process::Output;
@@ -110,7 +111,8 @@ fn what_a_gpu_does_not_have_is_said() {
     let world = world(1);
     let refused = |arguments: &[&str]| {
         let output = controller(&world, arguments);
-        // The caller's mistake, and not the machine's fault: Slurm's Prolog drains a node for the latter.
+        // The caller's mistake, and not the machine's fault: Slurm's Prolog drains a node for the
+        // latter.
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
         text(&output.stderr)
     };
@@ -148,8 +150,8 @@ fn what_a_gpu_does_not_have_is_said() {
     assert!(seen.contains("warning: max=200GiB is more than"), "{seen}");
 }
 
-/// A GPU that is smaller than what is left out of it is in nobody's way where `CUDA_VISIBLE_DEVICES` hides it, in whatever order CUDA
-/// counts the GPUs.
+/// A GPU that is smaller than what is left out of it is in nobody's way where
+/// `CUDA_VISIBLE_DEVICES` hides it, in whatever order CUDA counts the GPUs.
 #[test]
 fn of_a_command_the_gpus_that_it_sees_count() {
     let world = world(2);
@@ -201,7 +203,8 @@ fn of_a_command_the_gpus_that_it_sees_count() {
     assert_eq!((&*max(0), &*max(1)), ("78GiB\n", "22GiB\n"));
 }
 
-/// `check` says what `apply` refuses: with status 1 what this machine's GPUs are too small for, and in words what this machine lacks.
+/// `check` says what `apply` refuses: with status 1 what this machine's GPUs are too small for, and
+/// in words what this machine lacks.
 #[test]
 fn check_finds_what_apply_refuses_here() {
     let world = world(1);

@@ -1,4 +1,5 @@
-//! Somebody changes the files of a group under running programs: who may be charged in the ledger can, and whose the group is.
+//! Somebody changes the files of a group under running programs: who may be charged in the ledger
+//! can, and whose the group is.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -143,7 +144,8 @@ fn damage(path: &Path, start: u64, length: usize, kind: Damage) {
     file.write_all_at(&bytes, start).expect("written");
 }
 
-/// A program that comes to the group and takes what it gets: it ends well, whether it was let in or not.
+/// A program that comes to the group and takes what it gets: it ends well, whether it was let in or
+/// not.
 fn newcomer(world: &World) {
     let mut program = world.start();
     let started = program.say("start");
@@ -197,7 +199,8 @@ fn limits_that_are_overwritten_allow_no_more() {
 fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
     let page = 4096;
     let (words, slots) = (WORDS.0, WORDS.0 + WORDS.1 as u64);
-    // Whether somebody new is told apart from who was there: not where their words, or the GPU that they count on, are changed.
+    // Whether somebody new is told apart from who was there: not where their words, or the GPU that
+    // they count on, are changed.
     for (start, length, is_known) in [
         (0, 64, true),
         (64, 64, true),
@@ -453,8 +456,8 @@ fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
     program.end();
 }
 
-/// A library in NVML's place may hide what only NVML could tell, but not what is known without it: linear memory, the local memory of
-/// contexts (here 264 MiB of each) and the variables of code.
+/// A library in NVML's place may hide what only NVML could tell, but not what is known without it:
+/// linear memory, the local memory of contexts (here 264 MiB of each) and the variables of code.
 #[test]
 fn an_nvml_that_lies_hides_nothing_that_is_known() {
     const LOCAL: u64 = 264 * MIB;

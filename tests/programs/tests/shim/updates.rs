@@ -1,15 +1,18 @@
-//! Executable graphs whose kernels are changed: what another kernel needs of local memory is paid for before the driver takes it.
+//! Executable graphs whose kernels are changed: what another kernel needs of local memory is paid
+//! for before the driver takes it.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048 threads.
+/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
+/// threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
 /// The first executable graph takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
 /// What a call pays ahead besides.
 const RESERVE: u64 = 4 * MIB;
 
-/// A graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` of a kernel with much local memory in its place.
+/// A graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` of a kernel with much
+/// local memory in its place.
 fn prepare(program: &mut Session) {
     for line in PREPARE {
         program.expect(&[(line, "0")]);
@@ -184,7 +187,8 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
     world.judge_end(cap);
 }
 
-/// The heap of device `malloc` comes with the kernel that uses it, and is charged from when its code is loaded.
+/// The heap of device `malloc` comes with the kernel that uses it, and is charged from when its
+/// code is loaded.
 #[test]
 fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
     let cap = GRAPHS + (138 + 10) * MIB + RESERVE;

@@ -1,4 +1,5 @@
-//! While one thread of a program waits for room, the others go on: one of them may be about to make it.
+//! While one thread of a program waits for room, the others go on: one of them may be about to make
+//! it.
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
@@ -7,7 +8,8 @@ use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 const HELD: u64 = 100 * MIB;
 /// What the program frees while it waits.
 const OWN: u64 = 2200 * MIB;
-/// A kernel of 2 KiB of local memory has been launched, and the driver has its reserve and small blocks.
+/// A kernel of 2 KiB of local memory has been launched, and the driver has its reserve and small
+/// blocks.
 const MORE: u64 = 264 * MIB + 16 * BLOCK;
 const CAP: u64 = 2 * CONTEXT + HELD + OWN + MORE;
 
@@ -61,7 +63,8 @@ fn other_threads_go_on_while_one_waits() {
     }
 }
 
-/// A launch on two devices holds what it has on the first one no longer than it waits for room on the second.
+/// A launch on two devices holds what it has on the first one no longer than it waits for room on
+/// the second.
 #[test]
 fn other_threads_go_on_while_a_launch_on_two_devices_waits() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);

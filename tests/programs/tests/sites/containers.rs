@@ -1,5 +1,6 @@
-//! Containers with devices of `gpulimit.dev/mem`, as `gpulimit cdi generate` describes them and docs/containers.md says: by runc, with
-//! the edits applied to a bundle, and by podman, which reads the file itself.
+//! Containers with devices of `gpulimit.dev/mem`, as `gpulimit cdi generate` describes them and
+//! docs/containers.md says: by runc, with the edits applied to a bundle, and by podman, which reads
+//! the file itself.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,5 @@
-//! Containers of the test's own: images put together from this machine's files, and runc or podman to run them.
+//! Containers of the test's own: images put together from this machine's files, and runc or podman
+//! to run them.
 
 use std::cell::Cell;
 use std::fs;
@@ -287,7 +288,8 @@ impl Engine {
         text(&output.stderr)
     }
 
-    /// The limit and the usage of a container's own group, in bytes of the first GPU; `None` where it has none.
+    /// The limit and the usage of a container's own group, in bytes of the first GPU; `None` where
+    /// it has none.
     pub fn counted(&self, group: &str) -> Option<u64> {
         let group = self.world.root().group(group).ok()?;
         let ledger = group.ledger().ok()?;
@@ -387,7 +389,8 @@ impl Drop for Inside {
     }
 }
 
-/// A directory with the programs of the tests, what they load, and the simulated driver where a toolkit would put the real one.
+/// A directory with the programs of the tests, what they load, and the simulated driver where a
+/// toolkit would put the real one.
 fn make_image(image: &Path) {
     for folder in [
         "bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/lib",

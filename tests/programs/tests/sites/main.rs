@@ -1,4 +1,5 @@
-//! gpulimit where others start the programs, and on systems of other ages: batch systems, container engines, old C libraries. See tests/README.md.
+//! gpulimit where others start the programs, and on systems of other ages: batch systems, container
+//! engines, old C libraries. See tests/README.md.
 
 mod containers;
 mod engine;

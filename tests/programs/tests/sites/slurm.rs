@@ -1,6 +1,7 @@
-//! Slurm with config/slurm on a node of its own, as docs/slurm.md says: munge, slurmctld and slurmd in namespaces, the simulated driver,
-//! two GPUs of four shards each. `cluster.sh` beside this file is the node. Takes root and Debian's slurmctld, slurmd, slurm-client and
-//! munge (scripts/setup slurm).
+//! Slurm with config/slurm on a node of its own, as docs/slurm.md says: munge, slurmctld and slurmd
+//! in namespaces, the simulated driver, two GPUs of four shards each. `cluster.sh` beside this file
+//! is the node. Takes root and Debian's slurmctld, slurmd, slurm-client and munge (scripts/setup
+//! slurm).
 
 use std::cell::Cell;
 use std::fs;
@@ -98,7 +99,8 @@ impl Cluster {
         line.trim_end().to_owned()
     }
 
-    /// Runs a command on the node as this user, with the simulated driver in its environment: its status and output.
+    /// Runs a command on the node as this user, with the simulated driver in its environment: its
+    /// status and output.
     #[track_caller]
     fn run_as(&mut self, uid: u32, command: &str) -> (i32, String) {
         let number = self.count.replace(self.count.get() + 1);
@@ -369,7 +371,8 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
         "sbatch -o /dev/null --requeue --gres=shard:1 \"$J\"/job.sh",
     );
     node.says(ALICE, "until [ -e \"$J\"/jobs/again ]; do sleep 0.1; done");
-    // Slurm lets such a job wait for two minutes; what it must wait for is the end of the second in which it was stopped.
+    // Slurm lets such a job wait for two minutes; what it must wait for is the end of the second in
+    // which it was stopped.
     node.says(0, "job=$(squeue -h -o %A); scontrol requeue $job; until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done; \
         scontrol update jobid=$job starttime=now+3");
     node.nothing_is_left();

@@ -1,4 +1,5 @@
-//! The portable builds inside root file systems of other ages. `scripts/userlands` makes them, builds for them, and runs these.
+//! The portable builds inside root file systems of other ages. `scripts/userlands` makes them,
+//! builds for them, and runs these.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,7 +10,8 @@ use std::process::{Command, Stdio};
 use gpulimit_programs::world::{self, MIB, World, finish, text};
 
 const CAP: u64 = 2048 * MIB;
-/// Context and pieces of 100 MiB that fit into the cap; the library keeps a reserve of less than a piece.
+/// Context and pieces of 100 MiB that fit into the cap; the library keeps a reserve of less than a
+/// piece.
 const PIECES: &str = "pieces 15";
 
 /// The C libraries of the systems that `scripts/userlands` makes by itself.
@@ -28,8 +30,9 @@ const DOORS: [(&str, &[&str]); 5] = [
     ("next", &["-DNEXT", "-Wl,--no-as-needed", "-lcuda"]),
 ];
 
-/// Programs whose ways through life are the C library's and the loader's, which were made differently in each: threads that end, with destructors of
-/// thread-local variables, or by `pthread_cancel`; children of ten kinds; calls before `main`; libraries that are closed.
+/// Programs whose ways through life are the C library's and the loader's, which were made
+/// differently in each: threads that end, with destructors of thread-local variables, or by
+/// `pthread_cancel`; children of ten kinds; calls before `main`; libraries that are closed.
 const LIVES: [&str; 5] = ["threads", "cancel", "children", "constructor", "closes"];
 
 /// Room for all that they do.
@@ -48,7 +51,8 @@ fn name(system: &Path) -> String {
     folder.to_string_lossy().into_owned()
 }
 
-/// The same command with the system's files at `/`; what we built, and the files of this test, are where they are outside.
+/// The same command with the system's files at `/`; what we built, and the files of this test, are
+/// where they are outside.
 fn inside(system: &Path, command: &Command) -> Command {
     let built = env::var_os("GPULIMIT_TEST_BUILT").expect("scripts/userlands runs these");
     let mut inside = Command::new("unshare");
@@ -158,7 +162,8 @@ fn the_limit_holds_by_every_door() {
 fn programs_live_as_without_us() {
     for system in systems() {
         for life in LIVES {
-            // A library that is opened may find the driver in other ways than its program; the others' doors are like those above.
+            // A library that is opened may find the driver in other ways than its program; the
+            // others' doors are like those above.
             let doors = if life == "closes" {
                 &DOORS[..]
             } else {

@@ -1,5 +1,6 @@
-//! A member that stands still, as under a debugger, at every place of what it does: nobody else waits for it longer than a second, which is
-//! what a request takes that stands behind one that is neither granted nor refused.
+//! A member that stands still, as under a debugger, at every place of what it does: nobody else
+//! waits for it longer than a second, which is what a request takes that stands behind one that is
+//! neither granted nor refused.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -74,7 +75,8 @@ impl<'a> Others<'a> {
     }
 }
 
-/// Stops a program at the beginning and the end of every system call, but those by which it gets these lines and answers them.
+/// Stops a program at the beginning and the end of every system call, but those by which it gets
+/// these lines and answers them.
 fn at_every_system_call(lines: &[&str]) {
     let world = World::with(2048 * MIB, KNOBS);
     world.on_gpu().end_quietly();
@@ -138,7 +140,8 @@ fn at_every_system_call_of_a_life() {
     ]);
 }
 
-/// Stops a program at instructions of our library while it takes and gives back; at each of them a peer asks for `peer`.
+/// Stops a program at instructions of our library while it takes and gives back; at each of them a
+/// peer asks for `peer`.
 fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8>) {
     let world = World::with(cap, KNOBS);
     let mut peers = world.on_gpu();
@@ -191,7 +194,8 @@ fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8
     world.judge_end(cap);
 }
 
-/// The memory of the dead is there for whoever needs it, or is refused, but nobody waits for one who stands still while he cleans up.
+/// The memory of the dead is there for whoever needs it, or is refused, but nobody waits for one
+/// who stands still while he cleans up.
 #[test]
 fn at_every_system_call_of_cleaning_up() {
     let cap = 200 * MIB;
@@ -240,13 +244,15 @@ fn at_every_system_call_of_cleaning_up() {
     }
     println!("{stops} stops, refused at {refused}; at most {longest:?}");
     assert!(stops > 5 && refused > 0);
-    // Far above the second that it may take, and far below the half minute for which the dead are waited for.
+    // Far above the second that it may take, and far below the half minute for which the dead are
+    // waited for.
     assert!(longest < Duration::from_secs(20), "{longest:?}");
     peer.end();
     world.judge_end(cap);
 }
 
-/// Steps a program that takes and gives back to the first instruction of ours at which the world looks so.
+/// Steps a program that takes and gives back to the first instruction of ours at which the world
+/// looks so.
 fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
     let ours = tracer.code_of("libgpulimit.so");
     // A pair takes some thousand.
@@ -259,8 +265,9 @@ fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
     panic!("never so");
 }
 
-/// A member that stands still for as long as somebody wants to look at it, with a request that is neither granted nor refused, or with one that is
-/// granted and of which the driver does not know: all others live on meanwhile, and then it goes on, too.
+/// A member that stands still for as long as somebody wants to look at it, with a request that is
+/// neither granted nor refused, or with one that is granted and of which the driver does not know:
+/// all others live on meanwhile, and then it goes on, too.
 #[test]
 fn held_for_long() {
     let cap = 1024 * MIB;

@@ -27,8 +27,8 @@ fn program() -> PathBuf {
 }
 
 impl Judge {
-    /// Watches the world's first GPU, which must never have more than `cap` bytes in use, with so many microseconds between two looks. It is at
-    /// work when this returns.
+    /// Watches the world's first GPU, which must never have more than `cap` bytes in use, with so
+    /// many microseconds between two looks. It is at work when this returns.
     pub fn watch(world: &World, cap: u64, pause: u64) -> Judge {
         let mut command: Command = world.bare(&program());
         command

@@ -11,7 +11,8 @@ const SIZES: &[&str] = &[
     "1", "512", "20000", "20000", "700000", "1M", "1048577", "2M", "2M+1", "3M", "9M", "17M", "33M",
 ];
 
-/// What takes something, and what gives it back. NAME is one of its own, SIZE and PLACE are filled in.
+/// What takes something, and what gives it back. NAME is one of its own, SIZE and PLACE are filled
+/// in.
 const KINDS: &[(&str, &str)] = &[
     ("alloc NAME SIZE", "free NAME"),
     ("alloc NAME SIZE", "free NAME"),

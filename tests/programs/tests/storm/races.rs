@@ -1,6 +1,8 @@
-//! Races made wide: a driver that waits before it takes and after it has given back, for random times, and members at their limit.
+//! Races made wide: a driver that waits before it takes and after it has given back, for random
+//! times, and members at their limit.
 //!
-//! The judge looks without a pause: what the ledger has granted is at every look at least what the driver has given.
+//! The judge looks without a pause: what the ledger has granted is at every look at least what the
+//! driver has given.
 
 use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{MIB, Session, World};
@@ -13,8 +15,8 @@ const CONTEXT: u64 = 10 * MIB;
 const PROCESSES: usize = 4;
 const THREADS: usize = 2;
 
-/// So many members, each of them a few threads, go through `lines` again and again where half of them have room, with waits of so many ns on
-/// both sides of these functions.
+/// So many members, each of them a few threads, go through `lines` again and again where half of
+/// them have room, with waits of so many ns on both sides of these functions.
 #[track_caller]
 fn widen(functions: &str, ns: u64, room: u64, lines: &str) {
     let seed = setting("SEED", 1 + u64::from(std::process::id()));

@@ -20,14 +20,16 @@ fn wait(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Nanoseconds of the processor that a thread (`PID`, `thread-self`) has had; 0 where Linux does not count them.
+/// Nanoseconds of the processor that a thread (`PID`, `thread-self`) has had; 0 where Linux does
+/// not count them.
 fn on_processor(thread: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
     let first = text.split_whitespace().next();
     first.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// What it costs that so many are registered: a charge and its return by one of them, and reading the ledger.
+/// What it costs that so many are registered: a charge and its return by one of them, and reading
+/// the ledger.
 fn show_costs(world: &World, member: &mut Session) {
     const PAIRS: u64 = 1_000;
     let pid = member.pid().to_string();
@@ -55,7 +57,8 @@ fn show_costs(world: &World, member: &mut Session) {
     );
 }
 
-/// `count` processes become members as nearly at once as the machine can, hold memory together, and are killed together.
+/// `count` processes become members as nearly at once as the machine can, hold memory together, and
+/// are killed together.
 fn crowd(count: usize) {
     let each = 12 * MIB;
     let cap = count as u64 * each;

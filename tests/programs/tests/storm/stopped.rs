@@ -1,5 +1,5 @@
-//! A member that stands still in the middle of its work, because its control group is frozen or a debugger has it: nobody else waits for it,
-//! and it goes on as if nothing had been.
+//! A member that stands still in the middle of its work, because its control group is frozen or a
+//! debugger has it: nobody else waits for it, and it goes on as if nothing had been.
 
 use std::fs;
 use std::path::PathBuf;

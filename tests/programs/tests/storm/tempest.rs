@@ -1,4 +1,5 @@
-//! The storm: processes of all kinds at one limit, killed, stopped, forked and changed under at random.
+//! The storm: processes of all kinds at one limit, killed, stopped, forked and changed under at
+//! random.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -308,7 +309,8 @@ impl Storm {
 
     fn count(&mut self, ended: &Ended) -> Result<(), String> {
         let (script, log) = ended.files.clone().unwrap_or_default();
-        // It was refused the stream that it wanted to go on with. Whom it left behind writes to the same log.
+        // It was refused the stream that it wanted to go on with. Whom it left behind writes to the
+        // same log.
         let gave_up = ended.files.is_none() || log.contains("gpu-script: no work\n");
         let expected = match ended.code {
             code if code == 0 || code == 7 || (code == 2 && gave_up) => {
@@ -331,7 +333,8 @@ impl Storm {
         ))
     }
 
-    /// Everybody but the survivors dies. Then usage is theirs alone, and nothing when they have gone.
+    /// Everybody but the survivors dies. Then usage is theirs alone, and nothing when they have
+    /// gone.
     fn end(mut self) -> Result<Tally, String> {
         self.controlled(true)?;
         let end = Instant::now() + PATIENCE;
@@ -360,7 +363,8 @@ impl Storm {
                 self.world.machine().gpus()
             ));
         }
-        // Who needs all of the memory has it, but for what is kept for a group, and the reserves of processes and pools.
+        // Who needs all of the memory has it, but for what is kept for a group, and the reserves of
+        // processes and pools.
         let room = self.cap - self.world.machine().used() - (300 + 80) * MIB;
         for _ in 0..2 {
             for survivor in &mut self.survivors {
@@ -390,7 +394,8 @@ impl Storm {
         for survivor in self.survivors.drain(..) {
             survivor.end();
         }
-        // What has left its exporter is charged late: there the judge's looks are what counts, not the machine's peak.
+        // What has left its exporter is charged late: there the judge's looks are what counts, not
+        // the machine's peak.
         let peak = if self.climate.sharing {
             u64::MAX
         } else {

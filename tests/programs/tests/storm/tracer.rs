@@ -50,7 +50,8 @@ impl Call {
 }
 
 impl Tracer {
-    /// Stops a child of ours that has one thread. All that follows is to be done by the same thread of ours.
+    /// Stops a child of ours that has one thread. All that follows is to be done by the same thread
+    /// of ours.
     pub fn attach(pid: u32) -> Tracer {
         let tracer = Tracer { pid: pid as i32 };
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXIT;

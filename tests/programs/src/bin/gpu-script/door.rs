@@ -39,7 +39,8 @@ fn path() -> Option<String> {
         .find(|path| std::path::Path::new(path).exists())
 }
 
-/// The CUDA version that changed a function's name to this variant, where it is not the newest one that the scripts ask for.
+/// The CUDA version that changed a function's name to this variant, where it is not the newest one
+/// that the scripts ask for.
 fn version_of(name: &str) -> Option<i32> {
     Some(match name {
         "cuCtxCreate" | "cuCtxDestroy" => 2000,

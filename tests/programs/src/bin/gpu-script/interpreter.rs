@@ -125,7 +125,8 @@ impl Interpreter {
         Ok(0)
     }
 
-    /// Forks a process that runs a script of its own as this program does, to its end with exit handlers; its pid.
+    /// Forks a process that runs a script of its own as this program does, to its end with exit
+    /// handlers; its pid.
     fn spawn(&mut self, script: &str, log: &str) -> i32 {
         process::spawn(script, log, || {
             let code = self.play(&mut Source::Input).unwrap_or_else(|why| {

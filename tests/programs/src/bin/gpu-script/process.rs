@@ -48,7 +48,8 @@ pub struct Place {
 pub fn place(address: usize) -> Option<Place> {
     let text = |text: *const libc::c_char| match text.is_null() {
         true => String::new(),
-        // SAFETY: `dladdr`'s strings are NUL-terminated and live as long as their object, which is never closed.
+        // SAFETY: `dladdr`'s strings are NUL-terminated and live as long as their object, which is
+        // never closed.
         false => unsafe { CStr::from_ptr(text).to_string_lossy().into_owned() },
     };
     // SAFETY: an all-zero `Dl_info` is valid.
@@ -78,7 +79,8 @@ pub fn owner(address: usize) -> Option<String> {
     place(address).map(|place| place.owner)
 }
 
-/// Calls the function at `address`. Arguments beyond its own are harmless in the C calling convention.
+/// Calls the function at `address`. Arguments beyond its own are harmless in the C calling
+/// convention.
 pub fn call(address: usize, arguments: &[usize]) -> i32 {
     type Function = extern "C" fn(
         usize,
@@ -95,7 +97,8 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     ) -> i32;
     let mut a = [0; 11];
     a[..arguments.len()].copy_from_slice(arguments);
-    // SAFETY: a function of the driver interface, which takes integers and pointers that the caller keeps alive.
+    // SAFETY: a function of the driver interface, which takes integers and pointers that the caller
+    // keeps alive.
     let function: Function = unsafe { std::mem::transmute(address) };
     function(
         a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
@@ -123,7 +126,8 @@ pub fn lookup(address: usize, name: &str) -> usize {
 
 /// Calls a function that returns a text.
 pub fn text(address: usize) -> String {
-    // SAFETY: `gpulimit_hooks` of the preloaded library: a NUL-terminated string that stays valid, or null.
+    // SAFETY: `gpulimit_hooks` of the preloaded library: a NUL-terminated string that stays valid,
+    // or null.
     unsafe {
         let function: extern "C" fn() -> *const libc::c_char = std::mem::transmute(address);
         let text = function();
@@ -158,7 +162,8 @@ pub fn write_line(line: &str) {
 
 /// Runs `child` in a forked process; its pid.
 pub fn fork(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the script has one thread when it forks; the child goes on in `child` and leaves by `_exit`.
+    // SAFETY: the script has one thread when it forks; the child goes on in `child` and leaves by
+    // `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let code = child();
@@ -169,11 +174,12 @@ pub fn fork(child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Runs `child` in a forked process that reads and writes these files and leads a process group of its own, until `exit` or our
-/// end; its pid. Whom it leaves behind becomes ours.
+/// Runs `child` in a forked process that reads and writes these files and leads a process group of
+/// its own, until `exit` or our end; its pid. Whom it leaves behind becomes ours.
 pub fn spawn(input: &str, output: &str, child: impl FnOnce() -> i32) -> i32 {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
-    // SAFETY: as `fork`; the paths are NUL-terminated, and `exit` ends a process that has joined its threads.
+    // SAFETY: as `fork`; the paths are NUL-terminated, and `exit` ends a process that has joined
+    // its threads.
     unsafe {
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
         match libc::fork() {
@@ -197,13 +203,13 @@ pub fn spawn(input: &str, output: &str, child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// All children that have ended, and what they came to: `PID:CODE`, the code as that of [`wait`]. Who is left of the group that one of them has
-/// led is killed.
+/// All children that have ended, and what they came to: `PID:CODE`, the code as that of [`wait`].
+/// Who is left of the group that one of them has led is killed.
 pub fn reap() -> String {
     let mut ended = Vec::new();
     loop {
-        // SAFETY: zero is a valid `siginfo_t`, which is ours to write. As long as nobody has waited for the child no other process or group
-        // gets its number.
+        // SAFETY: zero is a valid `siginfo_t`, which is ours to write. As long as nobody has waited
+        // for the child no other process or group gets its number.
         let pid = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let which = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -249,7 +255,8 @@ pub fn close_from(first: i32) {
 
 /// Closes a descriptor.
 pub fn close(descriptor: i32) {
-    // SAFETY: closing a descriptor that is not open is harmless; that it may be somebody else's is the point.
+    // SAFETY: closing a descriptor that is not open is harmless; that it may be somebody else's is
+    // the point.
     unsafe { libc::close(descriptor) };
 }
 
@@ -275,7 +282,8 @@ pub fn set(name: &str, value: &str) {
 /// From now on this signal interrupts what is under way, and nothing else happens.
 pub fn catch(signal: i32) {
     extern "C" fn nothing(_: i32) {}
-    // SAFETY: zero is a valid `sigaction`: no flags, so that system calls are not restarted, and an empty mask.
+    // SAFETY: zero is a valid `sigaction`: no flags, so that system calls are not restarted, and an
+    // empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
     // SAFETY: a handler that does nothing.

@@ -1,5 +1,5 @@
-//! Where commands come from: a file, or standard input read byte by byte, so that whatever follows an `exec` is still there
-//! for the next program.
+//! Where commands come from: a file, or standard input read byte by byte, so that whatever follows
+//! an `exec` is still there for the next program.
 
 /// Lines of a script.
 pub enum Source {

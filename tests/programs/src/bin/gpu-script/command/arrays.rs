@@ -62,7 +62,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         }
         "map-tiles" => {
             let (x, width) = (words.size(2)? as u64, words.size(3)? as u64);
-            // Level, layer; x, y; z, width; height, depth: height and width of a tile of sixteen-byte elements are 64.
+            // Level, layer; x, y; z, width; height, depth: height and width of a tile of
+            // sixteen-byte elements are 64.
             let part = [0, x, width << 32, 64 | 1 << 32];
             map(driver, scope, words, 0, part)?
         }
@@ -74,7 +75,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// `cuMemMapArrayAsync` of one part: of a level of an array (0) or of the tail of a mipmapped array (1).
+/// `cuMemMapArrayAsync` of one part: of a level of an array (0) or of the tail of a mipmapped array
+/// (1).
 fn map(
     driver: &Driver,
     scope: &Scope,

@@ -50,7 +50,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let (_, context) = driver.get("cuCtxGetCurrent", &[]);
             let arguments = [graph, context as usize, 1, 1];
             let (_, handle) = driver.get("cuGraphConditionalHandleCreate", &arguments);
-            // CUDA_CONDITIONAL_NODE_PARAMS: the handle, that one of so many is chosen, where they are, the context.
+            // CUDA_CONDITIONAL_NODE_PARAMS: the handle, that one of so many is chosen, where they
+            // are, the context.
             let mut params = [0u64; 32];
             (params[0], params[2], params[5]) = (13, handle, context);
             params[3] = 2 | (names.len() as u64) << 32;

@@ -76,7 +76,8 @@ fn node(
     [kernel_function, kernel, context]: [usize; 3],
 ) -> Answer<String> {
     let (function, graph) = (words.at(1)?, scope.value(words.at(2)?)?);
-    // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from 16 on: the function, grid and block, the kernel at 56 and the context.
+    // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from 16 on: the function, grid and
+    // block, the kernel at 56 and the context.
     let mut params = [0u64; 32];
     params[3..6].fill(1 << 32 | 1);
     (params[2], params[9], params[10]) = (kernel_function as u64, kernel as u64, context as u64);

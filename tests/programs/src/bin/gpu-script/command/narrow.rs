@@ -1,4 +1,5 @@
-//! Arguments of the 32-bit functions of before CUDA 3.2, as C callers pass them: the upper half of a register is whatever was there.
+//! Arguments of the 32-bit functions of before CUDA 3.2, as C callers pass them: the upper half of
+//! a register is whatever was there.
 
 use super::Answer;
 

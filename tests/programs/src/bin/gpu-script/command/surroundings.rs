@@ -102,7 +102,8 @@ fn rows() -> Option<Vec<String>> {
     (report != 0).then(|| process::text(report).lines().map(name).collect())
 }
 
-/// How many of the names in the file this door finds, and those that lead where they should not: past a hook, or to a hook that is none.
+/// How many of the names in the file this door finds, and those that lead where they should not:
+/// past a hook, or to a hook that is none.
 fn names(driver: &Driver, file: &str) -> Answer<String> {
     let rows = rows().unwrap_or_default();
     let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
@@ -114,7 +115,8 @@ fn names(driver: &Driver, file: &str) -> Answer<String> {
             continue;
         };
         found += 1;
-        // Asked for by its base name, a function may come in another variant: what counts is which one came.
+        // Asked for by its base name, a function may come in another variant: what counts is which
+        // one came.
         let hooked = rows.contains(&place.symbol);
         if hooked != (place.owner == "libgpulimit.so") {
             astray.push(format!("{name}->{}:{}", place.owner, place.symbol));

@@ -107,8 +107,8 @@ fn processes(driver: &Driver, words: &Words<'_>) -> Answer<String> {
     Ok(format!("{} {count}{shown}", plain(status)))
 }
 
-/// Status, number, and pid and bytes of the processes that NVML wrote. `room` says whether there is a place for them, and how many are
-/// said to fit.
+/// Status, number, and pid and bytes of the processes that NVML wrote. `room` says whether there is
+/// a place for them, and how many are said to fit.
 fn list(
     driver: &Driver,
     device: usize,
