@@ -45,9 +45,9 @@ use parking_lot::Mutex;
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
-    Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, Opaque, Status, Stream,
 };
-use crate::driver::{cuda, devices};
+use crate::driver::{answer, cuda, devices};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -71,13 +71,24 @@ pub const BLOCK: u64 = 2 << 20;
 /// CUDA devices that a process can see.
 const MAX_ORDINALS: usize = 64;
 
-/// This process: what it holds and is charged. Never dropped once published (see `current`).
+/// The devices of a process, by ordinal: each is opened at its first use.
+struct Devices([OnceBox<Device>; MAX_ORDINALS]);
+
+impl Default for Devices {
+    fn default() -> Self {
+        Devices([const { OnceBox::new() }; MAX_ORDINALS])
+    }
+}
+
+/// This process: what it holds and is charged. By default it holds nothing, has joined no group and
+/// has called no driver. Never dropped once published (see `current`).
+#[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
     /// Held while the driver's own symbols are made to lead to our functions.
     pub redirecting: Mutex<()>,
     member: OnceBox<Result<Member, Failed>>,
-    devices: [OnceBox<Device>; MAX_ORDINALS],
+    devices: Devices,
     count: AtomicI32,
     /// Counts measurements, so that a call under way meanwhile knows.
     pub measurements: AtomicU64,
@@ -97,31 +108,6 @@ pub struct Process {
 }
 
 impl Process {
-    /// Of a process that holds nothing; joins no group and calls no driver.
-    pub fn new() -> Self {
-        Process {
-            joining: Mutex::new(()),
-            redirecting: Mutex::new(()),
-            member: OnceBox::new(),
-            devices: [const { OnceBox::new() }; MAX_ORDINALS],
-            count: AtomicI32::new(0),
-            measurements: AtomicU64::new(0),
-            blocks: Blocks::default(),
-            arrays: Arrays::default(),
-            managed: Managed::default(),
-            variables: Variables::default(),
-            openings: Openings::default(),
-            vmm: Vmm::default(),
-            pools: Pools::default(),
-            bodies: Bodies::default(),
-            execs: Execs::default(),
-            launched: Launched::default(),
-            libraries: Libraries::default(),
-            greens: Greens::default(),
-            handles: Handles::default(),
-        }
-    }
-
     /// The membership in the group, joined at first use. When that failed: the status for every
     /// call that would take memory, the reason was said once; or, where the program is to run
     /// without a limit, another one.
@@ -167,7 +153,7 @@ impl Process {
 
     #[inline]
     fn place(&self, ordinal: Ordinal) -> Option<&OnceBox<Device>> {
-        self.devices.get(usize::try_from(ordinal).ok()?)
+        self.devices.0.get(usize::try_from(ordinal).ok()?)
     }
 
     /// Gives back what this process holds unused, if another member of the group has asked for it.
@@ -199,7 +185,7 @@ impl Process {
 
     /// Devices opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
-        self.devices.iter().filter_map(OnceBox::get)
+        self.devices.0.iter().filter_map(OnceBox::get)
     }
 
     /// Contexts that this process has.
@@ -227,25 +213,17 @@ impl Process {
         if known > 0 {
             return known;
         }
-        let mut count = 0;
-        if cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
-            return 0;
-        }
+        let count = answer(cuda::cuDeviceGetCount).unwrap_or(0);
         self.count.store(count, Ordering::Relaxed);
         count
     }
 
     /// The compute capabilities of these devices: 90 for 9.0.
     pub fn capabilities(&self) -> Vec<u32> {
-        let attribute = |attribute, ordinal| {
-            let mut value = 0;
-            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
-            u32::try_from(value).ok().filter(|_| asked == SUCCESS)
-        };
         let mut found: Vec<u32> = (0..self.device_count())
             .filter_map(|ordinal| {
-                let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
-                let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
+                let major = devices::attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
+                let minor = devices::attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
                 Some(capability(major, minor))
             })
             .collect();
@@ -267,11 +245,7 @@ impl Process {
         if self.device_count() == 1 {
             return Ok(0);
         }
-        let mut ordinal = 0;
-        match cuda::cuCtxGetDevice(Out::of(&mut ordinal)) {
-            SUCCESS => Ok(ordinal),
-            failed => Err(failed),
-        }
+        answer(cuda::cuCtxGetDevice)
     }
 
     /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there
@@ -297,13 +271,51 @@ impl Process {
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
             // The driver hands out the current context, however it was made.
-            let (mut current, mut ordinal) = (0, 0);
-            let is_current = context != 0
-                && cuda::cuCtxGetCurrent(Out::of(&mut current)) == SUCCESS
-                && current == context
-                && cuda::cuCtxGetDevice(Out::of(&mut ordinal)) == SUCCESS;
-            is_current.then(|| self.device(ordinal).ok())?
+            let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
+            let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
+            self.device(ordinal).ok()
         })
+    }
+
+    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of
+    /// this process is left that could let a later one shrink them more.
+    #[inline]
+    pub fn synchronized(&'static self, all: bool) {
+        if self.pools.is_touched(all) {
+            self.refresh_pools();
+            self.release_lent();
+            if self.pools.left_in_use() > 0 {
+                self.measure_left_in_use();
+            }
+        }
+    }
+
+    /// Looks at every pool.
+    pub fn refresh_pools(&'static self) {
+        for pool in self.pools.all() {
+            if let Ok(device) = self.device(pool.device) {
+                pool.refresh(&device.book);
+            }
+        }
+    }
+
+    /// Gives back what destroyed managed pools had, whose last allocation has been freed.
+    pub fn release_lent(&'static self) {
+        for pool in self.pools.lent.left() {
+            if let Ok(device) = self.device(pool.device) {
+                device.book.uncharge_idle(pool.close(&device.book));
+            }
+        }
+    }
+
+    #[cold]
+    fn measure_left_in_use(&'static self) {
+        for device in self.devices() {
+            let before = device.driver_part.used();
+            device.measure();
+            let gone = before.saturating_sub(device.driver_part.used());
+            self.pools.note_freed(gone);
+        }
     }
 
     /// The devices on which this process has contexts.
@@ -317,7 +329,8 @@ impl Process {
 /// Joins the group. Where the administrator's rule wants it so, a process that cannot join runs
 /// without a limit from here on.
 fn join() -> Result<Member, Failed> {
-    let joined = membership::join(&devices::all, &devices::capacity);
+    let capacity = |ordinal: u32| devices::capacity(ordinal.try_into().ok()?).ok();
+    let joined = membership::join(&devices::all, &capacity);
     if let Err(Failed::Open) = joined {
         limited::let_go();
     }

@@ -69,14 +69,10 @@ impl Arrays {
     }
 
     /// Everything of `context` is gone. Calls `gone` with each.
-    pub fn drain(&self, context: Context, mut gone: impl FnMut(Entry)) {
-        self.live.lock().retain(|_, entry| {
-            let stays = entry.context != context;
-            if !stays {
-                gone(*entry);
-            }
-            stays
-        });
+    pub fn drain(&self, context: Context, gone: impl FnMut(Entry)) {
+        let mut live = self.live.lock();
+        let drained = live.extract_if(|_, entry| entry.context == context);
+        drained.map(|(_, entry)| entry).for_each(gone);
     }
 
     /// Bytes that an array of this shape requires on the device: as remembered, else as `ask` says.

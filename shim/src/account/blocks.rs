@@ -76,20 +76,32 @@ struct Block {
     shared: [bool; 2],
 }
 
+impl Block {
+    fn empty(device: Ordinal, context: Context) -> Block {
+        Block {
+            device,
+            context,
+            small: 0,
+            large: 0,
+            shared: [false; 2],
+        }
+    }
+}
+
 type Shard = Mutex<Map<u64, Block>>;
 
 /// The blocks of a process.
 pub struct Blocks {
     shards: Box<[Shard]>,
     /// Something was exported.
-    exported: AtomicBool,
+    has_exports: AtomicBool,
 }
 
 impl Default for Blocks {
     fn default() -> Self {
         Blocks {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
-            exported: AtomicBool::new(false),
+            has_exports: AtomicBool::new(false),
         }
     }
 }
@@ -116,16 +128,9 @@ impl Blocks {
             // is a new one.
             return held.small == 1;
         }
-        shard.insert(
-            block,
-            Block {
-                device,
-                context: context(),
-                small: 1,
-                large: 0,
-                shared: [false; 2],
-            },
-        );
+        let mut new = Block::empty(device, context());
+        new.small = 1;
+        shard.insert(block, new);
         true
     }
 
@@ -166,8 +171,8 @@ impl Blocks {
 
     /// Other processes may open the allocation that starts at `address` from now on, a small one
     /// with its whole block. Device and bytes, the first time.
-    pub fn share(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
-        self.exported.store(true, Ordering::Release);
+    pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
+        self.has_exports.store(true, Ordering::Release);
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;
@@ -183,7 +188,7 @@ impl Blocks {
     /// before the driver is asked to free it.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
-        if !self.exported.load(Ordering::Relaxed) {
+        if !self.has_exports.load(Ordering::Relaxed) {
             return None;
         }
         self.take_exported(address)
@@ -228,19 +233,10 @@ impl Blocks {
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
-        shard
-            .entry(block)
-            .and_modify(|held| {
-                held.large = large.blocks;
-                held.shared[LARGE] = large.shared;
-            })
-            .or_insert(Block {
-                device: large.device,
-                context: large.context,
-                small: 0,
-                large: large.blocks,
-                shared: [false, large.shared],
-            });
+        let new = Block::empty(large.device, large.context);
+        let held = shard.entry(block).or_insert(new);
+        held.large = large.blocks;
+        held.shared[LARGE] = large.shared;
     }
 
     /// Takes the large allocation at `address` out, before the driver is asked to free it.
@@ -268,16 +264,12 @@ impl Blocks {
     /// processes may have them open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
-            shard.lock().retain(|_, block| {
-                let stays = block.context != context;
-                if !stays {
-                    let parts = [u64::from(block.small > 0), block.large];
-                    for (blocks, shared) in parts.into_iter().zip(block.shared) {
-                        gone(block.device, blocks, shared);
-                    }
-                }
-                stays
-            });
+            let mut shard = shard.lock();
+            for (_, block) in shard.extract_if(|_, block| block.context == context) {
+                let small = u64::from(block.small > 0);
+                gone(block.device, small, block.shared[SMALL]);
+                gone(block.device, block.large, block.shared[LARGE]);
+            }
         }
     }
 }
@@ -355,8 +347,8 @@ mod tests {
         blocks.enter_small(BASE, 0, || 7);
         blocks.enter_small(BASE + 512, 0, || 7);
         assert_eq!(blocks.take_shared(BASE), None);
-        assert_eq!(blocks.share(BASE + 512), Some((0, BLOCK)));
-        assert_eq!(blocks.share(BASE), None, "the same block");
+        assert_eq!(blocks.exported(BASE + 512), Some((0, BLOCK)));
+        assert_eq!(blocks.exported(BASE), None, "the same block");
         let take = |address| blocks.take_shared(address).expect("shared");
         assert!(!take(BASE).last);
         let last = take(BASE + 512);
@@ -377,10 +369,10 @@ mod tests {
             shared: false,
         };
         blocks.enter_large(BASE, large);
-        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
         assert_eq!(blocks.take_shared(BASE), None, "a large one");
         assert!(blocks.take_large(BASE).is_some_and(|taken| taken.shared));
-        assert_eq!(blocks.share(BASE), None, "nobody's");
+        assert_eq!(blocks.exported(BASE), None, "nobody's");
     }
 
     #[test]
@@ -393,7 +385,7 @@ mod tests {
             shared,
         };
         blocks.enter_small(BASE, 3, || 7);
-        blocks.share(BASE);
+        blocks.exported(BASE);
         blocks.enter_small(BASE + BLOCK, 3, || 7);
         blocks.enter_large(BASE + 10 * BLOCK, large(5, false));
         blocks.enter_large(BASE + 20 * BLOCK, large(6, true));
@@ -425,11 +417,11 @@ mod tests {
         assert!(blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
         assert!(!blocks.enter_small(BASE + 1024, 0, || unreachable!("known")));
         assert_eq!(
-            blocks.share(BASE + 512),
+            blocks.exported(BASE + 512),
             Some((0, BLOCK)),
             "its block alone"
         );
-        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
         assert!(!blocks.take_shared(BASE + 512).expect("shared").last);
         assert!(blocks.take_shared(BASE + 1024).expect("shared").last);
         assert_eq!(
@@ -439,6 +431,6 @@ mod tests {
                 ..large
             })
         );
-        assert_eq!(blocks.share(BASE), None, "nothing is left");
+        assert_eq!(blocks.exported(BASE), None, "nothing is left");
     }
 }

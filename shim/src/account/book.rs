@@ -201,16 +201,18 @@ impl Book {
     }
 
     fn shown(&self, category: Category) -> u64 {
-        let used = |category: Category| match self.used.get(category as usize) {
-            Some(used) => used.load(Ordering::Acquire),
-            None => 0,
-        };
+        let used = self.used(category);
         let packed = self.packed.load(Ordering::Acquire);
         match category {
-            Category::Arrays => used(category) + packed,
-            Category::Driver => used(category).saturating_sub(packed),
-            _ => used(category),
+            Category::Arrays => used + packed,
+            Category::Driver => used.saturating_sub(packed),
+            _ => used,
         }
+    }
+
+    fn used(&self, category: Category) -> u64 {
+        let used = self.used.get(category as usize);
+        used.map_or(0, |used| used.load(Ordering::Acquire))
     }
 
     /// The driver's part went from `before` to `after` bytes.
@@ -233,8 +235,7 @@ impl Book {
         Category::ALL
             .iter()
             .filter(|category| !matches!(category, Category::Managed | Category::Driver))
-            .filter_map(|category| self.used.get(*category as usize))
-            .map(|used| used.load(Ordering::Acquire))
+            .map(|category| self.used(*category))
             .sum()
     }
 

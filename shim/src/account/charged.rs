@@ -12,21 +12,14 @@ pub struct Charged<'a> {
 }
 
 impl<'a> Charged<'a> {
-    /// `bytes` that have just been charged on `device`.
-    pub fn new(device: &'a Device, bytes: u64) -> Self {
+    /// `bytes` that have just been charged on `device`; `is_idle`: ahead, so that they count as
+    /// idle.
+    #[inline]
+    pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {
             device,
             bytes,
-            is_idle: false,
-        }
-    }
-
-    /// As [`Charged::new`], of bytes that count as idle.
-    pub fn ahead(device: &'a Device, bytes: u64) -> Self {
-        Charged {
-            device,
-            bytes,
-            is_idle: true,
+            is_idle,
         }
     }
 

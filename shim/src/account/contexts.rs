@@ -6,8 +6,8 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Process;
 use super::book::Book;
-use crate::abi::{Context, Out};
-use crate::driver::cuda;
+use crate::abi::Context;
+use crate::driver::{answer, cuda};
 
 /// `CU_CTX_SCHED_BLOCKING_SYNC` among the ways in which a context waits.
 const SCHED_MASK: u32 = 7;
@@ -32,8 +32,7 @@ pub fn may_sleep() -> bool {
 
 /// The current context of this thread, of a green one the context that it is in; 0 for none.
 pub fn current_context() -> Context {
-    let mut context = 0;
-    cuda::cuCtxGetCurrent(Out::of(&mut context));
+    let context = answer(cuda::cuCtxGetCurrent).unwrap_or(0);
     Process::current().greens.holder(context)
 }
 
@@ -83,15 +82,16 @@ impl Contexts {
 
     /// The primary context has been released once, and perhaps `has_ended` with that.
     pub fn released(&self, has_ended: bool) {
-        let left = |count: usize| match has_ended {
-            true => 0,
-            false => count.saturating_sub(1),
+        let left = |count: usize| {
+            Some(if has_ended {
+                0
+            } else {
+                count.saturating_sub(1)
+            })
         };
         let _ = self
             .retained
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
-                Some(left(count))
-            });
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
     }
 
     /// Whether the primary context may end when it is released next.

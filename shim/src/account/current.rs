@@ -51,11 +51,18 @@ fn first_use() -> &'static Process {
     let Some(page) = page() else {
         return by_pid();
     };
-    let mine = Box::into_raw(Box::new(Process::new()));
-    // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published
-    // (leaked) or, when another thread was first, taken back before anybody saw it.
+    // SAFETY: the page is never unmapped.
+    publish(unsafe { &*page }, null_mut(), Process::default())
+}
+
+/// Publishes `fresh` in `place`, where `known` has been; or returns what another thread was faster
+/// to publish.
+fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
+    let mine = Box::into_raw(Box::new(fresh));
+    // SAFETY: `mine` comes from Box::into_raw and is either published (leaked) or, when another
+    // thread was first, taken back before anybody saw it.
     unsafe {
-        match (*page).compare_exchange(null_mut(), mine, Ordering::AcqRel, Ordering::Acquire) {
+        match place.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => &*mine,
             Err(theirs) => {
                 drop(Box::from_raw(mine));
@@ -73,18 +80,8 @@ fn by_pid() -> &'static Process {
     {
         return &owned.process;
     }
-    let process = Process::new();
-    let mine = Box::into_raw(Box::new(Owned { pid, process }));
-    // SAFETY: as in `first_use`.
-    unsafe {
-        match OWNED.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => &(*mine).process,
-            Err(theirs) => {
-                drop(Box::from_raw(mine));
-                &(*theirs).process
-            }
-        }
-    }
+    let process = Process::default();
+    &publish(&OWNED, known, Owned { pid, process }).process
 }
 
 /// None where the kernel wipes no page.

@@ -22,11 +22,9 @@ use super::pools::{CurrentPool, Pool};
 use super::request::Request;
 use super::spare::Spares;
 use super::{Process, locks};
-use crate::abi::{
-    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
-};
+use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Status};
+use crate::driver::devices;
 use crate::driver::figures::ProcessList;
-use crate::driver::{cuda, devices};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
@@ -63,13 +61,9 @@ impl Device {
         ordinal: Ordinal,
         member: &'static Member,
     ) -> Result<Device, Status> {
-        let mut total = 0usize;
-        match cuda::cuDeviceTotalMem_v2(Out::of(&mut total), ordinal) {
-            SUCCESS => {}
-            failed => return Err(failed),
-        }
+        let capacity = devices::capacity(ordinal)?;
         let id = devices::id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
-        Device::enter(process, ordinal, id, total as u64, member)
+        Device::enter(process, ordinal, id, capacity, member)
     }
 
     fn enter(
@@ -121,7 +115,7 @@ impl Device {
         self.ask(&request, |pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
         })?;
-        Ok(Charged::new(self, request.bytes))
+        Ok(Charged::new(self, request.bytes, false))
     }
 
     /// As [`Device::charge`], for what is not in use yet.
@@ -129,7 +123,7 @@ impl Device {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
         })?;
-        Ok(Charged::ahead(self, request.bytes))
+        Ok(Charged::new(self, request.bytes, true))
     }
 
     #[inline]

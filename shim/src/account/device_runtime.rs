@@ -8,7 +8,7 @@ use super::driver_part::Prepaid;
 use super::kernel_memory::ContextMemory;
 use super::{BLOCK, round_up};
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
-use crate::driver::limit::{Limit, limit_of};
+use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
 /// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole
@@ -37,7 +37,7 @@ impl Runtime {
         let tables = level.saturating_sub(memory.runtime.load(Ordering::Acquire));
         let is_kept = memory.heap.load(Ordering::Acquire) > 0;
         let heap = match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
-            Limit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
+            ContextLimit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
             _ => 0,
         };
         Runtime {

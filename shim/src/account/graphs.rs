@@ -86,7 +86,7 @@ impl GraphMemory {
         until: Option<Instant>,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        if launch.is_backed() {
+        if launch.backed {
             return Ok(());
         }
         let mut state = self.state.lock();
@@ -145,7 +145,7 @@ impl GraphMemory {
     fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
-        book.adjust_headroom((launch.paid() as i64).wrapping_neg());
+        book.adjust_headroom((launch.paid as i64).wrapping_neg());
         self.look(book, &mut state);
         let left = state.conclude(launch, succeeded);
         self.give_back(book, &mut state);

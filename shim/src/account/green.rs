@@ -42,15 +42,9 @@ impl Greens {
 
     /// A primary context has gone, and its green ones with it: these are returned.
     pub fn forget(&self, primary: Context) -> Vec<Context> {
-        let mut gone = Vec::new();
-        self.0.write().retain(|_, green| {
-            let stays = green.primary != primary;
-            if !stays {
-                gone.push(green.context);
-            }
-            stays
-        });
-        gone
+        let mut greens = self.0.write();
+        let gone = greens.extract_if(|_, green| green.primary == primary);
+        gone.map(|(_, green)| green.context).collect()
     }
 }
 

@@ -82,20 +82,12 @@ impl Handles {
             .filter(|((kind, _), origin)| *kind == Kind::Module && origin.owner == owner)
             .map(|((_, module), _)| *module)
             .collect();
-        let goes = |(kind, handle): &(Kind, usize), origin: &Origin| match kind {
+        let goes = |(kind, handle): &(Kind, usize), origin: &mut Origin| match kind {
             Kind::Module | Kind::Library => *handle == owner || origin.owner == owner,
             Kind::Code => [0, owner].contains(&origin.owner) || modules.contains(&origin.owner),
             _ => false,
         };
-        let mut taken = Taken::new();
-        known.retain(|key, origin| {
-            let stays = !goes(key, origin);
-            if !stays {
-                taken.push((*key, *origin));
-            }
-            stays
-        });
-        taken
+        known.extract_if(goes).collect()
     }
 
     /// Puts back what was taken out for a call that the driver has refused.

@@ -17,12 +17,11 @@ use parking_lot::RwLock;
 
 use super::{BLOCK, round_up};
 use crate::abi::{
-    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
-    SUCCESS,
+    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal,
 };
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Map;
-use crate::driver::cuda;
+use crate::driver::devices;
 use crate::image::Needs;
 
 /// Local memory per thread that every context has from the start, bytes.
@@ -64,14 +63,7 @@ pub struct ContextMemory {
 
 impl KernelMemory {
     pub fn of(ordinal: Ordinal) -> Self {
-        let attribute = |attribute: i32| {
-            let mut value = 0;
-            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
-            u64::try_from(value)
-                .ok()
-                .filter(|_| asked == SUCCESS)
-                .unwrap_or(0)
-        };
+        let attribute = |which| devices::attribute(which, ordinal).unwrap_or(0);
         KernelMemory::with(
             attribute(ATTRIBUTE_MULTIPROCESSORS),
             attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),

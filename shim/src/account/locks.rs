@@ -49,23 +49,27 @@ pub enum Place {
 /// A lock that is held.
 pub struct Held<G> {
     guard: G,
-    _checked: checked::Entry,
+    place: Place,
 }
 
 /// Takes a lock, unless this breaks the order.
 #[inline]
 pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
-    let _checked = checked::Entry::new(place);
+    if cfg!(debug_assertions) {
+        checked::enter(place);
+    }
     Held {
         guard: take(),
-        _checked,
+        place,
     }
 }
 
 /// A request is about to wait for room in its group: this thread may hold none of these locks.
 #[inline]
 pub fn assert_none_held() {
-    checked::assert_none();
+    if cfg!(debug_assertions) {
+        checked::assert_none();
+    }
 }
 
 impl<G> Deref for Held<G> {
@@ -76,7 +80,15 @@ impl<G> Deref for Held<G> {
     }
 }
 
-#[cfg(debug_assertions)]
+impl<G> Drop for Held<G> {
+    #[inline]
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            checked::leave(self.place);
+        }
+    }
+}
+
 mod checked {
     use super::Place;
     use std::cell::RefCell;
@@ -86,50 +98,26 @@ mod checked {
         static HELD: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
     }
 
-    pub struct Entry(Place);
-
-    impl Entry {
-        pub fn new(place: Place) -> Entry {
-            HELD.with_borrow_mut(|held| {
-                let several = place == Place::Alone && held.contains(&Place::OnMany);
-                let last = held.last().copied();
-                let in_order = last.is_none_or(|last| last < place || several && last == place);
-                assert!(in_order, "{place:?} is taken while {held:?} are held");
-                held.push(place);
-            });
-            Entry(place)
-        }
+    pub fn enter(place: Place) {
+        HELD.with_borrow_mut(|held| {
+            let several = place == Place::Alone && held.contains(&Place::OnMany);
+            let last = held.last().copied();
+            let in_order = last.is_none_or(|last| last < place || several && last == place);
+            assert!(in_order, "{place:?} is taken while {held:?} are held");
+            held.push(place);
+        });
     }
 
-    impl Drop for Entry {
-        fn drop(&mut self) {
-            HELD.with_borrow_mut(|held| {
-                let at = held.iter().rposition(|place| *place == self.0);
-                at.map(|at| held.remove(at))
-            });
-        }
+    pub fn leave(place: Place) {
+        HELD.with_borrow_mut(|held| {
+            let at = held.iter().rposition(|taken| *taken == place);
+            at.map(|at| held.remove(at))
+        });
     }
 
     pub fn assert_none() {
         HELD.with_borrow(|held| assert!(held.is_empty(), "a wait while {held:?} are held"));
     }
-}
-
-#[cfg(not(debug_assertions))]
-mod checked {
-    use super::Place;
-
-    pub struct Entry;
-
-    impl Entry {
-        #[inline]
-        pub fn new(_: Place) -> Entry {
-            Entry
-        }
-    }
-
-    #[inline]
-    pub fn assert_none() {}
 }
 
 #[cfg(all(test, debug_assertions))]

@@ -51,13 +51,9 @@ impl Managed {
     /// Everything of `context` is gone. Calls `gone` with device and bytes.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64)) {
         let mut map = self.by_address.lock();
-        map.retain(|_, allocation| {
-            let stays = allocation.context != context;
-            if !stays {
-                gone(allocation.device, allocation.bytes);
-            }
-            stays
-        });
+        for (_, allocation) in map.extract_if(|_, allocation| allocation.context == context) {
+            gone(allocation.device, allocation.bytes);
+        }
         self.live.store(map.len(), Ordering::Release);
     }
 }

@@ -9,8 +9,8 @@ use super::{BLOCK, round_up};
 use crate::abi::Context;
 
 /// The small arrays of a context.
-#[derive(Clone, Copy, Debug)]
-struct Share {
+#[derive(Default)]
+struct ContextArrays {
     context: Context,
     /// Calls that may change it.
     under_way: u32,
@@ -24,7 +24,7 @@ struct Share {
     doubt: bool,
 }
 
-impl Share {
+impl ContextArrays {
     fn least_blocks(&self) -> u64 {
         round_up(self.least, BLOCK).min(self.most)
     }
@@ -36,80 +36,77 @@ impl Share {
 
 /// The small arrays of a device.
 #[derive(Default)]
-pub struct Packed(Vec<Share>);
+pub struct Packed(Vec<ContextArrays>);
 
 impl Packed {
-    fn share(&mut self, context: Context) -> &mut Share {
-        let found = self.0.iter().position(|share| share.context == context);
-        let at = found.unwrap_or_else(|| {
-            self.0.push(Share {
+    fn of(&mut self, context: Context) -> &mut ContextArrays {
+        let found = self.0.iter().position(|arrays| arrays.context == context);
+        let at = found.unwrap_or(self.0.len());
+        if at == self.0.len() {
+            self.0.push(ContextArrays {
                 context,
-                under_way: 0,
-                least: 0,
-                most: 0,
-                bytes: 0,
-                doubt: false,
+                ..ContextArrays::default()
             });
-            self.0.len() - 1
-        });
+        }
         &mut self.0[at]
     }
 
     /// A call is under way that may take up to `most` bytes, or destroys an array. Returns the
     /// bytes of blocks before.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
-        let share = self.share(context);
-        share.under_way += 1;
-        share.most += most;
-        share.bytes
+        let arrays = self.of(context);
+        arrays.under_way += 1;
+        arrays.most += most;
+        arrays.bytes
     }
 
     /// The call has made an array that needs at least so many bytes.
     pub fn made(&mut self, context: Context, least: u64) {
-        self.share(context).least += least;
+        self.of(context).least += least;
     }
 
     /// The array is no more, or was never made. True when a block may have gone with it.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
-        let share = self.share(context);
-        share.least = share.least.saturating_sub(least);
-        share.most = share.most.saturating_sub(most);
-        share.doubt || share.bytes > share.least_blocks()
+        let arrays = self.of(context);
+        arrays.least = arrays.least.saturating_sub(least);
+        arrays.most = arrays.most.saturating_sub(most);
+        arrays.doubt || arrays.bytes > arrays.least_blocks()
     }
 
     /// The call is over. Returns the bytes of blocks now.
     pub fn end(&mut self, context: Context) -> u64 {
-        let share = self.share(context);
-        share.under_way = share.under_way.saturating_sub(1);
-        let bytes = share.bytes;
-        self.0.retain(|share| share.under_way > 0 || share.most > 0);
+        let arrays = self.of(context);
+        arrays.under_way = arrays.under_way.saturating_sub(1);
+        let bytes = arrays.bytes;
+        self.0
+            .retain(|arrays| arrays.under_way > 0 || arrays.most > 0);
         bytes
     }
 
     /// The driver's memory went from `before` to `after` bytes: what of the change is theirs.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
-        for share in self.0.iter_mut().filter(|share| share.under_way > 0) {
-            let bytes = share.bounded(share.bytes.saturating_add_signed(change));
-            change -= bytes.wrapping_sub(share.bytes) as i64;
-            share.bytes = bytes;
-            share.doubt = share.under_way > 1;
+        for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {
+            let bytes = arrays.bounded(arrays.bytes.saturating_add_signed(change));
+            change -= bytes.wrapping_sub(arrays.bytes) as i64;
+            arrays.bytes = bytes;
+            arrays.doubt = arrays.under_way > 1;
         }
         let mut left = after;
-        for share in &mut self.0 {
-            share.bytes = share.bounded(share.bytes).min(left);
-            left -= share.bytes;
+        for arrays in &mut self.0 {
+            arrays.bytes = arrays.bounded(arrays.bytes).min(left);
+            left -= arrays.bytes;
         }
     }
 
     /// The context is gone.
     pub fn forget(&mut self, context: Context) {
-        self.0.retain(|share| share.context != context);
+        self.0.retain(|arrays| arrays.context != context);
     }
 
     /// Bytes of blocks.
     pub fn bytes(&self) -> u64 {
-        self.0.iter().map(|share| share.bytes).sum()
+        self.0.iter().map(|arrays| arrays.bytes).sum()
     }
 }
 

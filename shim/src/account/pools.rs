@@ -31,14 +31,14 @@ use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::book::Book;
-use super::{Process, round_up};
+use super::round_up;
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
-    MemPool, Out, SUCCESS, Status,
+    MemPool, Status,
 };
 use crate::account::maps::{Map, Set};
 use crate::driver::capture::relaxed;
-use crate::driver::cuda;
+use crate::driver::{answer, cuda};
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -218,10 +218,14 @@ impl Pool {
 
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
-        let mut bytes = 0u64;
-        let asked =
-            relaxed(|| cuda::cuMemPoolGetAttribute(self.handle, attribute, Out::of(&mut bytes)));
-        (asked == SUCCESS).then_some(bytes)
+        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle, attribute, bytes);
+        relaxed(|| answer(ask)).ok()
+    }
+
+    /// Bytes that the pool has reserved, as the driver says; 0 where it says nothing.
+    fn asked_reserved(&self) -> u64 {
+        self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+            .unwrap_or(0)
     }
 
     /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see
@@ -423,9 +427,7 @@ impl Pool {
         if state.retired {
             return 0;
         }
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
+        let reserved = self.asked_reserved();
         let used = self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT);
         reserved.saturating_sub(used.unwrap_or(reserved))
     }
@@ -437,10 +439,7 @@ impl Pool {
         if state.retired {
             return;
         }
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
-        let keep = usize::try_from(reserved.saturating_sub(bytes)).unwrap_or(usize::MAX);
+        let keep = self.asked_reserved().saturating_sub(bytes) as usize;
         relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
         if self.counted {
             self.look(book, &mut state);
@@ -460,9 +459,9 @@ pub struct Pools {
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that destroyed pools had left in use: measured with the driver's part until they are
+    /// Bytes that destroyed pools have left in use: measured with the driver's part until they are
     /// gone.
-    orphaned: AtomicU64,
+    left_in_use: AtomicU64,
 }
 
 impl Pools {
@@ -473,30 +472,27 @@ impl Pools {
         handle: MemPool,
         describe: impl FnOnce() -> (Ordinal, bool),
     ) -> &'static Pool {
-        if let Some(pool) = self.get(handle) {
-            return pool;
-        }
-        let (device, counted) = describe();
-        let pool = Pool::new(handle, device, counted);
-        self.by_handle
-            .write()
-            .entry(handle)
-            .or_insert_with(|| Box::leak(Box::new(pool)))
+        let make = || {
+            let (device, counted) = describe();
+            Pool::new(handle, device, counted)
+        };
+        self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
     /// The pool with this handle, whose memory is managed and counts on `device`.
     pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
-        let known = self.get(handle);
-        known.unwrap_or_else(|| {
-            let pool = Pool {
-                managed: true,
-                ..Pool::new(handle, device, true)
-            };
-            self.by_handle
-                .write()
-                .entry(handle)
-                .or_insert_with(|| Box::leak(Box::new(pool)))
-        })
+        let make = || Pool {
+            managed: true,
+            ..Pool::new(handle, device, true)
+        };
+        self.get(handle).unwrap_or_else(|| self.enter(make()))
+    }
+
+    /// Enters a pool, unless another thread was faster.
+    fn enter(&self, pool: Pool) -> &'static Pool {
+        let mut by_handle = self.by_handle.write();
+        let entry = by_handle.entry(pool.handle);
+        entry.or_insert_with(|| Box::leak(Box::new(pool)))
     }
 
     /// The pool with this handle, if it is known.
@@ -506,14 +502,14 @@ impl Pools {
     }
 
     /// The driver has made a pool with this handle.
-    pub fn made(&self, handle: MemPool) {
+    pub fn note_created(&self, handle: MemPool) {
         if self.is_destroyed(handle) {
             self.destroyed.write().remove(&handle);
         }
     }
 
     /// The driver is about to destroy the pool with this handle, or has done so.
-    pub fn unmade(&self, handle: MemPool) {
+    pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
 
@@ -530,7 +526,7 @@ impl Pools {
     /// The pool lives on: its destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
         pool.state.lock().retired = false;
-        self.made(pool.handle);
+        self.note_created(pool.handle);
         self.by_handle.write().insert(pool.handle, pool);
     }
 
@@ -542,48 +538,32 @@ impl Pools {
         }
     }
 
-    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of
-    /// this process is left that could let a later one shrink them more.
+    /// Whether [`Pools::touch`] was called since the last synchronise call. `all`: this one
+    /// concludes everything.
     #[inline]
-    pub fn synchronized(&self, process: &'static Process, all: bool) {
-        if self.dirty.load(Ordering::Relaxed) {
-            if all {
-                self.dirty.store(false, Ordering::Release);
-            }
-            self.refresh(process);
-            self.release_lent(process);
-            if self.orphaned.load(Ordering::Relaxed) > 0 {
-                self.measure_orphans(process);
-            }
+    pub fn is_touched(&self, all: bool) -> bool {
+        let touched = self.dirty.load(Ordering::Relaxed);
+        if touched && all {
+            self.dirty.store(false, Ordering::Release);
         }
+        touched
     }
 
-    /// A destroyed pool left `bytes` in use.
-    pub fn orphan(&self, bytes: u64) {
-        self.orphaned.fetch_add(bytes, Ordering::Relaxed);
+    /// Bytes that destroyed pools have left in use.
+    pub fn left_in_use(&self) -> u64 {
+        self.left_in_use.load(Ordering::Relaxed)
     }
 
-    /// Gives back what destroyed managed pools had, whose last allocation has been freed.
-    pub fn release_lent(&self, process: &'static Process) {
-        for pool in self.lent.left() {
-            if let Ok(device) = process.device(pool.device) {
-                device.book.uncharge_idle(pool.close(&device.book));
-            }
-        }
+    /// A destroyed pool has left `bytes` in use.
+    pub fn note_left_in_use(&self, bytes: u64) {
+        self.left_in_use.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    #[cold]
-    fn measure_orphans(&self, process: &'static Process) {
-        for device in process.devices() {
-            let before = device.driver_part.used();
-            device.measure();
-            let gone = before.saturating_sub(device.driver_part.used());
-            let _ = self
-                .orphaned
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                    Some(left.saturating_sub(gone))
-                });
-        }
+    /// `bytes` have been freed, which destroyed pools may have left in use.
+    pub fn note_freed(&self, bytes: u64) {
+        let freed = |left: u64| Some(left.saturating_sub(bytes));
+        let left = &self.left_in_use;
+        let _ = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, freed);
     }
 
     /// The pools that are `wanted`. A list of its own, so that nothing is done under the lock.
@@ -603,13 +583,9 @@ impl Pools {
         }
     }
 
-    /// Looks at every pool.
-    pub fn refresh(&self, process: &'static Process) {
-        for pool in self.select(|_| true) {
-            if let Ok(device) = process.device(pool.device) {
-                pool.refresh(&device.book);
-            }
-        }
+    /// Every pool.
+    pub fn all(&self) -> Vec<&'static Pool> {
+        self.select(|_| true)
     }
 
     /// Gives back what the pools of one device hold unused: the charge in any case, the memory too
@@ -647,11 +623,7 @@ impl CurrentPool {
 
     #[cold]
     fn ask(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
-        let mut handle: MemPool = 0;
-        match relaxed(|| cuda::cuDeviceGetMemPool(Out::of(&mut handle), device)) {
-            SUCCESS => {}
-            failed => return Err(failed),
-        }
+        let handle = relaxed(|| answer(|pool| cuda::cuDeviceGetMemPool(pool, device)))?;
         if pools.is_destroyed(handle) {
             return Ok(None);
         }

@@ -6,29 +6,22 @@ use gpulimit_group::Insistence;
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub bytes: u64,
-    effort: Effort,
+    /// Pools and graphs are trimmed for it, too; what is charged and not used goes back in any case.
+    pub trims: bool,
+    /// The function that asks, where the request insists: as the group's options say it waits, or
+    /// processes end for it, and a refusal is counted and told.
+    symbol: Option<&'static str>,
     /// What the program asks for, where `bytes` are what is left to pay of it.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }
 
-/// How far a request goes. Each goes further than the one before.
-#[derive(Clone, Copy)]
-enum Effort {
-    /// What is charged and not used may go back to the group; pools and graphs keep what they have.
-    Reclaim,
-    /// They are trimmed, too.
-    Trim,
-    /// As the group's options say: it waits, or processes end for it. A refusal is counted and
-    /// told, with the function that asks.
-    Insist(&'static str),
-}
-
 impl<'a> Request<'a> {
-    const fn new(bytes: u64, effort: Effort) -> Self {
+    const fn new(bytes: u64, trims: bool, symbol: Option<&'static str>) -> Self {
         Request {
             bytes,
-            effort,
+            trims,
+            symbol,
             of: None,
             is_needed: None,
         }
@@ -36,17 +29,17 @@ impl<'a> Request<'a> {
 
     /// Of a caller that has another way: it leaves what pools and graphs hold unused where it is.
     pub fn reclaiming(bytes: u64) -> Self {
-        Request::new(bytes, Effort::Reclaim)
+        Request::new(bytes, false, None)
     }
 
     /// Of a caller that has another way: pools and graphs are trimmed for it.
     pub fn trimming(bytes: u64) -> Self {
-        Request::new(bytes, Effort::Trim)
+        Request::new(bytes, true, None)
     }
 
     /// Of `symbol`, which fails where the group has no room. Never made while a lock is held.
     pub fn insisting(symbol: &'static str, bytes: u64) -> Self {
-        Request::new(bytes, Effort::Insist(symbol))
+        Request::new(bytes, true, Some(symbol))
     }
 
     /// The same of so many bytes.
@@ -73,22 +66,14 @@ impl<'a> Request<'a> {
 
     /// The function that asks, where a refusal is to be told, and what the program asks for.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
-        match self.effort {
-            Effort::Insist(symbol) => Some((symbol, self.of.unwrap_or(self.bytes))),
-            _ => None,
-        }
+        Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }
 
     pub fn insistence(&self) -> Insistence {
-        match self.effort {
-            Effort::Insist(_) => Insistence::Full,
-            _ => Insistence::None,
+        match self.symbol {
+            Some(_) => Insistence::Full,
+            None => Insistence::None,
         }
-    }
-
-    /// Whether pools and graphs are trimmed for it.
-    pub fn trims(&self) -> bool {
-        !matches!(self.effort, Effort::Reclaim)
     }
 
     pub fn is_needless(&self) -> bool {

@@ -178,17 +178,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
 /// Gives back the orphans of the group that nobody needs: of memory that is gone, or that is
 /// charged by who has it. Where the driver does not tell, none is needed. False when there were
 /// none.
-pub fn settle(member: &Member, device: &MemberDevice) -> bool {
-    settle_after(member, device, 0, None)
-}
-
-/// As [`settle`], after this process has let go of `size` bytes; [`hidden`] was `before` it.
-pub fn settle_after(
-    member: &Member,
-    device: &MemberDevice,
-    size: u64,
-    before: Option<u64>,
-) -> bool {
+///
+/// `size`: bytes that this process has just let go of; [`hidden`] was `before` that.
+pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
@@ -398,7 +390,8 @@ mod tests {
         assert_eq!(hidden(&device), None);
         other.charge_unchecked(&device, 30 * MIB);
         other.orphan(&device, 30 * MIB);
-        assert!(settle(one, &device) && !settle(one, &device));
+        let settle = || settle(one, &device, 0, None);
+        assert!(settle() && !settle());
         assert_eq!((one.orphans(&device), one.charged(&device)), (0, 0));
     }
 }

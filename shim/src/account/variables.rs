@@ -41,15 +41,10 @@ impl Variables {
     /// The module or library has been unloaded. Returns the bytes on `device` that were charged
     /// without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
-        let mut assumed = 0u64;
-        self.0.lock().retain(|(known, _), loaded| {
-            let stays = *known != code || loaded.device != device;
-            if !stays && loaded.is_assumed {
-                assumed = assumed.saturating_add(loaded.bytes);
-            }
-            stays
-        });
-        assumed
+        let mut all = self.0.lock();
+        all.extract_if(|(known, _), loaded| *known == code && loaded.device == device)
+            .filter(|(_, loaded)| loaded.is_assumed)
+            .fold(0, |sum, (_, loaded)| sum.saturating_add(loaded.bytes))
     }
 
     /// The context has gone, and what was loaded in it.

@@ -88,20 +88,13 @@ struct State {
 
 impl State {
     /// Ends one announced call; the memory when it is gone with it.
-    fn conclude(&mut self, id: Id) -> Option<Gone> {
+    fn conclude(&mut self, id: Id) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
         if allocation.is_needed() || allocation.announced > 0 {
             return None;
         }
-        let gone = Gone {
-            device: allocation.device,
-            bytes: allocation.bytes(),
-            size: allocation.size,
-            shared: allocation.shared,
-        };
-        self.allocations.remove(id);
-        Some(gone)
+        self.allocations.remove(id)
     }
 }
 
@@ -110,17 +103,9 @@ impl State {
 #[derive(Default)]
 pub struct Announced {
     /// The device of memory that this process may be leaving to others.
-    leaving: Option<Ordinal>,
-    handle: Option<(AllocationHandle, Id)>,
+    pub leaving: Option<Ordinal>,
+    handle: Option<Id>,
     mappings: Vec<(DevicePtr, Id)>,
-}
-
-impl Announced {
-    /// The device of memory that others may hold and that this process may be leaving with the
-    /// call.
-    pub fn leaving(&self) -> Option<Ordinal> {
-        self.leaving
-    }
 }
 
 /// The physical allocations of a process.
@@ -258,7 +243,7 @@ impl Vmm {
         }
         Announced {
             leaving: left,
-            handle: id.map(|id| (handle, id)),
+            handle: id,
             ..Announced::default()
         }
     }
@@ -296,32 +281,27 @@ impl Vmm {
     /// The driver did it. What ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let ids = announced
-            .handle
-            .iter()
-            .map(|(_, id)| *id)
-            .chain(announced.mappings.iter().map(|(_, id)| *id));
-        let mut gone = Vec::new();
-        for id in ids {
-            let elsewhere = state
-                .allocations
-                .get_mut(id)
-                .is_some_and(|allocation| allocation.elsewhere);
-            if let Some(one) = state.conclude(id) {
-                gone.push(one);
-                if elsewhere {
-                    self.imports.fetch_sub(1, Ordering::AcqRel);
-                }
+        let mappings = announced.mappings.into_iter().map(|(_, id)| id);
+        let ids = announced.handle.into_iter().chain(mappings);
+        let ended = ids.filter_map(|id| state.conclude(id)).map(|allocation| {
+            if allocation.elsewhere {
+                self.imports.fetch_sub(1, Ordering::AcqRel);
             }
-        }
-        gone
+            Gone {
+                device: allocation.device,
+                bytes: allocation.bytes(),
+                size: allocation.size,
+                shared: allocation.shared,
+            }
+        });
+        ended.collect()
     }
 
     /// The driver refused: everything is as before. Calls `staying` with device and bytes of what
     /// was to go and stays.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
-        if let Some((_, id)) = announced.handle
+        if let Some(id) = announced.handle
             && let Some(allocation) = state.allocations.get_mut(id)
         {
             allocation.references += 1;
@@ -405,10 +385,10 @@ mod tests {
         assert_eq!(vmm.exported(5), None, "once");
         assert_eq!(vmm.exported(9), None, "none of ours");
         let releasing = vmm.releasing(6, ignore);
-        assert_eq!(releasing.leaving(), None);
+        assert_eq!(releasing.leaving, None);
         assert!(!vmm.done(releasing)[0].shared);
         let releasing = vmm.releasing(5, ignore);
-        assert_eq!(releasing.leaving(), Some(3));
+        assert_eq!(releasing.leaving, Some(3));
         assert!(vmm.done(releasing)[0].shared);
     }
 
@@ -455,7 +435,7 @@ mod tests {
         assert_eq!((vmm.imports(), charged.get()), (0, size));
         assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
         let unmapping = vmm.unmapping(0x1000, size, ignore);
-        assert_eq!(unmapping.leaving(), Some(0));
+        assert_eq!(unmapping.leaving, Some(0));
         let gone = vmm.done(unmapping);
         assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);

@@ -26,16 +26,13 @@ extern "C" fn fallback(_handle: *mut c_void, _name: *const c_char) -> *mut c_voi
 
 /// Returns the real one, which is looked for at first use.
 pub fn real() -> *mut c_void {
-    let known = REAL.load(Ordering::Relaxed);
-    if known != fallback as *mut c_void {
-        return known;
+    if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
+        let found = next_versioned(c"dlsym", DLSYM_VERSION);
+        if !found.is_null() {
+            know(found);
+        }
     }
-    let found = next_versioned(c"dlsym", DLSYM_VERSION);
-    if !found.is_null() {
-        REAL.store(found, Ordering::Relaxed);
-        return found;
-    }
-    known
+    REAL.load(Ordering::Relaxed)
 }
 
 /// Remembers the C library's `dlsym` where [`next_versioned`] does not find it.

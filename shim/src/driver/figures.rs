@@ -2,39 +2,24 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::fmt::Write;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Witness;
+use once_cell::race::OnceBool;
 
 use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
     NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
-use crate::driver::nvml;
-
-const UNTRIED: u8 = 0;
-const READY: u8 = 1;
-const ABSENT: u8 = 2;
-static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
+use crate::driver::{answer, nvml};
 
 /// Whether NVML answers. Initialises it at first use and never shuts it down: it counts its users.
 fn ready() -> bool {
-    match STATE.load(Ordering::Acquire) {
-        UNTRIED => {
-            let state = if nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS {
-                READY
-            } else {
-                ABSENT
-            };
-            STATE.store(state, Ordering::Release);
-            state == READY
-        }
-        state => state == READY,
-    }
+    static READY: OnceBool = OnceBool::new();
+    READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
 }
 
 /// The NVML handle of a device, found once.
@@ -72,12 +57,8 @@ fn find(id: &DeviceId) -> Option<NvmlDevice> {
     if !ready() {
         return None;
     }
-    let mut text = String::new();
-    write!(text, "{id}").ok()?;
-    let text = CString::new(text).ok()?;
-    let mut device = 0;
-    (nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, Out::of(&mut device)) == SUCCESS)
-        .then_some(device)
+    let text = CString::new(id.to_string()).ok()?;
+    answer(|device| nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, device)).ok()
 }
 
 /// The device behind a handle of the program's.
@@ -104,32 +85,22 @@ pub fn is_cut(device: NvmlDevice) -> bool {
 
 /// An element of a process list.
 pub trait Listed: Copy + Default {
-    fn pid(&self) -> u32;
-    /// Bytes, or [`NVML_NOT_AVAILABLE`].
-    fn used(&self) -> u64;
+    /// The pid, and bytes or [`NVML_NOT_AVAILABLE`].
+    fn pid_and_bytes(&self) -> (u32, u64);
 }
 impl Listed for NvmlProcessV1 {
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-    fn used(&self) -> u64 {
-        self.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        (self.pid, self.used)
     }
 }
 impl Listed for NvmlProcessV2 {
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-    fn used(&self) -> u64 {
-        self.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        (self.pid, self.used)
     }
 }
 impl Listed for NvmlProcessDetail {
-    fn pid(&self) -> u32 {
-        self.base.pid
-    }
-    fn used(&self) -> u64 {
-        self.base.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        self.base.pid_and_bytes()
     }
 }
 
@@ -142,9 +113,9 @@ pub fn is_early_535() -> bool {
 
 /// Bytes of the device that are not free, of the `capacity` that CUDA says that it has.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
-    let mut memory = NvmlMemory::default();
-    (nvml::nvmlDeviceGetMemoryInfo(find(id)?, Out::of(&mut memory)) == SUCCESS)
-        .then(|| capacity.saturating_sub(memory.free))
+    let device = find(id)?;
+    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
+    Some(capacity.saturating_sub(memory.free))
 }
 
 /// Pid and bytes of every compute process on the device; `None` when the driver does not tell.
@@ -158,43 +129,33 @@ pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
 /// cannot be had.
 fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
-    if has::nvmlDeviceGetComputeRunningProcesses_v3() {
-        if is_early_535() {
-            return each::<NvmlProcessDetail>(
-                &|count, infos| {
-                    nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
-                },
-                seen,
-            );
-        }
-        return each::<NvmlProcessV2>(
-            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
-            seen,
-        );
+    if has::nvmlDeviceGetComputeRunningProcesses_v3() && is_early_535() {
+        let list = |device, count, infos: Out<NvmlProcessDetail>| {
+            nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
+        };
+        each(device, list, seen)
+    } else if has::nvmlDeviceGetComputeRunningProcesses_v3() {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses_v3, seen)
+    } else if has::nvmlDeviceGetComputeRunningProcesses_v2() {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses_v2, seen)
+    } else {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses, seen)
     }
-    if has::nvmlDeviceGetComputeRunningProcesses_v2() {
-        return each::<NvmlProcessV2>(
-            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
-            seen,
-        );
-    }
-    each::<NvmlProcessV1>(
-        &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
-        seen,
-    )
 }
 
 fn each<T: Listed>(
-    call: &dyn Fn(Out<u32>, Out<T>) -> Status,
+    device: NvmlDevice,
+    list: fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
     seen: &mut dyn FnMut(u32, u64),
 ) -> Option<()> {
     let _undisturbed = Undisturbed::new();
     let see = |all: &[T]| {
         all.iter()
-            .filter(|process| process.used() != NVML_NOT_AVAILABLE)
-            .for_each(|process| seen(process.pid(), process.used()));
+            .map(Listed::pid_and_bytes)
+            .filter(|(_, bytes)| *bytes != NVML_NOT_AVAILABLE)
+            .for_each(|(pid, bytes)| seen(pid, bytes));
     };
-    whole_list(call, see).ok()
+    whole_list(&|count, infos| list(device, count, infos), see).ok()
 }
 
 /// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's

@@ -43,9 +43,8 @@ impl Library {
     /// Address of function `index`, null when this driver lacks it. Loads the library at first use.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
-        let address = match self.addresses.get(index) {
-            Some(address) => address,
-            None => return std::ptr::null_mut(),
+        let Some(address) = self.addresses.get(index) else {
+            return std::ptr::null_mut();
         };
         let found = address.load(Ordering::Relaxed);
         if !found.is_null() || self.resolved.load(Ordering::Acquire) {

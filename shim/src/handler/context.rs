@@ -214,7 +214,7 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
     call.process.libraries.forget_context(context);
     call.process.variables.forget_context(context);
     array::drain(call, context, freed);
-    call.process.pools.refresh(call.process);
+    call.process.refresh_pools();
     call.process.execs.drain(context);
     shared
 }

@@ -274,7 +274,7 @@ fn pay(
             None => break,
         }
     }
-    let asked = launch.bytes();
+    let asked = launch.bytes;
     memory.pay(book, launch, None, |rest| {
         let request = Request::insisting(call.symbol, rest).of(asked);
         pay_ahead(device, request)

@@ -24,7 +24,7 @@ pub fn get(
 ) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
-        if let Some((ordinal, bytes)) = blocks.share(base)
+        if let Some((ordinal, bytes)) = blocks.exported(base)
             && let Ok(device) = call.process.device(ordinal)
         {
             device.book.mark_shared(bytes);

@@ -13,7 +13,7 @@ use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::request::Request;
 use crate::driver::Real;
-use crate::driver::limit::{Limit, current};
+use crate::driver::context_limit::{ContextLimit, current_limit};
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::note_failure;
@@ -61,7 +61,11 @@ fn set_charged(
         pay: &|_, paid| {
             match due() {
                 // In use: the driver says so.
-                _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
+                _ if limit != LIMIT_STACK_SIZE
+                    && matches!(current_limit(limit), ContextLimit::Fixed) =>
+                {
+                    Ok(())
+                }
                 due => paid.raise(Request::trimming(due)),
             }
         },
@@ -70,7 +74,7 @@ fn set_charged(
     let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
     Ok(match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
-        _ if matches!(current(limit), Limit::Fixed) => real(value),
+        _ if matches!(current_limit(limit), ContextLimit::Fixed) => real(value),
         _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
     })
 }

@@ -170,7 +170,7 @@ fn small(
         if blocks_touched(address, size) > 1 {
             // The pitch made a large one of it.
             paid.spend();
-            enter_large(Charged::new(device, BLOCK), device, address, size);
+            enter_large(Charged::new(device, BLOCK, false), device, address, size);
             device.renew(mark);
             return status;
         }
@@ -348,7 +348,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
             Departure::Emptied(device) => empty_block(call, device, mark),
             // A pointer of a pool, perhaps: it shows there.
             Departure::Unknown => {
-                call.process.pools.refresh(call.process);
+                call.process.refresh_pools();
                 // It may shrink at the next synchronise call.
                 call.process.pools.touch();
             }

@@ -16,7 +16,7 @@ use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
 use crate::driver::capture::relaxed;
-use crate::driver::limit::is_in_use;
+use crate::driver::context_limit::is_in_use;
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 use crate::handler::aside::Aside;

@@ -453,7 +453,7 @@ pub fn create(
 ) -> Status {
     let status = real(pool, props);
     if let (SUCCESS, Some(handle), Some(props)) = (status, pool.read(), props.read()) {
-        call.process.pools.made(handle);
+        call.process.pools.note_created(handle);
         if props.allocation_type == ALLOCATION_MANAGED {
             enter_managed(call, handle, props.location);
             return status;
@@ -509,13 +509,13 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     }
     // Before the call: another pool may get the handle at once.
     if known.is_some() {
-        call.process.pools.unmade(pool);
+        call.process.pools.note_destroyed(pool);
     }
     let status = real(pool);
     match known.map(|known| (known, call.process.device(known.device))) {
         Some((known, Ok(_))) if known.managed && status == SUCCESS => {
             call.process.pools.lent.leave(known);
-            call.process.pools.release_lent(call.process);
+            call.process.release_lent();
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
             let before = device.driver_part.used();
@@ -523,7 +523,7 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
             device.measure();
             device.book.uncharge_idle(held);
             let left = device.driver_part.used().saturating_sub(before);
-            call.process.pools.orphan(left);
+            call.process.pools.note_left_in_use(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),
         _ => {}
@@ -542,7 +542,7 @@ pub fn trim(
     keep: usize,
 ) -> Status {
     let status = real(pool, keep);
-    call.process.pools.refresh(call.process);
+    call.process.refresh_pools();
     status
 }
 

@@ -38,7 +38,7 @@ fn filter<T: Listed>(
     infos: Out<T>,
 ) -> Result<u32, Status> {
     let is_member = |process: &&T| {
-        let seen = SeenProcess::by_pid(process.pid());
+        let seen = SeenProcess::by_pid(process.pid_and_bytes().0);
         members.iter().any(|member| seen.is(member))
     };
     let kept: Vec<T> =

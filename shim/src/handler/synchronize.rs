@@ -8,7 +8,7 @@
 use crate::handler::Call;
 
 fn synchronized(call: Call, all: bool) {
-    call.process.pools.synchronized(call.process, all);
+    call.process.synchronized(all);
     call.process.answer();
 }
 

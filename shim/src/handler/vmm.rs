@@ -184,7 +184,7 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status 
     let announced = announce();
     // Of what others may hold: whether it is in nobody's figure afterwards.
     let left = announced
-        .leaving()
+        .leaving
         .and_then(|at| call.process.device(at).ok());
     let before = left.and_then(Device::hidden);
     let status = real.call();

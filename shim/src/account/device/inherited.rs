@@ -42,13 +42,13 @@ impl Device {
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
-        shared::settle_after(member, device, size, before);
+        shared::settle(member, device, size, before);
     }
 
     /// Gives back what is charged in the group for memory that has left its process and that nobody
     /// needs. True when there was some.
     pub(super) fn settle_orphans(&self) -> bool {
-        shared::settle(self.book.member, &self.book.device)
+        shared::settle(self.book.member, &self.book.device, 0, None)
     }
 
     /// The driver shows `grown` bytes more for this process than it knew: those of them that are

@@ -103,12 +103,11 @@ impl Device {
 
     #[inline]
     pub(super) fn is_due(&self, mark: u64) -> bool {
-        self.process.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
-    }
-
-    fn is_old(&self) -> bool {
-        let age = monotonic_ms().saturating_sub(self.measuring.at.load(Ordering::Relaxed));
-        age > MEASURE_AGE_MS
+        let age = || monotonic_ms().saturating_sub(self.measuring.at.load(Ordering::Relaxed));
+        self.process.mark() != mark
+            || self.is_inexact()
+            || self.may_inherit()
+            || age() > MEASURE_AGE_MS
     }
 
     /// Runs a call that may destroy a context, with all that was in it; `after` tells the account.

@@ -63,7 +63,7 @@ impl<'a> Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        self.device.reclaim(self.request.trims())
+        self.device.reclaim(self.request.trims)
     }
 
     fn witness(&self) -> &dyn Witness {

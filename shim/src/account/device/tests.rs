@@ -6,6 +6,7 @@ use gpulimit_ledger::{Category, EventKind, Usage};
 
 use super::measuring::ATTEMPTS;
 use super::*;
+use crate::abi::SUCCESS;
 use crate::account::BLOCK;
 use crate::account::driver_part::Prepaid;
 use crate::account::openings::Opening;
@@ -17,7 +18,7 @@ const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
 /// The GPU, as one more process of the group has it.
 fn join(group: &Scratch) -> &'static Device {
-    let process = Box::leak(Box::new(Process::new()));
+    let process = Box::leak(Box::new(Process::default()));
     let device = Device::enter(process, 0, GPU, CAPACITY, group.member());
     Box::leak(Box::new(device.expect("a device")))
 }

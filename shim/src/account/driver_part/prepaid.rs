@@ -96,11 +96,12 @@ impl<'a> Prepaid<'a> {
             let charged = charge(missing)?;
             let more = to.saturating_sub(self.bytes);
             // In one section: another thread may give back what is charged and not promised.
-            self.bytes += paying.end(|state| {
-                charged.spend();
-                state.held += missing;
-                state.promise(more)
-            });
+            let mut state = self.part().state.lock();
+            charged.spend();
+            state.held += missing;
+            self.bytes += state.promise(more);
+            drop(state);
+            drop(paying);
         }
     }
 
@@ -235,25 +236,13 @@ impl<'a> Paying<'a> {
         state.paying += 1;
         Paying(part)
     }
-
-    /// It has been charged for: `enter` tells the state.
-    fn end<T>(self, enter: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.0.state.lock();
-        let entered = enter(&mut state);
-        self.leave(&mut state);
-        std::mem::forget(self);
-        entered
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.paying = state.paying.saturating_sub(1);
-        self.0.settled.notify_all();
-    }
 }
 
 /// It was refused.
 impl Drop for Paying<'_> {
     fn drop(&mut self) {
-        self.leave(&mut self.0.state.lock());
+        let mut state = self.0.state.lock();
+        state.paying = state.paying.saturating_sub(1);
+        self.0.settled.notify_all();
     }
 }

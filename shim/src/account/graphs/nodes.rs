@@ -11,13 +11,13 @@ use gpulimit_base::order;
 use super::STEP;
 use super::bodies::Bodies;
 use crate::abi::{
-    ALLOCATION_MANAGED, ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams,
-    MemAllocNodeParams, NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
-    NODE_TYPE_MEM_ALLOC, NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
+    ALLOCATION_MANAGED, ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, MemAllocNodeParams,
+    NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC,
+    NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
 use crate::account::round_up;
-use crate::driver::cuda;
+use crate::driver::{answer, cuda};
 
 /// Sizes of small allocations are counted in multiples of this.
 const GRAIN: u64 = 512;
@@ -41,24 +41,19 @@ impl Nodes {
         walk(graph, bodies, &mut |node, kind| match kind {
             NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
             NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
-            NODE_TYPE_MEM_FREE => {
-                let mut address = 0;
-                if cuda::cuGraphMemFreeNodeGetParams(node, Out::of(&mut address)) == SUCCESS {
-                    nodes.freed.push(address);
-                }
-            }
+            NODE_TYPE_MEM_FREE => nodes.freed.extend(answer(|address| {
+                cuda::cuGraphMemFreeNodeGetParams(node, address)
+            })),
             _ => {}
         });
         nodes
     }
 
     fn allocates(&mut self, node: Node) {
-        let mut params = MemAllocNodeParams::default();
-        if cuda::cuGraphMemAllocNodeGetParams(node, Out::of(&mut params)) != SUCCESS {
-            return;
-        }
+        let ask = |params| cuda::cuGraphMemAllocNodeGetParams(node, params);
         // Of a managed pool the graph takes device memory all the same (measured).
-        if [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
+        if let Ok::<MemAllocNodeParams, _>(params) = answer(ask)
+            && [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
         {
             let end = params.dptr.saturating_add(params.bytesize as u64);
@@ -111,10 +106,15 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     each_once(graph, |graph| {
         let mut within = Vec::new();
         for node in list(graph) {
-            match kind(node) {
-                NODE_TYPE_GRAPH => within.extend(child(node)),
-                NODE_TYPE_CONDITIONAL => within.extend(bodies.of(node)),
-                kind => show(node, kind),
+            match answer(|kind| cuda::cuGraphNodeGetType(node, kind)) {
+                Ok(NODE_TYPE_GRAPH) => {
+                    within.extend(answer(|child| {
+                        cuda::cuGraphChildGraphNodeGetGraph(node, child)
+                    }));
+                }
+                Ok(NODE_TYPE_CONDITIONAL) => within.extend(bodies.of(node)),
+                Ok(kind) => show(node, kind),
+                Err(_) => {}
             }
         }
         within
@@ -132,25 +132,13 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     }
 }
 
-fn kind(node: Node) -> i32 {
-    let mut kind = 0;
-    cuda::cuGraphNodeGetType(node, Out::of(&mut kind));
-    kind
-}
-
-fn child(node: Node) -> Option<Graph> {
-    let mut child = 0;
-    let told = cuda::cuGraphChildGraphNodeGetGraph(node, Out::of(&mut child)) == SUCCESS;
-    told.then_some(child)
-}
-
 /// The `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
-    let mut params = KernelNodeParams::default();
-    let told = cuda::cuGraphKernelNodeGetParams_v2(node, Out::of(&mut params)) == SUCCESS
+    answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
         // Before CUDA 12 there are no kernels beside functions.
-        || cuda::cuGraphKernelNodeGetParams(node, Out::of(&mut params)) == SUCCESS;
-    params.handle().filter(|_| told)
+        .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
+        .ok()?
+        .handle()
 }
 
 /// The nodes of one graph.

@@ -34,9 +34,12 @@ pub struct State {
 /// A launch or an upload under way.
 pub struct Launch<'a> {
     need: &'a Need,
-    bytes: u64,
-    paid: u64,
-    backed: bool,
+    /// Bytes that it takes at most.
+    pub bytes: u64,
+    /// Bytes that are promised to it.
+    pub(super) paid: u64,
+    /// It has its memory.
+    pub(super) backed: bool,
     /// Begins an epoch.
     begins: bool,
     epoch: u64,
@@ -56,23 +59,6 @@ pub enum Hope {
     Others,
     /// What is reserved is in use, perhaps by the work of its own stream.
     OwnWork,
-}
-
-impl Launch<'_> {
-    /// Bytes that it takes at most.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether it has its memory.
-    pub(super) fn is_backed(&self) -> bool {
-        self.backed
-    }
-
-    /// Bytes that are promised to it.
-    pub(super) fn paid(&self) -> u64 {
-        self.paid
-    }
 }
 
 /// What is due for a launch, and the part of it that was idle.
@@ -299,7 +285,7 @@ mod tests {
         stream: Option<Identity>,
     ) -> (Launch<'a>, u64) {
         let mut launch = state.begin(need, keeps, stream);
-        let charged = if launch.is_backed() {
+        let charged = if launch.backed {
             0
         } else {
             pay(state, &mut launch)
@@ -338,14 +324,14 @@ mod tests {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
         finish(state, &launch, reserved);
-        launch.is_backed()
+        launch.backed
     }
 
     #[test]
     fn a_launch_pays_ahead_and_gets_back_what_it_did_not_need() {
         let (mut state, graph) = (State::default(), need(100));
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.bytes(), launch.paid()), (100, 100, 100));
+        assert_eq!((charged, launch.bytes, launch.paid), (100, 100, 100));
         assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
         assert_eq!(state.release(), 0, "it is promised");
         assert_eq!(finish(&mut state, &launch, 64), 36);
@@ -359,13 +345,13 @@ mod tests {
         run(&mut state, &graph, false, S, 100);
         assert_eq!(state.see(30), 0);
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.paid()), (30, 100));
+        assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
         // All of it, where there is enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
-        assert_eq!((charged, other.paid(), state.held()), (0, 20, 130));
+        assert_eq!((charged, other.paid, state.held()), (0, 20, 130));
         assert_eq!(state.release(), 10);
         assert_eq!(finish(&mut state, &other, 20), 0, "promised to the first");
         assert_eq!(finish(&mut state, &launch, 100), 20);
@@ -382,7 +368,7 @@ mod tests {
         assert_eq!(payment.complete(Err), Err(60));
         state.pay(&mut launch, &payment, false);
         assert!(!state.under_way());
-        assert_eq!((launch.paid(), state.release()), (0, 40));
+        assert_eq!((launch.paid, state.release()), (0, 40));
     }
 
     #[test]
@@ -398,7 +384,7 @@ mod tests {
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
         let (launch, _) = start(&mut state, &graph, false, S);
-        assert!(launch.is_backed() && state.under_way());
+        assert!(launch.backed && state.under_way());
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
     }
@@ -486,13 +472,13 @@ mod tests {
         let (mut state, graph, other) = (State::default(), need(100), need(30));
         run(&mut state, &graph, false, S, 100);
         let (running, _) = start(&mut state, &graph, false, S);
-        assert!(running.is_backed());
+        assert!(running.backed);
         let (begins, charged) = start(&mut state, &other, false, T);
         assert_eq!(charged, 130);
         // Nobody is backed while one begins an epoch, not even its own graph.
         other.set_epoch(state.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
-        assert!(!late.is_backed() && charged == 30);
+        assert!(!late.backed && charged == 30);
         finish(&mut state, &late, 100);
         finish(&mut state, &begins, 100);
         assert!(is_backed(&mut state, &other, false, T));
@@ -506,9 +492,9 @@ mod tests {
         run(&mut state, &keeper, true, S, 100);
         run(&mut state, &graph, false, S, 200);
         let (running, _) = start(&mut state, &graph, false, S);
-        assert!(running.is_backed());
+        assert!(running.backed);
         let (launch, charged) = start(&mut state, &keeper, true, S);
-        assert!(!launch.is_backed());
+        assert!(!launch.backed);
         assert_eq!(charged, 200, "of both");
         finish(&mut state, &launch, 200);
         finish(&mut state, &running, 200);
@@ -561,14 +547,14 @@ mod tests {
         run(&mut state, &graph, false, S, 128);
         let (first, _) = start(&mut state, &graph, false, S);
         let mut anew = state.begin(&other, false, S);
-        assert!(first.is_backed() && !anew.is_backed());
+        assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
         // One more that has its memory, from after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
         let (second, _) = start(&mut state, &other, false, S);
-        assert!(second.is_backed());
+        assert!(second.backed);
         assert_eq!((state.see(0), state.release()), (0, 0));
         assert_eq!(finish(&mut state, &first, 0), 0);
         assert_eq!(finish(&mut state, &second, 0), 128);
@@ -583,7 +569,7 @@ mod tests {
         assert_eq!(state.release(), 68);
         run(&mut state, &graph, false, S, 60);
         let (backed, _) = start(&mut state, &graph, false, S);
-        assert!(backed.is_backed());
+        assert!(backed.backed);
         let (launch, charged) = start(&mut state, &other, false, S);
         assert_eq!(charged, 60);
         assert_eq!(finish(&mut state, &launch, 60), 60, "60 are enough");
@@ -610,7 +596,7 @@ mod tests {
         // One that has its memory runs beside it, which was trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
-        assert!(backed.is_backed());
+        assert!(backed.backed);
         state.see(0);
         run(&mut state, &third, false, S, 64);
         assert_eq!(third.bytes(), 100);
@@ -626,7 +612,7 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         for (reserved, left) in [(64, true), (64, false), (32, false)] {
             let (launch, _) = start(&mut state, &graph, false, S);
-            assert!(!launch.is_backed());
+            assert!(!launch.backed);
             state.end(&launch);
             state.see(reserved);
             assert_eq!(state.conclude(&launch, false), left, "{reserved}");

@@ -27,7 +27,7 @@ impl Drop for UnderWay<'_> {
         let mut state = self.memory.state.lock();
         state.end(&self.launch);
         self.book
-            .adjust_headroom((self.launch.paid() as i64).wrapping_neg());
+            .adjust_headroom((self.launch.paid as i64).wrapping_neg());
         state.conclude(&self.launch, false);
         self.memory.settled.notify_all();
     }
@@ -48,7 +48,7 @@ impl Drop for Paying<'_, '_> {
         let mut state = self.memory.state.lock();
         state.pay(self.launch, self.payment, self.charged);
         if self.charged {
-            self.book.adjust_headroom(self.launch.paid() as i64);
+            self.book.adjust_headroom(self.launch.paid as i64);
         } else {
             self.memory.settled.notify_all();
         }

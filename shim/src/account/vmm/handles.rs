@@ -121,13 +121,11 @@ impl<T> Handles<T> {
     }
 
     fn push(&mut self, slot: Slot<T>) {
-        match self.pieces.last_mut() {
-            Some(piece) if piece.len() < PIECE => piece.push(slot),
-            _ => {
-                let mut piece = Vec::with_capacity(PIECE);
-                piece.push(slot);
-                self.pieces.push(piece);
-            }
+        if self.places().is_multiple_of(PIECE) {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        if let Some(piece) = self.pieces.last_mut() {
+            piece.push(slot);
         }
     }
 
@@ -160,21 +158,12 @@ impl<T> Handles<T> {
         let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
             return;
         };
-        let mut before = None;
-        let chained = self.chain(handle).any(|at| {
-            let found = at == id;
-            if !found {
-                before = Some(at);
-            }
-            found
-        });
-        if !chained {
-            return;
-        }
         let bucket = self.bucket(handle);
+        let is_before = |at: &Id| self.slot(*at).is_some_and(|slot| slot.next == id);
+        let before = self.chain(handle).find(is_before);
         let link = match before {
             Some(before) => self.slot_mut(before).map(|slot| &mut slot.next),
-            None => self.buckets.get_mut(bucket),
+            None => self.buckets.get_mut(bucket).filter(|first| **first == id),
         };
         if let Some(link) = link {
             *link = next;
