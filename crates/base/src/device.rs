@@ -120,38 +120,18 @@ impl FromStr for DeviceId {
 
     /// Reads the full form only; see [`DeviceId::matches`] for prefixes.
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let bytes = text.as_bytes();
-        let error = || DeviceError { text: text.into() };
-        let kind = match bytes.get(..4) {
-            Some(p) if p.eq_ignore_ascii_case(b"GPU-") => DeviceKind::Gpu,
-            Some(p) if p.eq_ignore_ascii_case(b"MIG-") => DeviceKind::Mig,
-            _ => return Err(error()),
-        };
-        if bytes.len() != LEN {
-            return Err(error());
-        }
-        let mut uuid = [0; 16];
-        let mut at = 4;
-        for (i, out) in uuid.iter_mut().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                if bytes[at] != b'-' {
-                    return Err(error());
-                }
-                at += 1;
+        let read = || {
+            let mut digits = text.get(4..)?.chars().filter_map(|c| c.to_digit(16));
+            let mut uuid = [0; 16];
+            for byte in &mut uuid {
+                *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            let high = hex(bytes[at]).ok_or_else(error)?;
-            let low = hex(bytes[at + 1]).ok_or_else(error)?;
-            *out = high << 4 | low;
-            at += 2;
-        }
-        Ok(Self { uuid, kind })
+            // The one of which this is the text.
+            let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
+            both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
+        };
+        read().ok_or_else(|| DeviceError { text: text.into() })
     }
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit)
-        .to_digit(16)
-        .and_then(|d| d.try_into().ok())
 }
 
 /// A text that is no device UUID.

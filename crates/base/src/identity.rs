@@ -31,7 +31,7 @@ impl Identity {
         let name = head("/proc/self/comm", &mut name);
         Self {
             pid: std::process::id(),
-            pid_ns: Self::own_pid_ns(),
+            pid_ns: process::pid_ns(),
             start_time: Self::own_start_time(),
             uid: process::uid(),
             command: program(line, name),
@@ -74,11 +74,6 @@ impl Identity {
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
         key(self) == key(other) && self.start_time != 0
-    }
-
-    /// The inode of this process's pid namespace; 0 unknown.
-    pub fn own_pid_ns() -> u64 {
-        process::pid_ns()
     }
 
     /// The command for people: not UTF-8 and control characters are replaced. Does not allocate.
@@ -136,7 +131,7 @@ impl SeenProcess {
     where
         Everybody: Iterator<Item = (u32, Self)>,
     {
-        if process.pid_ns == Identity::own_pid_ns() {
+        if process.pid_ns == process::pid_ns() {
             return Self::by_pid(process.pid).is(process).then_some(process.pid);
         }
         Self::find(process, everybody())
@@ -183,7 +178,7 @@ impl SeenProcess {
     /// one and the same. 0 unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
-            Identity::own_pid_ns()
+            process::pid_ns()
         } else {
             0
         }
@@ -266,23 +261,23 @@ fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
 
-/// Field 22. The name, field 2, may hold spaces and parentheses; the last `)` ends it.
-fn start_time(stat: &[u8]) -> Option<u64> {
+/// A field behind the second, as proc(5) numbers them. That is the name, which may hold spaces and
+/// parentheses; the last `)` ends it.
+fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    rest.split_ascii_whitespace().nth(number - 3)
+}
+
+fn start_time(stat: &[u8]) -> Option<u64> {
+    field(stat, 22)?.parse().ok()
 }
 
 /// State zombie or dead (field 3), or PF_EXITING among the flags (field 9).
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
-    let field = |n: usize| {
-        let end = stat.iter().rposition(|&b| b == b')')?;
-        let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-        rest.split_ascii_whitespace().nth(n - 3)
-    };
-    matches!(field(3), Some("Z" | "X"))
-        || field(9)
+    matches!(field(stat, 3), Some("Z" | "X"))
+        || field(stat, 9)
             .and_then(|flags| flags.parse::<u64>().ok())
             .is_some_and(|flags| flags & PF_EXITING != 0)
 }
@@ -579,7 +574,7 @@ mod tests {
 
     #[test]
     fn whose_namespace_is_hidden_is_of_ours_if_it_has_one_pid() {
-        let own = Identity::own_pid_ns();
+        let own = process::pid_ns();
         assert_eq!(SeenProcess::unseen_pid_ns(7, Some(7)), own);
         assert_eq!(SeenProcess::unseen_pid_ns(7, None), own, "before Linux 4.1");
         assert_eq!(SeenProcess::unseen_pid_ns(7, Some(1)), 0);
