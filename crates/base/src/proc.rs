@@ -1,15 +1,15 @@
-//! Files of `/proc`, which hold what users chose: names of programs, mounts and control groups, of
-//! any bytes but few.
+//! Reading of files in `/proc`. They contain text that users choose, such as the names of programs,
+//! mounts and control groups, which may be almost any bytes.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads such a file. What is no UTF-8 is replaced: whoever has such a name is looked at like
-/// everybody else.
+/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced, so that a process cannot hide
+/// behind a name that is not UTF-8.
 ///
 /// # Errors
-/// Whatever the system says.
+/// Any error of the system.
 pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     let text = String::from_utf8(fs::read(path)?);
     Ok(text.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))

@@ -5,6 +5,7 @@
 //! Nothing in the file is believed: whatever lies outside of it or does not add up leaves the needs
 //! [unknown](Needs::unknown), and what is known stays counted.
 
+use super::numbers::File;
 use super::{Needs, runtime};
 
 /// The size of the ELF header, and of the header of a section.
@@ -16,36 +17,7 @@ const EM_CUDA: u16 = 190;
 /// `SHT_SYMTAB`.
 const SYMBOLS: u32 = 2;
 
-/// The numbers in a file, in little-endian order.
-#[derive(Clone, Copy)]
-struct File<'a>(&'a [u8]);
-
 impl<'a> File<'a> {
-    fn bytes<const N: usize>(self, at: usize) -> Option<[u8; N]> {
-        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
-    }
-
-    fn byte(self, at: usize) -> Option<u8> {
-        self.0.get(at).copied()
-    }
-
-    fn half(self, at: usize) -> Option<u16> {
-        self.bytes(at).map(u16::from_le_bytes)
-    }
-
-    fn word(self, at: usize) -> Option<u32> {
-        self.bytes(at).map(u32::from_le_bytes)
-    }
-
-    fn long(self, at: usize) -> Option<u64> {
-        self.bytes(at).map(u64::from_le_bytes)
-    }
-
-    /// A place in the file, or in memory of its size.
-    fn place(self, at: usize) -> Option<usize> {
-        self.long(at).and_then(|place| usize::try_from(place).ok())
-    }
-
     /// The header of a section.
     fn section(self, number: u16) -> Option<usize> {
         self.place(40)?
@@ -148,7 +120,7 @@ impl Found {
         header: usize,
         names: &[u8],
     ) -> Option<bool> {
-        let name = names.get(usize::try_from(file.word(header)?).ok()?..)?;
+        let name = names.get(file.short_place(header)?..)?;
         if name.starts_with(b".nv.global") {
             self.globals.push((number, file.long(header + 32)?, 0));
         }
@@ -173,7 +145,7 @@ impl Found {
         for symbol in table.chunks_exact(SYMBOL).map(File) {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
-                let name = strings.get(usize::try_from(symbol.word(0)?).ok()?..)?;
+                let name = strings.get(symbol.short_place(0)?..)?;
                 // A longer one is none of those: not all of it is looked through.
                 let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -6,6 +6,7 @@
 use super::Needs;
 use super::compressed::Method;
 use super::cubin;
+use super::numbers::File;
 use super::ptx;
 
 /// The size of a fat binary's header, and the least that an entry's header has.
@@ -57,22 +58,10 @@ struct Compressed {
     from: usize,
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
 /// Returns the bytes that a fat binary has by its own header; `None` where that is more than memory
 /// can hold.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
-    usize::from(half(header, 6)?).checked_add(usize::try_from(long(header, 8)?).ok()?)
+    usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
 /// Returns what a fat binary takes: the images that the driver may choose for GPUs of these compute
@@ -143,39 +132,38 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
     let end = whole.min(fatbin.len());
-    let mut at = usize::from(half(fatbin, 6)?);
+    let mut at = usize::from(File(fatbin).half(6)?);
     while at < end {
-        let entry = fatbin.get(at..end)?;
-        let kind = half(entry, 0)?;
-        let size = usize::try_from(word(entry, 4)?).ok()?;
+        let entry = File(fatbin.get(at..end)?);
+        let (kind, size) = (entry.half(0)?, entry.short_place(4)?);
         if kind == 0 && size == 0 {
             // Padding.
-            return entry.iter().all(|byte| *byte == 0).then_some(());
+            return entry.0.iter().all(|byte| *byte == 0).then_some(());
         }
-        let next = size.checked_add(usize::try_from(long(entry, 8)?).ok()?)?;
-        let payload = entry.get(size..next)?;
+        let next = size.checked_add(entry.place(8)?)?;
+        let payload = entry.0.get(size..next)?;
         if size < ENTRY || entries.len() >= MOST {
             return None;
         }
-        let compressed = match Method::of(long(entry, 40)?) {
+        let compressed = match Method::of(entry.long(40)?) {
             Some(method) => Some(Compressed {
                 method,
-                packed: usize::try_from(word(entry, 16)?).ok()?.min(payload.len()),
-                stated: long(entry, 56)?,
+                packed: entry.short_place(16)?.min(payload.len()),
+                stated: entry.long(56)?,
                 from: 0,
             }),
             None => None,
         };
-        let image = |record: &[u8]| {
+        let image = |record: File<'_>| {
             Some(Entry {
-                kind: Kind::of(half(record, 0)?)?,
-                capability: word(record, 28)?,
+                kind: Kind::of(record.half(0)?)?,
+                capability: record.word(28)?,
                 payload,
                 compressed,
             })
         };
         if kind == JOINED {
-            joined(entry.get(..size)?, &image, entries)?;
+            joined(entry.0.get(..size)?, &image, entries)?;
         } else {
             entries.extend(image(entry));
         }
@@ -188,18 +176,18 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
 /// each.
 fn joined<'a>(
     header: &[u8],
-    image: &dyn Fn(&[u8]) -> Option<Entry<'a>>,
+    image: &dyn Fn(File<'_>) -> Option<Entry<'a>>,
     entries: &mut Vec<Entry<'a>>,
 ) -> Option<()> {
     const COUNT: usize = 64;
     const FIRST: usize = 72;
     const RECORD: usize = 64;
-    let count = usize::try_from(word(header, COUNT)?).ok()?;
+    let count = File(header).short_place(COUNT)?;
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
-        let record = records.next()?;
+        let record = File(records.next()?);
         // What is the header's size elsewhere.
-        let from = usize::try_from(word(record, 4)?).ok()?;
+        let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
         };

@@ -9,6 +9,7 @@ mod compressed;
 mod cubin;
 mod fatbin;
 pub mod lz4;
+mod numbers;
 mod output;
 mod ptx;
 mod runtime;

@@ -159,7 +159,7 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     // is read behind it too: a slot that is not below it now will see this request when it
     // publishes its own first.
     R::Word::fence(Ordering::SeqCst);
-    let seen = total(rung);
+    let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
         rung.withdrawn();
@@ -274,8 +274,9 @@ struct Total {
     undecided: u64,
 }
 
+/// One pass over the words of a level, each of which `each` is told of.
 #[inline]
-fn total<R: Rung>(rung: &R) -> Total {
+fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     let high_water = rung.high_water().load(Ordering::Relaxed);
     let mut sum = Total {
         charged: 0,
@@ -285,6 +286,7 @@ fn total<R: Rung>(rung: &R) -> Total {
         let word = word.load(Ordering::Relaxed);
         sum.charged += charged(word);
         sum.undecided += undecided(word);
+        each(word);
     }
     R::Word::fence(Ordering::Acquire);
     sum
@@ -311,20 +313,15 @@ impl Look {
 /// Reads a level without publishing.
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
-    let high_water = rung.high_water().load(Ordering::Relaxed);
-    let mut look = Look {
-        charged: 0,
-        undecided: 0,
-        print: 0,
-    };
-    for word in rung.words(high_water) {
-        let word = word.load(Ordering::Relaxed);
-        look.charged += charged(word);
-        look.undecided += undecided(word);
-        look.print = (look.print.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut print = 0_u64;
+    let Total { charged, undecided } = total(rung, |word| {
+        print = (print.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    });
+    Look {
+        charged,
+        undecided,
+        print,
     }
-    R::Word::fence(Ordering::Acquire);
-    look
 }
 
 /// What a look says about a request.

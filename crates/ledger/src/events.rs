@@ -5,7 +5,7 @@
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
-use super::layout::{EVENT_COMMAND_WORDS, EVENTS, EventEntry, Ring};
+use super::layout::{EVENTS, EventEntry, Ring, load_bytes, store_bytes};
 use gpulimit_base::identity::Identity;
 
 /// What kind of event.
@@ -111,9 +111,7 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     ]) {
         word.store(value, Ordering::Relaxed);
     }
-    for (word, bytes) in entry.command.iter().zip(process.command.as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-    }
+    store_bytes(&entry.command, &process.command);
     entry.stamp.store(number.wrapping_add(1), Ordering::Release);
 }
 
@@ -147,16 +145,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
     }
     let [time_us, what, pid, pid_ns, uid, bytes, charged, max] =
         words(entry).map(|word| word.load(Ordering::Relaxed));
-    let mut command = [0; 64];
-    for (bytes, word) in command
-        .as_chunks_mut::<8>()
-        .0
-        .iter_mut()
-        .zip(&entry.command)
-    {
-        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-    }
-    const { assert!(EVENT_COMMAND_WORDS * 8 <= 64) };
+    let command = load_bytes(&entry.command);
     fence(Ordering::Acquire);
     if entry.stamp.load(Ordering::Relaxed) != stamp {
         return None;

@@ -8,8 +8,8 @@
 //! the first words of a GPU that nobody asks for again.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::layout::{GpuEntry, Header};
-use super::{DeviceEntry, DeviceIndex};
+use super::layout::GpuEntry;
+use super::{DeviceEntry, DeviceIndex, Ledger, LedgerError};
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
 /// Set in every word of an identity, so that none is 0.
@@ -59,51 +59,70 @@ fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     })
 }
 
-pub(super) fn find(header: &Header, id: &DeviceId) -> Option<DeviceIndex> {
-    header
-        .gpus
-        .iter()
-        .position(|entry| identity(entry).as_ref() == Some(id))
-        .and_then(DeviceIndex::new)
-}
+impl Ledger {
+    /// The index of a device; it is put into the table when it is new. `capacity` in bytes.
+    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
+        let path = || self.place.path.clone();
+        let known = self.find_device(&id);
+        if !self.map.writable() {
+            return known.ok_or_else(|| LedgerError::ReadOnly { path: path() });
+        }
+        let wanted = words(&id);
+        let index = known
+            .or_else(|| self.position(|entry| put(&entry.id, wanted)))
+            .ok_or_else(|| LedgerError::NoDevice { path: path() })?;
+        // Everyone writes the same figure.
+        let entry = &self.header().gpus[index.get()];
+        entry.capacity.store(capacity, Ordering::Relaxed);
+        Ok(index)
+    }
 
-/// `None` when the table is full.
-pub(super) fn insert(header: &Header, id: &DeviceId, capacity: u64) -> Option<DeviceIndex> {
-    let wanted = words(id);
-    let index = find(header, id).or_else(|| {
-        header
-            .gpus
-            .iter()
-            .position(|entry| put(&entry.id, wanted))
-            .and_then(DeviceIndex::new)
-    })?;
-    // Everyone writes the same figure.
-    header.gpus[index.get()]
-        .capacity
-        .store(capacity, Ordering::Relaxed);
-    Some(index)
-}
+    /// The index of a device that the group has seen.
+    pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
+        self.position(|entry| identity(entry).as_ref() == Some(id))
+    }
 
-pub(super) fn entries(header: &Header) -> Vec<DeviceEntry> {
-    DeviceIndex::all()
-        .filter_map(|index| entry(header, index))
-        .collect()
-}
+    fn position(&self, is_it: impl FnMut(&GpuEntry) -> bool) -> Option<DeviceIndex> {
+        let at = self.header().gpus.iter().position(is_it);
+        at.and_then(DeviceIndex::new)
+    }
 
-/// A device that is in the table.
-pub(super) fn entry(header: &Header, index: DeviceIndex) -> Option<DeviceEntry> {
-    let entry = &header.gpus[index.get()];
-    Some(DeviceEntry {
-        index,
-        id: identity(entry)?,
-        capacity: entry.capacity.load(Ordering::Relaxed),
-        context_bytes: entry.context.load(Ordering::Relaxed),
-    })
-}
+    /// What the group has seen of a device.
+    pub fn device_entry(&self, index: DeviceIndex) -> Option<DeviceEntry> {
+        let entry = &self.header().gpus[index.get()];
+        Some(DeviceEntry {
+            index,
+            id: identity(entry)?,
+            capacity: entry.capacity.load(Ordering::Relaxed),
+            context_bytes: entry.context.load(Ordering::Relaxed),
+        })
+    }
 
-/// The identity of a device that is in the table.
-pub(super) fn id(header: &Header, index: DeviceIndex) -> Option<DeviceId> {
-    identity(&header.gpus[index.get()])
+    /// The devices that the group has seen.
+    pub fn devices(&self) -> Vec<DeviceEntry> {
+        let entry = |index| self.device_entry(index);
+        DeviceIndex::all().filter_map(entry).collect()
+    }
+
+    /// The identity of a device that is in the table.
+    pub(super) fn device_id(&self, index: DeviceIndex) -> Option<DeviceId> {
+        identity(&self.header().gpus[index.get()])
+    }
+
+    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint,
+    /// not to be trusted.
+    pub fn context_hint(&self, index: DeviceIndex) -> u64 {
+        let entry = &self.header().gpus[index.get()];
+        entry.context.load(Ordering::Relaxed)
+    }
+
+    /// Tells the other members what a context takes.
+    pub fn set_context_hint(&self, index: DeviceIndex, bytes: u64) {
+        if self.map.writable() {
+            let entry = &self.header().gpus[index.get()];
+            entry.context.store(bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -246,6 +246,24 @@ pub(super) struct Content {
     pub slots: [SlotPage; MAX_SLOTS],
 }
 
+/// Stores a text in words, filled up with zeros. What does not fit is cut off.
+pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    let mut rest = bytes.iter();
+    for word in words {
+        let eight = std::array::from_fn(|_| rest.next().copied().unwrap_or(0));
+        word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+    }
+}
+
+/// The text in these words, filled up with zeros.
+pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
+    let mut bytes = [0; N];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    bytes
+}
+
 /// Where a slot's page begins in the file.
 pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64

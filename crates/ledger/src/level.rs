@@ -190,7 +190,7 @@ impl Rung for Level<'_> {
 
     #[inline]
     fn high_water(&self) -> &AtomicU64 {
-        &self.slot.ledger().content().header.signals.high_water
+        &self.slot.ledger().signals().high_water
     }
 
     #[inline]
@@ -227,7 +227,7 @@ impl Rung for Level<'_> {
         // this price.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
-        let peaks = &self.slot.ledger().content().header.peaks;
+        let peaks = &self.slot.ledger().header().peaks;
         raise(
             &peaks[self.device.get()],
             (total * UNIT).saturating_sub(idle),
@@ -349,8 +349,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn ask_others(&mut self, level: &Level<'_>, n: u64) -> bool {
-        let reclaimable = || usage::reclaimable(level) / UNIT;
         let ledger = level.slot.ledger();
+        let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
         // Asking for less than is needed would take from others for nothing.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));

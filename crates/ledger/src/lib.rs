@@ -58,12 +58,10 @@ pub use wait::{Line, Turn};
 
 use atomic::{AtomicU64, Ordering};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::identity::Identity;
-use layout::{Content, LINE_DEVICES};
+use layout::{Content, Header, LINE_DEVICES, Signals};
 use lock::Bytes;
 use reap::Fate;
 use std::path::Path;
-use std::sync::Arc;
 
 /// GPUs and MIG instances that one ledger can count.
 pub const MAX_DEVICES: usize = 32;
@@ -228,97 +226,36 @@ impl Ledger {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
             damaged("cut short")
-        } else if !self.content().header.preface.is_whole() {
+        } else if !self.header().preface.is_whole() {
             damaged("overwritten")
         } else {
             None
         }
     }
 
-    /// The index of a device; it is put into the table when it is new. `capacity` in bytes.
-    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
-        let header = &self.content().header;
-        if !self.map.writable() {
-            return gpu_table::find(header, &id).ok_or_else(|| LedgerError::ReadOnly {
-                path: self.place.path.clone(),
-            });
-        }
-        gpu_table::insert(header, &id, capacity).ok_or_else(|| LedgerError::NoDevice {
-            path: self.place.path.clone(),
-        })
-    }
-
-    /// The index of a device that the group has seen.
-    pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
-        gpu_table::find(&self.content().header, id)
-    }
-
-    /// What the group has seen of a device.
-    pub fn device_entry(&self, device: DeviceIndex) -> Option<DeviceEntry> {
-        gpu_table::entry(&self.content().header, device)
-    }
-
-    /// The devices that the group has seen.
-    pub fn devices(&self) -> Vec<DeviceEntry> {
-        gpu_table::entries(&self.content().header)
-    }
-
-    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint,
-    /// not to be trusted.
-    pub fn context_hint(&self, device: DeviceIndex) -> u64 {
-        let entry = &self.content().header.gpus[device.get()];
-        entry.context.load(Ordering::Relaxed)
-    }
-
-    /// Tells the other members what a context takes.
-    pub fn set_context_hint(&self, device: DeviceIndex, bytes: u64) {
-        if self.map.writable() {
-            let entry = &self.content().header.gpus[device.get()];
-            entry.context.store(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is
-    /// the group that the process is in as seen from this one, such as `alice/job7`; empty: this
-    /// one.
-    pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
-        slot::claim(self, identity, below)
-    }
-
     /// Counts the groups directly below that came or went, and the changes of their limits. One
     /// load.
     pub fn children(&self) -> u64 {
-        self.content()
-            .header
-            .signals
-            .children
-            .load(Ordering::Acquire)
-    }
-
-    /// Of `bytes` that are kept for the group directly below that `child` stands for
-    /// ([`child_key`]), those that it has not taken yet.
-    pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
-        protection::untaken(self, device, child, bytes)
+        self.signals().children.load(Ordering::Acquire)
     }
 
     /// Tells the members that a group directly below came or went, or that its limits changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
-            let children = &self.content().header.signals.children;
-            children.fetch_add(1, Ordering::AcqRel);
+            self.signals().children.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Counts the times that somebody asked the members for what they hold unused. One load.
     pub fn asked(&self) -> u64 {
-        self.content().header.signals.asked.load(Ordering::Relaxed)
+        self.signals().asked.load(Ordering::Relaxed)
     }
 
     /// Asks the other members for what they hold unused: they give it back at their next call.
     /// False when somebody has asked a moment ago: who has to give all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
-        let signals = &self.content().header.signals;
+        let signals = self.signals();
         let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
         if !self.map.writable() || (before <= now && now - before < OFTEN_MS) {
             return false;
@@ -330,23 +267,13 @@ impl Ledger {
 
     /// Whether somebody may be waiting for memory here. One load.
     pub fn has_waiters(&self) -> bool {
-        self.content()
-            .header
-            .signals
-            .waiting
-            .load(Ordering::Relaxed)
-            != 0
-    }
-
-    /// Whether another process waits for memory of the device, as it did a moment ago.
-    pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
-        wait::somebody_waits(self, slot.index(), device)
+        self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
     /// Notes that a request waited so long.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
-            let header = &self.content().header;
+            let header = self.header();
             let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             header.waits[device.get()].fetch_add(1, Ordering::Relaxed);
             header.waited_ms[device.get()].fetch_add(millis, Ordering::Relaxed);
@@ -356,7 +283,7 @@ impl Ledger {
     /// Notes that usage of the device is above `high`; true when that was not noted within the last
     /// second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
-        let noted = &self.content().header.above_high[device.get()];
+        let noted = &self.header().above_high[device.get()];
         let now = os::boot_ms();
         let before = noted.load(Ordering::Relaxed);
         let fresh = before <= now && now - before < 1_000;
@@ -367,32 +294,16 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// What the group uses of a device. Sums only: the dead count until somebody cleans them.
-    pub fn usage(&self, device: DeviceIndex) -> Usage {
-        usage::usage(self, device)
-    }
-
-    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast
-    /// part of [`Self::usage`].
-    pub fn charged(&self, device: DeviceIndex) -> u64 {
-        usage::charged(self, device)
-    }
-
-    /// The living members, and the dead that drain.
-    pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        usage::processes(self, witness)
-    }
-
     /// Writes down what happened; the oldest event goes. Nothing on a ledger opened for reading.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
-            events::record(&self.content().header.ring, happening);
+            events::record(&self.header().ring, happening);
         }
     }
 
     /// The events from number `since` on that are still there, oldest first.
     pub fn events(&self, since: u64) -> Vec<Event> {
-        events::read(&self.content().header.ring, since)
+        events::read(&self.header().ring, since)
     }
 
     /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened
@@ -421,20 +332,18 @@ impl Ledger {
 
     /// Whether some slot has an owner. One system call; true when it cannot be told.
     pub fn has_live(&self) -> bool {
-        self.place
-            .open(false)
-            .ok()
-            .and_then(|file| lock::is_locked(&file, Bytes::OWNERS).ok())
-            .unwrap_or(true)
+        self.is_locked(Bytes::OWNERS)
     }
 
     /// Whether a slot has an owner; true when it cannot be told.
     pub fn is_held(&self, slot: usize) -> bool {
-        self.place
-            .open(false)
-            .ok()
-            .and_then(|file| lock::is_locked(&file, Bytes::owner(slot)).ok())
-            .unwrap_or(true)
+        self.is_locked(Bytes::owner(slot))
+    }
+
+    /// Whether somebody holds one of the lock bytes; true when that cannot be told.
+    fn is_locked(&self, bytes: Bytes) -> bool {
+        let file = self.place.open(false);
+        file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
     }
 
     /// The file as the mappings of processes name it.
@@ -458,28 +367,25 @@ impl Ledger {
         }
     }
 
-    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be
-    /// removed.
-    ///
-    /// Dead members that drain do not count; ask [`Self::clean`] before.
-    pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
-        removal::begin(self)
-    }
-
     #[inline]
     fn content(&self) -> &Content {
         self.map.content()
     }
 
+    #[inline]
+    fn header(&self) -> &Header {
+        &self.content().header
+    }
+
+    #[inline]
+    fn signals(&self) -> &Signals {
+        &self.header().signals
+    }
+
     /// Slots below which all members are; the file is not trusted to name no more than there are.
     #[inline]
     fn high_water(&self) -> usize {
-        let named = self
-            .content()
-            .header
-            .signals
-            .high_water
-            .load(Ordering::Acquire);
+        let named = self.signals().high_water.load(Ordering::Acquire);
         (named as usize).min(MAX_SLOTS)
     }
 

@@ -7,11 +7,10 @@
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
-use super::map::Birthmark;
+use super::map::Unforked;
 use gpulimit_base::interrupted;
 use gpulimit_base::pages::Pages;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 
 /// What locks belong to.
@@ -117,30 +116,15 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
 /// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child
 /// does not get it.
 pub(super) struct Anchor {
-    pages: ManuallyDrop<Pages>,
-    mark: Birthmark,
+    _page: Unforked,
 }
 
 impl Anchor {
     /// Anchors the description of `file`, whose descriptor may then be closed.
     pub(super) fn new(file: &Description) -> io::Result<Self> {
-        let mark = Birthmark::new()?;
         // Never accessed: only the reference to the description counts.
-        let pages = Pages::unreadable(file)?;
-        pages.advise(libc::MADV_DONTFORK)?;
-        Ok(Self {
-            pages: ManuallyDrop::new(pages),
-            mark,
-        })
-    }
-}
-
-impl Drop for Anchor {
-    fn drop(&mut self) {
-        if self.mark.is_ours() {
-            // SAFETY: dropped here and nowhere else.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
-        }
+        let page = Unforked::new(Pages::unreadable(file)?)?;
+        Ok(Self { _page: page })
     }
 }
 

@@ -9,6 +9,7 @@ use super::layout::{Content, FILE_SIZE};
 use gpulimit_base::pages::{Pages, lost};
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 
 /// Tells whether this memory belongs to the process that made it, or was copied by fork.
 ///
@@ -52,33 +53,52 @@ impl Birthmark {
     }
 }
 
+/// Pages that a forked child does not get.
+pub(super) struct Unforked {
+    // In a forked child the range is not this mapping's, so that it is not unmapped there.
+    pages: ManuallyDrop<Pages>,
+    mark: Birthmark,
+}
+
+impl Unforked {
+    pub(super) fn new(pages: Pages) -> io::Result<Self> {
+        let mark = Birthmark::new()?;
+        pages.advise(libc::MADV_DONTFORK)?;
+        Ok(Self {
+            pages: ManuallyDrop::new(pages),
+            mark,
+        })
+    }
+}
+
+impl Drop for Unforked {
+    fn drop(&mut self) {
+        if self.mark.is_ours() {
+            // SAFETY: dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
 /// The file's content, shared with all members. Not there in forked children.
 pub(super) struct Mapping {
-    // `None` after `forget`: in a forked child the range is not ours to unmap.
-    pages: std::mem::ManuallyDrop<Pages>,
-    mark: Birthmark,
+    own: Unforked,
     writable: bool,
 }
 
 impl Mapping {
     /// Maps the whole ledger. The file's length has been checked to be [`FILE_SIZE`].
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
-        let mark = Birthmark::new()?;
-        let pages = Pages::of_file(file, FILE_SIZE as usize, writable)?;
-        pages.advise(libc::MADV_DONTFORK)?;
-        Ok(Self {
-            pages: std::mem::ManuallyDrop::new(pages),
-            mark,
-            writable,
-        })
+        let own = Unforked::new(Pages::of_file(file, FILE_SIZE as usize, writable)?)?;
+        Ok(Self { own, writable })
     }
 
     /// Zeros in memory of this process's own, for models.
     #[cfg(all(test, loom))]
     pub(super) fn of_memory() -> io::Result<Self> {
+        let own = Unforked::new(Pages::private(FILE_SIZE as usize)?)?;
         Ok(Self {
-            pages: std::mem::ManuallyDrop::new(Pages::private(FILE_SIZE as usize)?),
-            mark: Birthmark::new()?,
+            own,
             writable: true,
         })
     }
@@ -90,7 +110,7 @@ impl Mapping {
         // SAFETY: the mapping is as long as `Content` (asserted by `FILE_SIZE`), page-aligned, and
         // lives as long as `self`; `Content` is made of atomics only, for which every value is
         // valid and concurrent writes are fine.
-        unsafe { self.pages.start().cast().as_ref() }
+        unsafe { self.own.pages.start().cast().as_ref() }
     }
 
     pub(super) fn writable(&self) -> bool {
@@ -101,21 +121,12 @@ impl Mapping {
     /// long as nothing ever was.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        lost::any() && self.pages.is_lost()
+        lost::any() && self.own.pages.is_lost()
     }
 
     /// Whether the mapping exists in this process: false in a forked child.
     pub(super) fn is_ours(&self) -> bool {
-        self.mark.is_ours()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.mark.is_ours() {
-            // SAFETY: dropped here and nowhere else.
-            unsafe { std::mem::ManuallyDrop::drop(&mut self.pages) };
-        }
+        self.own.mark.is_ours()
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::Ledger;
 use super::atomic::Ordering;
-use super::layout::{COMMAND_WORDS, Owner};
+use super::layout::{Owner, load_bytes, store_bytes};
+use super::lock::{self, Bytes, Description};
 use gpulimit_base::identity::Identity;
 
 impl Ledger {
@@ -12,13 +13,15 @@ impl Ledger {
     }
 }
 
+/// Whether the slot certainly has no living owner: false also where the system does not tell.
+pub(super) fn is_dead(file: &Description, slot: usize) -> bool {
+    matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false))
+}
+
 impl Owner {
     /// Writes whose the slot is.
     pub(super) fn write(&self, process: &Identity) {
-        let command = process.command.as_chunks::<8>().0;
-        for (word, bytes) in self.command.iter().zip(command) {
-            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-        }
+        store_bytes(&self.command, &process.command);
         self.pid_ns.store(process.pid_ns, Ordering::Relaxed);
         self.start_time.store(process.start_time, Ordering::Relaxed);
         self.uid.store(u64::from(process.uid), Ordering::Relaxed);
@@ -31,16 +34,12 @@ impl Owner {
         if pid == 0 {
             return None;
         }
-        let mut command = [0; 8 * COMMAND_WORDS];
-        for (bytes, word) in command.as_chunks_mut::<8>().0.iter_mut().zip(&self.command) {
-            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-        }
         Some(Identity {
             pid,
             pid_ns: self.pid_ns.load(Ordering::Relaxed),
             start_time: self.start_time.load(Ordering::Relaxed),
             uid: self.uid.load(Ordering::Relaxed) as u32,
-            command,
+            command: load_bytes(&self.command),
         })
     }
 

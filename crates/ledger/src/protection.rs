@@ -26,18 +26,20 @@ pub fn child_key(name: &str) -> u64 {
     hash.max(1)
 }
 
-/// Of `bytes` that are kept for the group directly below that `child` stands for, those that its
-/// members have not taken yet.
-///
-/// To be read before a request is published: what is granted to them afterwards the sum over all
-/// slots sees.
-pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
-    let slots = &ledger.content().slots;
-    let taken: u64 = (0..ledger.high_water())
-        .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
-        .map(|slot| granted(ledger.word(slot, device).load(Ordering::Acquire)))
-        .sum();
-    bytes.saturating_sub(taken * UNIT)
+impl Ledger {
+    /// Of `bytes` that are kept for the group directly below that `child` stands for
+    /// ([`child_key`]), those that its members have not taken yet.
+    ///
+    /// To be read before a request is published: what is granted to them afterwards the sum over
+    /// all slots sees.
+    pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
+        let slots = &self.content().slots;
+        let taken: u64 = (0..self.high_water())
+            .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
+            .map(|slot| granted(self.word(slot, device).load(Ordering::Acquire)))
+            .sum();
+        bytes.saturating_sub(taken * UNIT)
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -6,9 +6,11 @@
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
-use super::{DeviceIndex, EventKind, Happening, Ledger, charge, gpu_table, os};
+use super::owner::is_dead;
+use super::{DeviceIndex, EventKind, Happening, Ledger, charge, os};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::process;
 
 /// Knows what the driver still holds for the dead.
 pub trait Witness {
@@ -64,9 +66,8 @@ pub(super) fn reap(
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    match lock::is_locked(file, Bytes::owner(slot)) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => return Fate::Live,
+    if !is_dead(file, slot) {
+        return Fate::Live;
     }
     match lock::try_lock(file, Bytes::claim(slot)) {
         Ok(true) => {}
@@ -88,9 +89,8 @@ pub(super) fn reap_claimed(
     witness: &dyn Witness,
 ) -> Fate {
     // Again, as it may have been claimed before the claim lock was ours.
-    match lock::is_locked(file, Bytes::owner(slot)) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => return Fate::Live,
+    if !is_dead(file, slot) {
+        return Fate::Live;
     }
     let owner = &ledger.content().slots[slot].owner;
     let fate = if !ledger.has_words(slot) {
@@ -164,14 +164,13 @@ pub(super) fn has_drained(
     if dead_ms >= DRAIN_MAX_MS {
         return true;
     }
-    let content = ledger.content();
     let identity = ledger.owner(slot);
     let mut known = true;
     for device in DeviceIndex::all() {
         if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
             continue;
         }
-        let Some((process, id)) = identity.zip(gpu_table::id(&content.header, device)) else {
+        let Some((process, id)) = identity.zip(ledger.device_id(device)) else {
             known = false;
             continue;
         };
@@ -206,13 +205,12 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
 /// Whether the charge for what the dead process shared with others has gone where the memory is.
 /// Not asked when nobody lives.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
-    let content = ledger.content();
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
         bytes == 0
             || ledger
                 .owner(slot)
-                .zip(gpu_table::id(&content.header, device))
+                .zip(ledger.device_id(device))
                 .is_none_or(|(process, device)| witness.adopt(&process, &device, bytes))
     })
 }
@@ -273,11 +271,7 @@ pub(super) fn sweep(
     await_ending: bool,
 ) -> Swept {
     let mut swept = Swept::default();
-    let pid_ns = if await_ending {
-        Identity::own_pid_ns()
-    } else {
-        0
-    };
+    let pid_ns = if await_ending { process::pid_ns() } else { 0 };
     let is_ending = |slot: usize| ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns));
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
         let word = ledger.word(slot, device).load(Ordering::Relaxed);

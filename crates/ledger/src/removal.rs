@@ -10,21 +10,25 @@ pub struct Removal {
     file: Description,
 }
 
-pub(super) fn begin(ledger: &Ledger) -> Result<Removal, LedgerError> {
-    let path = &ledger.place.path;
-    let error = |error| LedgerError::io(path, "lock", error);
-    let file = ledger.place.open(true)?;
-    let removal = if lock::try_lock(&file, Bytes::CLAIMS).map_err(error)? {
-        Some(Removal { file })
-    } else {
-        None
-    };
-    match removal {
-        // Only now: a claimer takes the owner lock while it holds its claim lock.
-        Some(removal) if !lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? => {
-            Ok(removal)
+impl Ledger {
+    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be
+    /// removed.
+    ///
+    /// Dead members that drain do not count; ask [`Self::clean`] before.
+    pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
+        let path = &self.place.path;
+        let error = |error| LedgerError::io(path, "lock", error);
+        let in_use = || LedgerError::InUse { path: path.clone() };
+        let file = self.place.open(true)?;
+        if !lock::try_lock(&file, Bytes::CLAIMS).map_err(error)? {
+            return Err(in_use());
         }
-        _ => Err(LedgerError::InUse { path: path.clone() }),
+        let removal = Removal { file };
+        // Only now: a claimer takes the owner lock while it holds its claim lock.
+        match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
+            true => Err(in_use()),
+            false => Ok(removal),
+        }
     }
 }
 

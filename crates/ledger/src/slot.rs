@@ -2,8 +2,9 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
-use super::file::Place;
-use super::layout::{self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting};
+use super::layout::{
+    self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting, load_bytes, store_bytes,
+};
 use super::lock::{self, Anchor, Bytes, Description};
 use super::protection::child_key;
 use super::random::Random;
@@ -79,7 +80,7 @@ impl Slot {
     /// Counts a refused request, for this process and for the group.
     pub fn count_refusal(&self, device: DeviceIndex) {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
-        let group = &self.ledger.content().header.refusals;
+        let group = &self.ledger.header().refusals;
         group[device.get()].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -143,7 +144,7 @@ impl Slot {
     }
 
     fn high_water(&self) -> &AtomicU64 {
-        &self.ledger.content().header.signals.high_water
+        &self.ledger.signals().high_water
     }
 
     #[inline]
@@ -190,114 +191,70 @@ const PROBES: u32 = 16;
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
-/// Claims a slot for this process.
-///
-/// Low slots are preferred, as every charge reads all slots up to the highest ever claimed.
-/// Processes that start at once would all go for the lowest free slot; each slot that is lost to
-/// another doubles the number of free slots among which the next is drawn, so that a thousand of
-/// them need a handful of tries each. There is no other bound: of four thousand on two processors
-/// more than a thousand may stand still in the middle of a claim, and have all the lowest.
-pub(super) fn claim(
-    ledger: &Arc<Ledger>,
-    identity: &Identity,
-    below: &str,
-) -> Result<Slot, LedgerError> {
-    let place = &ledger.place;
-    if !ledger.map.writable() {
-        return Err(LedgerError::ReadOnly {
-            path: place.path.clone(),
-        });
-    }
-    let owner = place.open(true)?;
-    let claim = place.open(true)?;
-    let candidate = Candidate {
-        ledger,
-        identity,
-        below,
-        owner: &owner,
-        claim: &claim,
-    };
-    let (slot, anchor) = candidate.find()?;
-    let slot = candidate.slot(slot, anchor);
-    // From here on only the mapping keeps the lock. Where the file system has dropped it, others
-    // would take this process for dead and give its memory away.
-    drop(owner);
-    let held = lock::is_locked(&claim, Bytes::owner(slot.index));
-    if !held.map_err(|error| LedgerError::io(&place.path, "lock", error))? {
-        return Err(LedgerError::FileSystem(Unsuitable::loses_locks(
-            &place.path,
-        )));
-    }
-    // A group that is being removed lets nobody claim until its files are gone. Who claims then is
-    // in no group.
-    if place.is_current() {
-        Ok(slot)
-    } else {
-        Err(replaced(place))
-    }
-}
-
-fn replaced(place: &Place) -> LedgerError {
-    LedgerError::Replaced {
-        path: place.path.clone(),
-    }
-}
-
-/// A random one of the first `crowd` slots that look free; before the ledger grows for one alone,
-/// one whose owner died.
-fn pick(
-    ledger: &Ledger,
-    candidate: &Candidate<'_>,
-    crowd: usize,
-    random: &mut Random,
-) -> Result<Option<usize>, LedgerError> {
-    let nobody = |slot: &usize| {
-        ledger.content().slots[*slot]
-            .owner
-            .pid
-            .load(Ordering::Relaxed)
-            == 0
-    };
-    let high_water = ledger.high_water();
-    let free = (0..high_water).filter(nobody).take(crowd).count();
-    if crowd == 1 && free == 0 {
-        // Also those who were killed before they charged anything leave their name; nobody else
-        // cleans these slots. Not asked by those who start at once: the kernel answers slowly where
-        // a file has thousands of locks.
-        let first = random.below(high_water);
-        for step in 0..high_water.min(PROBES as usize) {
-            let slot = (first + step) % high_water;
-            if !nobody(&slot) && candidate.is_abandoned(slot)? {
-                return Ok(Some(slot));
-            }
+impl Ledger {
+    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is
+    /// the group that the process is in as seen from this one, such as `alice/job7`; empty: this
+    /// one.
+    ///
+    /// Low slots are preferred, as every charge reads all slots up to the highest ever claimed.
+    /// Processes that start at once would all go for the lowest free slot; each slot that is lost
+    /// to another doubles the number of free slots among which the next is drawn, so that a
+    /// thousand of them need a handful of tries each. There is no other bound: of four thousand on
+    /// two processors more than a thousand may stand still in the middle of a claim, and have all
+    /// the lowest.
+    pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
+        let place = &self.place;
+        if !self.map.writable() {
+            return Err(LedgerError::ReadOnly {
+                path: place.path.clone(),
+            });
         }
+        let owner = place.open(true)?;
+        let claim = place.open(true)?;
+        let candidate = Candidate {
+            ledger: self,
+            identity,
+            below,
+            owner: &owner,
+            claim: &claim,
+        };
+        let (index, anchor) = candidate.find()?;
+        let slot = Slot {
+            ledger: Arc::clone(self),
+            index,
+            records: Default::default(),
+            distrust: AtomicU64::new(0),
+            _owner: anchor,
+        };
+        // From here on only the mapping keeps the lock. Where the file system has dropped it, others
+        // would take this process for dead and give its memory away.
+        drop(owner);
+        let held = lock::is_locked(&claim, Bytes::owner(index))
+            .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
+        if !held {
+            let unsuitable = Unsuitable::loses_locks(&place.path);
+            return Err(LedgerError::FileSystem(unsuitable));
+        }
+        // A group that is being removed lets nobody claim until its files are gone. Who claims then
+        // is in no group.
+        self.check_current().map(|()| slot)
     }
-    // Above `high_water` every slot looks free, as its page was never written.
-    let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
-    Ok((0..high_water)
-        .filter(nobody)
-        .chain(high_water..MAX_SLOTS)
-        .nth(wanted))
-}
 
-/// Writes the owner's group; what does not fit is cut off.
-fn write_below(page: &SlotPage, below: &str) {
-    let mut bytes = [0; 8 * BELOW_WORDS];
-    for (to, from) in bytes.iter_mut().zip(below.bytes()) {
-        *to = from;
-    }
-    for (word, bytes) in page.below.iter().zip(bytes.as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+    /// An error where the ledger was removed.
+    fn check_current(&self) -> Result<(), LedgerError> {
+        match self.place.is_current() {
+            true => Ok(()),
+            false => Err(LedgerError::Replaced {
+                path: self.place.path.clone(),
+            }),
+        }
     }
 }
 
 /// Returns the owner's group, relative to that of the ledger; empty where the bytes are no name.
 pub(super) fn read_below(page: &SlotPage) -> String {
-    let bytes = page
-        .below
-        .iter()
-        .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-    let name = bytes.take_while(|byte| *byte != 0).collect();
+    let bytes: [u8; 8 * BELOW_WORDS] = load_bytes(&page.below);
+    let name = bytes.into_iter().take_while(|byte| *byte != 0).collect();
     let mut name = String::from_utf8(name).unwrap_or_default();
     // A long name is cut off, perhaps behind a `/`.
     name.truncate(name.trim_end_matches('/').len());
@@ -328,15 +285,11 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    fn place(&self) -> &Place {
-        &self.ledger.place
-    }
-
     fn find(&self) -> Result<(usize, Anchor), LedgerError> {
         let mut random = Random::new();
         let mut crowd = 1;
         for _ in 0..TRIES {
-            let Some(slot) = pick(self.ledger, self, crowd, &mut random)? else {
+            let Some(slot) = self.pick(crowd, &mut random)? else {
                 break;
             };
             match self.take(slot)? {
@@ -354,21 +307,52 @@ impl Candidate<'_> {
                 }
             }
             // The group is being removed when all claim locks are held.
-            if !self.place().is_current() {
-                return Err(replaced(self.place()));
-            }
+            self.ledger.check_current()?;
             if !soon {
                 break;
             }
             os::sleep(ROUND_PAUSE);
         }
         Err(LedgerError::NoSlot {
-            path: self.place().path.clone(),
+            path: self.ledger.place.path.clone(),
         })
     }
 
+    /// A random one of the first `crowd` slots that look free; before the ledger grows for one alone,
+    /// one whose owner died.
+    fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
+        let ledger = self.ledger;
+        let nobody = |slot: &usize| {
+            ledger.content().slots[*slot]
+                .owner
+                .pid
+                .load(Ordering::Relaxed)
+                == 0
+        };
+        let high_water = ledger.high_water();
+        let free = (0..high_water).filter(nobody).take(crowd).count();
+        if crowd == 1 && free == 0 {
+            // Also those who were killed before they charged anything leave their name; nobody else
+            // cleans these slots. Not asked by those who start at once: the kernel answers slowly where
+            // a file has thousands of locks.
+            let first = random.below(high_water);
+            for step in 0..high_water.min(PROBES as usize) {
+                let slot = (first + step) % high_water;
+                if !nobody(&slot) && self.is_abandoned(slot)? {
+                    return Ok(Some(slot));
+                }
+            }
+        }
+        // Above `high_water` every slot looks free, as its page was never written.
+        let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
+        Ok((0..high_water)
+            .filter(nobody)
+            .chain(high_water..MAX_SLOTS)
+            .nth(wanted))
+    }
+
     fn error(&self, action: &'static str) -> impl Fn(io::Error) -> LedgerError {
-        let path = self.place().path.clone();
+        let path = self.ledger.place.path.clone();
         move |error| LedgerError::io_with_room(&path, action, error)
     }
 
@@ -376,16 +360,6 @@ impl Candidate<'_> {
     fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
         let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
         Ok(!held && !self.ledger.has_words(slot))
-    }
-
-    fn slot(&self, index: usize, owner: Anchor) -> Slot {
-        Slot {
-            ledger: Arc::clone(self.ledger),
-            index,
-            records: Default::default(),
-            distrust: AtomicU64::new(0),
-            _owner: owner,
-        }
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
@@ -431,10 +405,10 @@ impl Candidate<'_> {
         page.owner
             .child
             .store(child.map_or(0, child_key), Ordering::Relaxed);
-        write_below(page, self.below);
+        store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
         // Before this process's first publish: others read it after their own.
-        let high_water = &self.ledger.content().header.signals.high_water;
+        let high_water = &self.ledger.signals().high_water;
         high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
         Ok(Take::Taken(anchor))
     }

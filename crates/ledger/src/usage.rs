@@ -3,8 +3,7 @@
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
 use super::layout::DeviceStats;
-use super::level::Level;
-use super::lock::{self, Bytes};
+use super::owner::is_dead;
 use super::reap::{self, Witness};
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
@@ -110,37 +109,77 @@ impl DeviceUsage {
     }
 }
 
-pub(super) fn charged(ledger: &Ledger, device: DeviceIndex) -> u64 {
-    (0..ledger.high_water())
-        .map(|slot| charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)))
-        .sum::<u64>()
-        * UNIT
-}
-
-pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
-    let header = &ledger.content().header;
-    let mut usage = Usage {
-        peak: header.peaks[device.get()].load(Ordering::Relaxed),
-        refusals: header.refusals[device.get()].load(Ordering::Relaxed),
-        waits: header.waits[device.get()].load(Ordering::Relaxed),
-        waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
-        ..Usage::default()
-    };
-    let mut patience = Patience::default();
-    for slot in 0..ledger.high_water() {
-        if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
-            continue;
-        }
-        let (word, idle) = patience.settled(ledger, slot, device);
-        usage.charged += charge::granted(word) * UNIT;
-        usage.undecided += charge::undecided(word) * UNIT;
-        let stats = &ledger.content().slots[slot].stats[device.get()];
-        for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
-            *sum = sum.saturating_add(figure);
-        }
-        usage.idle = usage.idle.saturating_add(idle);
+impl Ledger {
+    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast
+    /// part of [`Self::usage`].
+    pub fn charged(&self, device: DeviceIndex) -> u64 {
+        (0..self.high_water())
+            .map(|slot| charge::granted(self.word(slot, device).load(Ordering::Relaxed)))
+            .sum::<u64>()
+            * UNIT
     }
-    usage
+
+    /// What the group uses of a device. Sums only: the dead count until somebody cleans them.
+    pub fn usage(&self, device: DeviceIndex) -> Usage {
+        let header = self.header();
+        let mut usage = Usage {
+            peak: header.peaks[device.get()].load(Ordering::Relaxed),
+            refusals: header.refusals[device.get()].load(Ordering::Relaxed),
+            waits: header.waits[device.get()].load(Ordering::Relaxed),
+            waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
+            ..Usage::default()
+        };
+        let mut patience = Patience::default();
+        for slot in 0..self.high_water() {
+            if self.word(slot, device).load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let (word, idle) = patience.settled(self, slot, device);
+            usage.charged += charge::granted(word) * UNIT;
+            usage.undecided += charge::undecided(word) * UNIT;
+            let stats = &self.content().slots[slot].stats[device.get()];
+            for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
+                *sum = sum.saturating_add(figure);
+            }
+            usage.idle = usage.idle.saturating_add(idle);
+        }
+        usage
+    }
+
+    /// The living members, and the dead that drain.
+    pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
+        // Without a descriptor nobody can be told dead.
+        let file = self.place.open(false).ok();
+        let now = os::boot_ms();
+        let mut patience = Patience::default();
+        let mut processes = Vec::new();
+        for slot in 0..self.high_water() {
+            let page = &self.content().slots[slot];
+            let Some(identity) = page.owner.read() else {
+                continue;
+            };
+            let dead = file.as_ref().is_some_and(|file| is_dead(file, slot));
+            if dead {
+                let dead_ms = match page.owner.dead_since.load(Ordering::Relaxed) {
+                    0 => 0,
+                    since => now.saturating_sub(since),
+                };
+                if !self.has_words(slot) || reap::has_drained(self, slot, witness, dead_ms) {
+                    continue;
+                }
+            }
+            processes.push(ProcessUsage {
+                slot,
+                identity,
+                below: slot::read_below(page),
+                alive: !dead,
+                devices: DeviceIndex::all()
+                    .filter_map(|device| device_usage(self, slot, device, &mut patience))
+                    .collect(),
+            });
+        }
+        processes
+    }
 }
 
 /// How long one reading of a ledger waits, in all, for requests under way to be decided. That takes
@@ -181,46 +220,6 @@ fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
     by
 }
 
-pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUsage> {
-    // Without a descriptor nobody can be told dead.
-    let file = ledger.place.open(false).ok();
-    let is_dead = |slot| {
-        file.as_ref()
-            .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false)))
-    };
-    let now = os::boot_ms();
-    let mut patience = Patience::default();
-    let mut processes = Vec::new();
-    for slot in 0..ledger.high_water() {
-        let page = &ledger.content().slots[slot];
-        let Some(identity) = page.owner.read() else {
-            continue;
-        };
-        let dead = is_dead(slot);
-        if dead {
-            let since = page.owner.dead_since.load(Ordering::Relaxed);
-            let dead_ms = if since == 0 {
-                0
-            } else {
-                now.saturating_sub(since)
-            };
-            if !ledger.has_words(slot) || reap::has_drained(ledger, slot, witness, dead_ms) {
-                continue;
-            }
-        }
-        processes.push(ProcessUsage {
-            slot,
-            identity,
-            below: slot::read_below(page),
-            alive: !dead,
-            devices: DeviceIndex::all()
-                .filter_map(|device| device_usage(ledger, slot, device, &mut patience))
-                .collect(),
-        });
-    }
-    processes
-}
-
 fn device_usage(
     ledger: &Ledger,
     slot: usize,
@@ -241,15 +240,15 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Bytes that other members of the level could give back if they were asked, at most. Members of
-/// groups that use no more than their `low` are not asked: they publish nothing.
-pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
-    let ledger = level.slot.ledger();
+/// Bytes that the members of a ledger but the one of slot `own` could give back if they were asked,
+/// at most. Members of groups that use no more than their `low` are not asked: they publish
+/// nothing.
+pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
-        .filter(|slot| *slot != level.slot.index())
+        .filter(|slot| *slot != own)
         .map(|slot| {
-            let stats = &ledger.content().slots[slot].stats[level.device.get()];
-            let words = ledger.word(slot, level.device).load(Ordering::Relaxed);
+            let stats = &ledger.content().slots[slot].stats[device.get()];
+            let words = ledger.word(slot, device).load(Ordering::Relaxed);
             // Not more than is charged, whatever is published.
             let charged = charge::granted(words) * UNIT;
             stats.reclaimable.load(Ordering::Relaxed).min(charged)

@@ -9,9 +9,8 @@
 //! it looks at the charges. So one of them sees the other, and a waiter that sleeps is woken.
 
 use super::atomic::{Ordering, fence};
-use super::layout::{Signals, SlotPage, Waiting};
-use super::lock::{self, Bytes};
-use super::{DeviceIndex, Ledger, Slot, os};
+use super::layout::{SlotPage, Waiting};
+use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
 /// How long a waiter sleeps at most before it looks again: for what nobody wakes it, such as the
@@ -45,8 +44,12 @@ impl<'a> Line<'a> {
     /// Takes a place at the end. `None` while another thread of this process waits in the same
     /// group: a process has one place.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
-        let signals = signals(slot.ledger());
-        let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticket = slot
+            .ledger()
+            .signals()
+            .tickets
+            .fetch_add(1, Ordering::Relaxed)
+            + 1;
         let waiting = slot.waiting();
         if waiting.ticket.load(Ordering::Relaxed) != 0 {
             return None;
@@ -71,7 +74,7 @@ impl<'a> Line<'a> {
     /// turn.
     pub fn turn(&mut self) -> Turn {
         let ledger = self.slot.ledger();
-        let signals = signals(ledger);
+        let signals = ledger.signals();
         self.slot
             .waiting()
             .seen
@@ -92,7 +95,7 @@ impl<'a> Line<'a> {
     /// Sleeps until memory comes back, for a bounded time.
     pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());
-        let signals = signals(self.slot.ledger());
+        let signals = self.slot.ledger().signals();
         os::futex_wait(&signals.returned, self.returned as u32, left.min(NAP));
     }
 }
@@ -105,23 +108,26 @@ impl Drop for Line<'_> {
     }
 }
 
-/// Whether a request that has not waited yet has to stand in line. Where nobody waits any longer,
-/// that is noted.
-pub(super) fn somebody_waits(ledger: &Ledger, own: usize, device: DeviceIndex) -> bool {
-    let waiting = &signals(ledger).waiting;
-    let before = waiting.load(Ordering::SeqCst);
-    if before == 0 {
-        return false;
+impl Ledger {
+    /// Whether another process waits for memory of the device, as it did a moment ago: then a
+    /// request of this slot that has not waited yet has to stand in line. Where nobody waits for
+    /// any device, that is noted.
+    pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        let waiting = &self.signals().waiting;
+        let before = waiting.load(Ordering::SeqCst);
+        if before == 0 {
+            return false;
+        }
+        let any = |device| is_before(self, slot.index(), device, u64::MAX);
+        if any(device) {
+            return true;
+        }
+        if !DeviceIndex::all().any(any) {
+            // Who has come meanwhile has changed the word.
+            let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        false
     }
-    let any = |device| is_before(ledger, own, device, u64::MAX);
-    if any(device) {
-        return true;
-    }
-    if !DeviceIndex::all().any(any) {
-        // Who has come meanwhile has changed the word.
-        let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
-    }
-    false
 }
 
 /// Whether somebody living with a lower number waits for the device.
@@ -138,14 +144,12 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        if file.is_none() {
-            file = ledger.place.open(false).ok();
-        }
         // Of the dead nobody takes the number away before their slot is cleaned.
-        let dead = file
+        let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
+        if !file
             .as_ref()
-            .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(index)), Ok(false)));
-        if !dead {
+            .is_some_and(|file| owner::is_dead(file, index))
+        {
             return true;
         }
     }
@@ -157,21 +161,17 @@ fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
-fn signals(ledger: &Ledger) -> &Signals {
-    &ledger.content().header.signals
-}
-
 /// After memory was given back: wakes those who wait. One load where nobody does.
 #[inline]
 pub(super) fn returned(ledger: &Ledger) {
-    if signals(ledger).waiting.load(Ordering::SeqCst) != 0 {
+    if ledger.signals().waiting.load(Ordering::SeqCst) != 0 {
         wake(ledger);
     }
 }
 
 #[cold]
 fn wake(ledger: &Ledger) {
-    let signals = signals(ledger);
+    let signals = ledger.signals();
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
@@ -255,7 +255,7 @@ mod tests {
             .device
             .store(scratch.device.get() as u64, Ordering::Relaxed);
         waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
-        signals(&scratch).waiting.store(1, Ordering::Relaxed);
+        scratch.signals().waiting.store(1, Ordering::Relaxed);
         assert!(!scratch.somebody_waits(&slot, scratch.device), "dead");
         let mut line = Line::join(&absent, scratch.device, later()).expect("a place");
         line.turn();
@@ -287,7 +287,7 @@ mod tests {
     fn who_sleeps_is_woken_by_what_comes_back() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        let returned = || signals(&scratch).returned.load(Ordering::Relaxed);
+        let returned = || scratch.signals().returned.load(Ordering::Relaxed);
         super::returned(&scratch);
         assert_eq!(returned(), 0, "nobody waits");
         let mut line = Line::join(&slot, scratch.device, later()).expect("a place");

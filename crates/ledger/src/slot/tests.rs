@@ -13,7 +13,7 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
         owner: &file,
         claim: &file,
     };
-    pick(scratch, &candidate, crowd, &mut Random::new()).expect("locks")
+    candidate.pick(crowd, &mut Random::new()).expect("locks")
 }
 
 /// Those that come out in many tries, in order.

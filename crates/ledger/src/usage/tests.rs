@@ -133,7 +133,7 @@ fn others_can_give_back_what_they_say_and_no_more_than_they_have() {
         charge_unchecked(&[level(slot, device, u64::MAX)], 10 * UNIT);
         slot.publish_reclaimable(device, reclaimable * UNIT);
     }
-    assert_eq!(reclaimable(&level(&slots[0], device, 0)), 15 * UNIT);
-    assert_eq!(reclaimable(&level(&slots[1], device, 0)), 8 * UNIT);
-    assert_eq!(reclaimable(&level(&slots[1], scratch.other, 0)), 0);
+    assert_eq!(reclaimable(&scratch, slots[0].index(), device), 15 * UNIT);
+    assert_eq!(reclaimable(&scratch, slots[1].index(), device), 8 * UNIT);
+    assert_eq!(reclaimable(&scratch, slots[1].index(), scratch.other), 0);
 }
