@@ -16,7 +16,6 @@ use gpulimit_policy::{self as policy, PolicyError};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// All checks, in the order in which things depend on each other.
 pub(super) fn all() -> Vec<Finding> {
@@ -148,7 +147,9 @@ fn library(has_driver: bool) -> Vec<Finding> {
         CHECK,
         format!("{}, version {version}", library.display()),
     )];
-    findings.extend(starts(&library));
+    if let Err(failure) = install::with(&library) {
+        findings.push(Finding::error("preload", failure.to_string(), ""));
+    }
     match ask("preload", Some(&library)) {
         Err(how) => findings.push(Finding::error(
             "preload",
@@ -158,28 +159,6 @@ fn library(has_driver: bool) -> Vec<Finding> {
         Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
     }
     findings
-}
-
-/// A program without CUDA under the preload: `true` must do and say nothing.
-fn starts(library: &Path) -> Option<Finding> {
-    let program = ["/bin/true", "/usr/bin/true"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())?;
-    let mut command = Command::new(program);
-    command.env("LD_PRELOAD", library).stdin(Stdio::null());
-    let text = match command.output() {
-        Err(error) => error.to_string(),
-        Ok(output) if output.status.success() && output.stderr.is_empty() => return None,
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            format!("{} {said}", output.status)
-        }
-    };
-    Some(Finding::error(
-        "preload",
-        format!("{program} does not run under the preload: {text}"),
-        "use a library built for this system",
-    ))
 }
 
 /// How the library stands in the file of preloads.
