@@ -3,7 +3,7 @@
 mod difference;
 mod record;
 
-use super::failure::Failure;
+use super::failure::{Failure, cannot};
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::trust::Trusted;
@@ -234,8 +234,7 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
             ))
         })?;
     }
-    let about = fs::metadata(root.path())
-        .map_err(|error| Failure::new(format_args!("cannot open {path}: {error}")))?;
+    let about = fs::metadata(root.path()).map_err(cannot("open", root.path()))?;
     let mode = about.permissions().mode() & 0o7777;
     if effective_user() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
         return Err(Failure::new(format_args!(
@@ -257,6 +256,16 @@ struct RulesStep {
     text: Option<String>,
 }
 
+impl RulesStep {
+    /// What becomes of the file.
+    fn action(&self) -> &'static str {
+        match self.text {
+            Some(_) => "written",
+            None => "removed",
+        }
+    }
+}
+
 /// The rules as they are written for all users; `None` where there are none.
 pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
@@ -275,12 +284,7 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         // Whatever else is there makes way for rules.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
-        Err(error) => {
-            return Err(Failure::new(format_args!(
-                "cannot read {}: {error}",
-                path.display()
-            )));
-        }
+        Err(error) => return Err(cannot("read", &path)(error)),
     };
     let text = rules_text(plan)?;
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);
@@ -399,21 +403,12 @@ impl Shown<'_> {
                 let _ = writeln!(out, "{}", Escaped(&line));
             }
         }
-        let _ = match self.rules {
-            Some(RulesStep {
-                text: Some(_),
-                count,
-            }) if self.dry_run => writeln!(out, "rules: {count} would be written"),
-            Some(RulesStep {
-                text: Some(_),
-                count,
-            }) => writeln!(out, "rules: {count} written"),
-            Some(RulesStep { text: None, .. }) if self.dry_run => {
-                writeln!(out, "rules: would be removed")
-            }
-            Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
-            None => Ok(()),
-        };
+        if let Some(rules) = self.rules {
+            let count = rules.text.as_ref().map(|_| format!("{} ", rules.count));
+            let (count, action) = (count.unwrap_or_default(), rules.action());
+            let would = if self.dry_run { "would be " } else { "" };
+            let _ = writeln!(out, "rules: {count}{would}{action}");
+        }
         if out.is_empty() && self.steps.is_empty() {
             out += "nothing to change\n";
         } else if !out.is_empty() && self.dry_run {
@@ -423,14 +418,8 @@ impl Shown<'_> {
     }
 
     fn json(&self) -> Value {
-        let rules = self.rules.map(|step| {
-            let action = if step.text.is_some() {
-                "written"
-            } else {
-                "removed"
-            };
-            json!({ "action": action, "count": step.count })
-        });
+        let rules = self.rules;
+        let rules = rules.map(|step| json!({ "action": step.action(), "count": step.count }));
         json!({
             "file": self.file.display().to_string(),
             "root": self.root.path().display().to_string(),

@@ -2,7 +2,6 @@
 //! Interface).
 
 mod name;
-mod spec;
 
 use super::failure::Failure;
 use super::install::{FILE, make_directories, replace, write_named};
@@ -12,7 +11,7 @@ use clap::ValueEnum;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Root, SYSTEM, check_name, effective_user};
 use name::{Device, is_device};
-use spec::{Edits, Hook, Mount};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -71,6 +70,10 @@ const LADDER: [&str; 16] = [
 ];
 /// The library in containers.
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
+/// The first version of the specification in which a device's name may begin with a digit.
+const WITH_DIGITS: &str = "0.5.0";
+/// The first version of the specification.
+const OLDEST: &str = "0.3.0";
 /// Rules that nobody can follow. Where no hook puts a group in their place they close the GPU.
 const CLOSED: &str = "no hook has given this container its group\n";
 
@@ -110,38 +113,45 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
             })?;
         }
     }
-    let groups = root.path().to_str().ok_or_else(|| {
-        Failure::new(format_args!(
-            "the path of the groups, '{}', is no text: name another in GPULIMIT_ROOT",
-            root.path().display()
-        ))
-    })?;
     let preload = args.files.join("ld.so.preload");
     let closed = args.files.join("closed");
     let rules = closed.join(gpulimit_policy::rules::FILE);
-    let hook = |stage: &'static str, verb: &str, asked: &[&str]| {
-        let arguments = ["gpulimit", "oci-hook", verb, "--root", groups];
-        Hook::new(stage, &program, arguments.iter().chain(asked).copied())
+    let (program, groups) = (utf8(&program)?, utf8(root.path())?);
+    let hook = |stage: &str, verb: &str, asked: &[&str]| {
+        let args = [&["gpulimit", "oci-hook", verb, "--root", groups], asked].concat();
+        json!({ "hookName": stage, "path": program, "args": args })
     };
-    let text = spec::write(
-        KIND,
-        devices.iter().map(|device| {
-            let (option, value) = device.asked();
-            let hooks = vec![hook("createRuntime", "create", &[option, value])];
-            (device.name(), Edits::hooks(hooks))
-        }),
-        Edits {
-            mounts: vec![
-                Mount::read_only(&library, LIBRARY),
-                Mount::read_only(&preload, FILE),
-                Mount::read_only(&closed, SYSTEM),
+    let mount = |host, container: &str| {
+        Ok::<_, Failure>(json!({
+            "hostPath": utf8(host)?,
+            "containerPath": container,
+            "options": ["rbind", "ro", "nosuid", "nodev"],
+        }))
+    };
+    let device = |device: &Device| {
+        let (option, value) = device.asked();
+        let hooks = [hook("createRuntime", "create", &[option, value])];
+        json!({ "name": device.name(), "containerEdits": { "hooks": hooks } })
+    };
+    let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
+    let spec = json!({
+        // The lowest version that allows these names, for the oldest engines.
+        "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
+        "kind": KIND,
+        "containerEdits": {
+            "mounts": [
+                mount(&library, LIBRARY)?,
+                mount(&preload, FILE)?,
+                mount(&closed, SYSTEM)?,
             ],
-            hooks: vec![
+            "hooks": [
                 hook("createContainer", "mount", &[]),
                 hook("poststop", "remove", &[]),
             ],
         },
-    )?;
+        "devices": devices.iter().map(device).collect::<Vec<_>>(),
+    });
+    let text = format!("{spec:#}\n");
     if args.output == Path::new("-") {
         output::print(&text)?;
         return Ok(ExitCode::SUCCESS);
@@ -158,6 +168,16 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
         names.join(", ")
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a path as JSON can hold it.
+fn utf8(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        Failure::new(format_args!(
+            "the path '{}' is not UTF-8, which a CDI file needs: use another path",
+            path.display()
+        ))
+    })
 }
 
 /// What was asked for, or the ladder.

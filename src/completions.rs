@@ -1,10 +1,9 @@
 //! `gpulimit completions`: what a shell needs to complete our command lines.
 
 use super::failure::Failure;
-use super::output;
+use super::{output, sizes};
 use clap::Command;
 use clap_complete::Shell;
-use gpulimit_limits::{Key, OptionKey};
 use std::process::ExitCode;
 
 /// Options of `completions`.
@@ -156,8 +155,7 @@ complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
             verb => format!("{verb}:0"),
         })
         .collect();
-    let keys = Key::ALL.map(Key::name).into_iter();
-    let keys: Vec<&str> = keys.chain(OptionKey::ALL.map(OptionKey::name)).collect();
+    let keys: Vec<&str> = sizes::keys().collect();
     script
         + &PLACES
             .replace("@VALUES@", &values.join(" "))

@@ -1,7 +1,7 @@
 //! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is
 //! believed to be whole.
 
-use object::elf::ET_DYN;
+use object::elf;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -21,34 +21,44 @@ pub enum Kind {
 
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
-const INTERPRETER: u32 = 3;
 
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
-#[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
+const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
+    true => elf::EM_AARCH64.0,
+    false => elf::EM_X86_64.0,
+};
+
+/// Says what a file with these first bytes is, if it is not an ELF file for this machine.
+fn foreign(header: &[u8]) -> Option<&'static str> {
+    let header = header.first_chunk::<20>();
+    match header.filter(|header| header.starts_with(b"\x7fELF")) {
+        None => Some("not an ELF file"),
+        Some(header) if header[4] != elf::ELFCLASS64.0 => Some("a 32-bit file"),
+        Some(header)
+            if header[5] != elf::ELFDATA2LSB.0
+                || u16::from_le_bytes([header[18], header[19]]) != MACHINE =>
+        {
+            Some("a file for another processor")
+        }
+        Some(_) => None,
+    }
+}
 
 /// Reads the file's headers.
 pub fn kind(mut file: &File) -> io::Result<Kind> {
     let mut header = [0; HEADER];
     file.read_exact(&mut header)?;
-    if header[..4] != *b"\x7fELF" {
-        return Ok(Kind::Other("no ELF file"));
-    }
-    if header[4] != 2 {
-        return Ok(Kind::Other("of 32 bits"));
+    if let Some(what) = foreign(&header) {
+        return Ok(Kind::Other(what));
     }
     let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-    if header[5] != 1 || short(18) != MACHINE {
-        return Ok(Kind::Other("of another processor"));
-    }
     let start = long(&header, 32);
     let (size, count) = (short(54), short(56));
     for number in 0..u64::from(count) {
         let mut segment = [0; SEGMENT];
         file.seek(SeekFrom::Start(start + number * u64::from(size)))?;
         file.read_exact(&mut segment)?;
-        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != INTERPRETER {
+        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != elf::PT_INTERP.0
+        {
             continue;
         }
         let length = long(&segment, 32).min(4096);
@@ -75,21 +85,14 @@ pub struct Library<'data>(ElfFile64<'data>);
 impl<'data> Library<'data> {
     /// Reads the headers. The error says what the file is instead.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
-        if !bytes.starts_with(b"\x7fELF") {
-            return Err("invalid ELF header".into());
-        }
-        if bytes.get(4) != Some(&2) {
-            return Err("it is of 32 bits".into());
-        }
-        let machine = bytes.get(18..20).and_then(|two| two.try_into().ok());
-        if bytes.get(5) != Some(&1) || machine.map(u16::from_le_bytes) != Some(MACHINE) {
-            return Err("it is of another processor".into());
+        if let Some(what) = foreign(bytes) {
+            return Err(format!("it is {what}"));
         }
         let file = ElfFile64::parse(bytes).map_err(|error| format!("it is damaged: {error}"))?;
-        if file.elf_header().e_type(file.endian()) != ET_DYN {
-            return Err("it is no shared library".into());
+        match file.elf_header().e_type(file.endian()) {
+            elf::ET_DYN => Ok(Self(file)),
+            _ => Err("it is not a shared library".into()),
         }
-        Ok(Self(file))
     }
 
     /// The version that the file says of itself, as `version::text` has it; `None` where it is not
@@ -109,35 +112,33 @@ impl<'data> Library<'data> {
 
     /// The versions of the C library's symbols that this library needs, such as `GLIBC_2.17`.
     pub fn needs(&self) -> BTreeSet<String> {
-        let (endian, data, sections) = self.parts();
-        let Ok(Some((entries, link))) = sections.gnu_verneed(endian, data) else {
-            return BTreeSet::new();
+        let read = || {
+            let (endian, data, sections) = self.parts();
+            let (entries, link) = sections.gnu_verneed(endian, data).ok()??;
+            let strings = sections.strings(endian, data, link).ok()?;
+            let names = entries
+                .map_while(Result::ok)
+                .flat_map(|(_, names)| names.map_while(Result::ok));
+            let name = |entry: &elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
+            Some(names.take(MOST_NAMES).filter_map(name).collect())
         };
-        let Ok(strings) = sections.strings(endian, data, link) else {
-            return BTreeSet::new();
-        };
-        let names = entries
-            .map_while(Result::ok)
-            .flat_map(|(_, names)| names.map_while(Result::ok));
-        let name = |entry: &object::elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
-        names.take(MOST_NAMES).filter_map(name).collect()
+        read().unwrap_or_default()
     }
 
     /// The versions of its symbols that this library has, if it is a glibc.
     pub fn has(&self) -> BTreeSet<String> {
-        let (endian, data, sections) = self.parts();
-        let Ok(Some((entries, link))) = sections.gnu_verdef(endian, data) else {
-            return BTreeSet::new();
+        let read = || {
+            let (endian, data, sections) = self.parts();
+            let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
+            let strings = sections.strings(endian, data, link).ok()?;
+            // The first name of an entry is its own, the others are those that it follows.
+            let names = entries
+                .map_while(Result::ok)
+                .filter_map(|(_, mut names)| names.next().ok().flatten());
+            let name = |entry: &elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
+            Some(names.take(MOST_NAMES).filter_map(name).collect())
         };
-        let Ok(strings) = sections.strings(endian, data, link) else {
-            return BTreeSet::new();
-        };
-        // The first name of an entry is its own, the others are those that it follows.
-        let names = entries
-            .map_while(Result::ok)
-            .filter_map(|(_, mut names)| names.next().ok().flatten());
-        let name = |entry: &object::elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
-        names.take(MOST_NAMES).filter_map(name).collect()
+        read().unwrap_or_default()
     }
 
     fn parts(&self) -> (object::Endianness, &'data [u8], &Sections<'data>) {
@@ -146,7 +147,7 @@ impl<'data> Library<'data> {
 }
 
 type Sections<'data> =
-    object::read::elf::SectionTable<'data, object::elf::FileHeader64<object::Endianness>>;
+    object::read::elf::SectionTable<'data, elf::FileHeader64<object::Endianness>>;
 
 /// The name of a version of glibc's symbols.
 fn glibc(name: &[u8]) -> Option<String> {
@@ -191,15 +192,15 @@ mod tests {
         assert!(matches!(with(&|_| ()), Ok(Kind::Dynamic(_))));
         assert_eq!(
             with(&|file| file[4] = 1).expect("read"),
-            Kind::Other("of 32 bits")
+            Kind::Other("a 32-bit file")
         );
         assert_eq!(
             with(&|file| file[18] = 40).expect("read"),
-            Kind::Other("of another processor")
+            Kind::Other("a file for another processor")
         );
         assert_eq!(
             with(&|file| file[0] = b'#').expect("read"),
-            Kind::Other("no ELF file")
+            Kind::Other("not an ELF file")
         );
         // No segments at all.
         assert_eq!(

@@ -4,6 +4,8 @@ use gpulimit_group::GroupError;
 use gpulimit_limits::{ExtentError, LimitsError};
 use gpulimit_policy::PolicyError;
 use std::fmt;
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Something was wrong with what we were asked.
@@ -14,6 +16,11 @@ pub const RUN: u8 = 125;
 pub const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub const NOT_FOUND: u8 = 127;
+
+/// Turns an error of the system into the failure to do `what` ("read", "write") to a file.
+pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
+    move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
+}
 
 /// One sentence for a person, and the exit status.
 #[derive(Debug)]

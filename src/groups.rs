@@ -1,6 +1,7 @@
 //! Groups by name, and a look into them; shared by the verbs.
 
 use super::failure::Failure;
+use super::figures::SCHEMA;
 use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit_base::device::DeviceId;
@@ -11,6 +12,7 @@ use gpulimit_group::{
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -141,6 +143,12 @@ impl Selection {
     /// The root of the group that was named, or in which new ones are made.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
+    }
+
+    /// Prints entries as JSON, under this key, with the schema and the root.
+    pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
+        let root = self.root().to_string_lossy();
+        output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
     /// The name of a group for people. By its name alone the first root's group is meant: one of
@@ -323,25 +331,27 @@ pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
 }
 
 /// Whether the system does not let us.
-pub fn is_denied(error: &LedgerError) -> bool {
-    match error {
-        LedgerError::Io { error, .. } => matches!(
-            error.kind(),
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
-        ),
-        _ => false,
-    }
+pub fn is_denied(error: &GroupError) -> bool {
+    let (GroupError::Io { error, .. } | GroupError::Ledger(LedgerError::Io { error, .. })) = error
+    else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+    )
 }
 
 /// The ledger, for cleaning too where we may; `None` where we may not even look.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
-    match Ledger::open(&path) {
-        Err(error) if is_denied(&error) => match Ledger::open_readonly(&path) {
-            Err(error) if is_denied(&error) => Ok(None),
-            opened => Ok(Some(opened?)),
-        },
-        opened => Ok(Some(opened?)),
+    let opened = match Ledger::open(&path).map_err(GroupError::from) {
+        Err(error) if is_denied(&error) => Ledger::open_readonly(&path).map_err(GroupError::from),
+        opened => opened,
+    };
+    match opened {
+        Err(error) if is_denied(&error) => Ok(None),
+        opened => opened.map(Some),
     }
 }
 

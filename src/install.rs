@@ -8,7 +8,6 @@ mod trial;
 use super::failure::Failure;
 use super::trust::Trusted;
 use super::{library, output};
-use file::Written;
 use gpulimit_group::{Root, SYSTEM};
 use std::fs;
 use std::io::ErrorKind;
@@ -18,7 +17,7 @@ use std::process::ExitCode;
 
 pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
-pub use trial::uses;
+pub use trial::{uses, with};
 
 /// Whether every program of this machine gets the library.
 pub fn is_installed() -> bool {
@@ -102,8 +101,7 @@ impl Place {
                 )));
             }
         }
-        let root = fs::canonicalize(&self.root)
-            .map_err(|error| file::failed("open", &self.root, &error))?;
+        let root = fs::canonicalize(&self.root).map_err(file::failed("open", &self.root))?;
         let place = Self {
             root,
             prefix: self.prefix.clone(),
@@ -196,7 +194,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
         None => {
             let target = place.library();
             let outside = place.outside(&target);
-            let bytes = fs::read(&source).map_err(|error| file::failed("read", &source, &error))?;
+            let bytes = fs::read(&source).map_err(file::failed("read", &source))?;
             if fs::read(&outside).is_ok_and(|there| there == bytes) {
                 output::print(&format!("{} is up to date\n", target.display()))?;
             } else {
@@ -229,12 +227,14 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if !place.dry_run {
-        let written = Written::new(&path, preload.text(), &text)?;
-        if place.is_here() {
-            written.keep_if(trial::plain)?;
-        } else {
-            written.keep();
-        }
+        let check = || {
+            if place.is_here() {
+                trial::plain()
+            } else {
+                Ok(())
+            }
+        };
+        file::change(&path, preload.text(), &text, check)?;
     }
     place.say(
         "entered it in",
@@ -261,7 +261,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
                 .mode(0o755)
                 .create(&path)
                 .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
-                .map_err(|error| file::failed("create", &path, &error))?;
+                .map_err(file::failed("create", &path))?;
         }
         place.say(
             "made",
@@ -288,10 +288,9 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
         Some(text) => {
             if !place.dry_run {
                 if text.trim().is_empty() {
-                    fs::remove_file(&path)
-                        .map_err(|error| file::failed("remove", &path, &error))?;
+                    fs::remove_file(&path).map_err(file::failed("remove", &path))?;
                 } else {
-                    Written::new(&path, preload.text(), &text)?.keep();
+                    file::change(&path, preload.text(), &text, || Ok(()))?;
                 }
             }
             place.say("took it out of", "would take it out of", FILE)?;
@@ -338,7 +337,7 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     }
     place.check(&inside)?;
     if !place.dry_run {
-        fs::remove_file(&library).map_err(|error| file::failed("remove", &library, &error))?;
+        fs::remove_file(&library).map_err(file::failed("remove", &library))?;
         if let Some(directory) = library.parent() {
             match fs::remove_dir(directory) {
                 Err(error)
@@ -347,7 +346,7 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
                         ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
                     ) =>
                 {
-                    return Err(file::failed("remove", directory, &error));
+                    return Err(file::failed("remove", directory)(error));
                 }
                 _ => {}
             }

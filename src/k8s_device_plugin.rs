@@ -1,7 +1,7 @@
 //! `gpulimit k8s-device-plugin`: the program of that name, which is one of its own, as nobody
 //! without a cluster needs what it is made of.
 
-use super::failure::Failure;
+use super::failure::{Failure, cannot};
 use super::signals;
 use std::env;
 use std::ffi::OsString;
@@ -41,6 +41,6 @@ pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<E
         ErrorKind::NotFound => Failure::new(format_args!(
             "there is no {NAME}, neither beside this program nor in PATH: build it with `cargo build --release -p gpulimit-k8s`"
         )),
-        _ => Failure::new(format_args!("cannot run {}: {error}", program.display())),
+        _ => cannot("run", &program)(error),
     })
 }

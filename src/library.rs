@@ -238,7 +238,7 @@ mod tests {
     fn only_our_library() {
         for (path, why) in [
             ("/nowhere", "No such file"),
-            ("/proc/self/status", "invalid ELF header"),
+            ("/proc/self/status", "not an ELF file"),
             ("/proc/self/exe", "not libgpulimit.so"),
         ] {
             let error = check(Path::new(path)).expect_err(path).to_string();

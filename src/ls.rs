@@ -1,7 +1,7 @@
 //! `gpulimit ls`: the names of groups.
 
 use super::failure::Failure;
-use super::figures::{SCHEMA, kind};
+use super::figures::kind;
 use super::groups::Selection;
 use super::output;
 use gpulimit_group::Group;
@@ -48,11 +48,7 @@ pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
                 })
             })
             .collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else {
         let line = |group: &&Group| selection.title(group) + "\n";
         output::print(&groups.iter().map(line).collect::<String>())?;

@@ -11,7 +11,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_ledger::{MappedFile, Mappings};
 use gpulimit_policy as policy;
-use libloading::os::unix::{Library, Symbol};
+use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -150,6 +150,20 @@ fn close_inherited() {
     }
 }
 
+/// `CUresult cuInit(unsigned int)`.
+type Init = extern "C" fn(u32) -> c_int;
+/// A function of the driver that writes a number.
+type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
+
+/// Looks up a function of a library that is never unloaded.
+///
+/// # Safety
+/// `F` is the type of the function pointer that the library has under this name.
+unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
+    // SAFETY: the caller promises the type.
+    unsafe { library.get::<F>(name) }.ok().map(|found| *found)
+}
+
 /// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`;
 /// `native true` where the driver has limits of its own.
 fn driver() -> String {
@@ -164,21 +178,13 @@ fn driver() -> String {
     }
     let mut version: c_int = 0;
     // SAFETY: cuDriverGetVersion(int*) of the CUDA driver API, allowed before cuInit.
-    let asked = unsafe {
-        let function: Result<Symbol<extern "C" fn(*mut c_int) -> c_int>, _> =
-            library.get(b"cuDriverGetVersion\0");
-        function.map(|function| function(&mut version))
-    };
-    if let Ok(0) = asked {
+    let read = unsafe { function::<WriteNumber>(&library, b"cuDriverGetVersion\0") };
+    if read.is_some_and(|read| read(&mut version) == 0) {
         let _ = writeln!(out, "version {version}");
     }
     // SAFETY: cuInit(unsigned int) of the CUDA driver API.
-    let init = unsafe {
-        let function: Result<Symbol<extern "C" fn(u32) -> c_int>, _> = library.get(b"cuInit\0");
-        function.map(|function| function(0))
-    };
-    if let Ok(code) = init {
-        let _ = writeln!(out, "init {code}");
+    if let Some(init) = unsafe { function::<Init>(&library, b"cuInit\0") } {
+        let _ = writeln!(out, "init {}", init(0));
     }
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
@@ -200,15 +206,12 @@ fn gpus() -> String {
     // cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA driver API, with room for what they write; the
     // second form of the last one tells MIG instances apart.
     let mut ask = || unsafe {
-        let init: Symbol<extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").ok()?;
-        let count: Symbol<extern "C" fn(*mut c_int) -> c_int> =
-            library.get(b"cuDeviceGetCount\0").ok()?;
-        let get: Symbol<extern "C" fn(*mut c_int, c_int) -> c_int> =
-            library.get(b"cuDeviceGet\0").ok()?;
-        let uuid: Symbol<extern "C" fn(*mut [u8; 16], c_int) -> c_int> = library
-            .get(b"cuDeviceGetUuid_v2\0")
-            .or_else(|_| library.get(b"cuDeviceGetUuid\0"))
-            .ok()?;
+        type WriteUuid = extern "C" fn(*mut [u8; 16], c_int) -> c_int;
+        let init: Init = function(&library, b"cuInit\0")?;
+        let count: WriteNumber = function(&library, b"cuDeviceGetCount\0")?;
+        let get: extern "C" fn(*mut c_int, c_int) -> c_int = function(&library, b"cuDeviceGet\0")?;
+        let uuid: WriteUuid = function(&library, b"cuDeviceGetUuid_v2\0")
+            .or_else(|| function(&library, b"cuDeviceGetUuid\0"))?;
         let mut number = 0;
         (init(0) == 0 && count(&mut number) == 0).then_some(())?;
         for ordinal in 0..number {
@@ -253,24 +256,18 @@ fn preload(library: Option<&Path>) -> String {
     let this = Library::this();
     // SAFETY: `const char *gpulimit_hooks(void)`, a constant text that stays.
     let text = unsafe {
-        let function: Result<Symbol<extern "C" fn() -> *const c_char>, _> =
-            this.get(b"gpulimit_hooks\0");
-        let text = function.map(|function| function());
-        text.ok()
-            .filter(|text| !text.is_null())
-            .map(|text| CStr::from_ptr(text))
+        let hooks: Option<extern "C" fn() -> *const c_char> = function(&this, b"gpulimit_hooks\0");
+        let text = hooks.map(|hooks| hooks()).filter(|text| !text.is_null());
+        text.map(|text| CStr::from_ptr(text))
     };
     for line in text.unwrap_or_default().to_string_lossy().lines() {
         let _ = writeln!(out, "hook {line}");
     }
     // SAFETY: `int gpulimit_contains_panics(void)`.
-    let contains = unsafe {
-        let function: Result<Symbol<extern "C" fn() -> c_int>, _> =
-            this.get(b"gpulimit_contains_panics\0");
-        function.map(|function| function())
-    };
-    if let Ok(answer) = contains {
-        let _ = writeln!(out, "contains {answer}");
+    let contains: Option<extern "C" fn() -> c_int> =
+        unsafe { function(&this, b"gpulimit_contains_panics\0") };
+    if let Some(contains) = contains {
+        let _ = writeln!(out, "contains {}", contains());
     }
     out
 }

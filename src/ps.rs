@@ -1,7 +1,6 @@
 //! `gpulimit ps`: the processes in groups, and what each uses.
 
 use super::failure::Failure;
-use super::figures::SCHEMA;
 use super::groups::{self, Selection, View};
 use super::look::{self, PATIENCE, Question};
 use super::nvml::Driver;
@@ -74,11 +73,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     lines.sort_by(Line::by_group_and_pid);
     if args.json {
         let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "processes": processes,
-        }))?;
+        selection.print_json("processes", processes)?;
     } else if !lines.is_empty() {
         output::table(&table(&lines, driver).render_without(&[
             Column::Left("STATE"),

@@ -1,13 +1,13 @@
 //! `gpulimit show`: what each group may use, and what it uses.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, SCHEMA};
+use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
 use super::output;
 use super::table::{Column, Table, UNKNOWN, figure};
 use gpulimit_base::units::{Size, gib};
 use gpulimit_limits::Key;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::process::ExitCode;
 
 /// Options of `show`.
@@ -42,11 +42,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     let (figures, status) = Figures::all(&selection);
     if args.json {
         let groups: Vec<Value> = figures.iter().map(Figures::json).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else if !figures.is_empty() {
         output::table(&table(&figures).render_without(&NARROW))?;
     } else if status == ExitCode::SUCCESS {

@@ -39,12 +39,16 @@ impl Sizes {
     }
 }
 
+/// The names of all keys.
+pub fn keys() -> impl Iterator<Item = &'static str> {
+    let sizes = Key::ALL.into_iter().map(Key::name);
+    sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
+}
+
 /// Whether a word is a setting: `KEY=` and a value, with a key that there is.
 pub fn is_setting(word: &str) -> bool {
-    let keys = Key::ALL.into_iter().map(Key::name);
-    let mut names = keys.chain(OptionKey::ALL.into_iter().map(OptionKey::name));
     word.split_once('=')
-        .is_some_and(|(key, _)| names.any(|name| name == key))
+        .is_some_and(|(key, _)| keys().any(|name| name == key))
 }
 
 /// Puts settings of both forms together, each key once.

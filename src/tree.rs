@@ -1,14 +1,14 @@
 //! `gpulimit tree`: groups as they are in each other.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, SCHEMA};
+use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
 use super::table::{Column, Table, figure};
 use super::{output, show};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
 use gpulimit_limits::Key;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::process::ExitCode;
 
 /// Options of `tree`.
@@ -38,11 +38,7 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     let tops = Node::tops(&figures);
     if args.json {
         let groups: Vec<Value> = tops.iter().map(Node::json).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else if !tops.is_empty() {
         let mut table = Table::new(&[
             Column::Left("GROUP"),

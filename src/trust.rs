@@ -177,7 +177,8 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     path.components().rev().filter_map(part).collect()
 }
 
-fn is_in_user_namespace() -> bool {
+/// Whether this process is in a user namespace below the first one, whose map is whole.
+pub fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", "4294967295"])
 }

@@ -73,8 +73,8 @@ struct Record {
 }
 
 impl Record {
-    fn card(&self) -> Result<DeviceId, Trouble> {
-        self.gpu.parse().map_err(Trouble::new)
+    fn card(&self) -> Result<DeviceId, String> {
+        self.gpu.parse().map_err(text)
     }
 
     /// `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size, and what no other allocation has.
@@ -99,7 +99,7 @@ impl Record {
     }
 
     /// So much of this card, and nothing of any other.
-    fn limits(&self) -> Result<LimitSet, Trouble> {
+    fn limits(&self) -> Result<LimitSet, String> {
         let mut limits = LimitSet::all(Size::Bytes(0));
         let card = Selector::Device(self.card()?);
         limits.set(card, Key::Max, Size::Bytes(self.bytes));
@@ -107,30 +107,14 @@ impl Record {
     }
 }
 
-/// What went wrong, for people.
-#[derive(Debug)]
-pub struct Trouble(String);
-
-impl Trouble {
-    fn new(text: impl std::fmt::Display) -> Self {
-        Self(text.to_string())
-    }
-
-    fn at(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
-        move |error| Self(format!("{}: {error}", path.display()))
-    }
+/// Turns an error of the system into a sentence about a file.
+fn at(path: &Path) -> impl Fn(io::Error) -> String + '_ {
+    move |error| format!("{}: {error}", path.display())
 }
 
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl From<GroupError> for Trouble {
-    fn from(error: GroupError) -> Self {
-        Self::new(error)
-    }
+/// Turns any other error into its sentence.
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }
 
 /// What became of the allocations that nobody has any longer.
@@ -139,15 +123,15 @@ pub struct Swept {
     /// Those that are gone.
     pub removed: Vec<String>,
     /// Why others are not.
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<String>,
 }
 
 impl Allocations {
     /// With groups in this root and records in this directory; both are made where they are not
     /// there.
-    pub fn open(root: &Path, state: &Path) -> Result<Self, Trouble> {
-        let root = Root::at(root)?;
-        root.make()?;
+    pub fn open(root: &Path, state: &Path) -> Result<Self, String> {
+        let root = Root::at(root).map_err(text)?;
+        root.make().map_err(text)?;
         let records = state.join(RECORDS);
         make_directory(state, 0o755)?;
         make_directory(&records, 0o700)?;
@@ -163,7 +147,7 @@ impl Allocations {
     /// Makes an allocation, of files that nobody has had before. Others of the same units stay
     /// until they are swept away: of an init container, which runs before the container that gets
     /// its units, or of a pod that has ended.
-    pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
+    pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
             gpu: share.card.to_string(),
@@ -179,8 +163,8 @@ impl Allocations {
         let name = record.name();
         self.granted.insert(name.clone(), Instant::now());
         let path = self.records.join(&name);
-        let text = serde_json::to_vec(&record).map_err(Trouble::new)?;
-        replace(&path, &text, 0o600).map_err(Trouble::at(&path))?;
+        let text = serde_json::to_vec(&record).map_err(text)?;
+        replace(&path, &text, 0o600).map_err(at(&path))?;
         self.ensure(&name, &record).inspect_err(|_| {
             // No container got this group. A sweep removes what this leaves.
             let _ = self.remove(&name, true);
@@ -201,11 +185,11 @@ impl Allocations {
 
     /// Makes groups and views that are written down and not there, as after a reboot. Those that
     /// are there stay as they are, and so do those that run in them. Says what could not be made.
-    pub fn recover(&self) -> Result<Vec<Trouble>, Trouble> {
+    pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         for (name, (record, _)) in self.records()? {
             if let Err(trouble) = self.ensure(&name, &record) {
-                troubles.push(Trouble(format!("{name}: {trouble}")));
+                troubles.push(format!("{name}: {trouble}"));
             }
         }
         Ok(troubles)
@@ -220,7 +204,7 @@ impl Allocations {
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
         keep: Duration,
-    ) -> Result<Swept, Trouble> {
+    ) -> Result<Swept, String> {
         let records = self.records()?;
         let is_used = |record: &Record, in_use: &BTreeMap<Unit, String>| {
             record.units().any(|unit| in_use.contains_key(&unit))
@@ -264,7 +248,7 @@ impl Allocations {
                 Ok(()) => swept.removed.push(name.clone()),
                 Err(trouble) => {
                     let why = format!("{name}: cannot be removed: {trouble}");
-                    swept.troubles.push(Trouble(why));
+                    swept.troubles.push(why);
                 }
             }
         }
@@ -272,7 +256,7 @@ impl Allocations {
     }
 
     /// The allocations, each with the first of its units.
-    pub fn first_units(&self) -> Result<Vec<(String, Unit)>, Trouble> {
+    pub fn first_units(&self) -> Result<Vec<(String, Unit)>, String> {
         let first = |(name, (record, _)): (String, (Record, SystemTime))| {
             Some((name, record.units().next()?))
         };
@@ -280,8 +264,8 @@ impl Allocations {
     }
 
     /// What is written down, and since when. What is no record of ours is left alone.
-    fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, Trouble> {
-        let failed = Trouble::at(&self.records);
+    fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, String> {
+        let failed = at(&self.records);
         let mut records = BTreeMap::new();
         for entry in fs::read_dir(&self.records).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
@@ -297,23 +281,24 @@ impl Allocations {
     }
 
     /// The group and its view, made where they are not there.
-    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, Trouble> {
-        let created = self.root.create(name, &record.limits()?)?;
+    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, String> {
+        let created = self.root.create(name, &record.limits()?).map_err(text)?;
         let group = &created.group;
         // A container's programs may be of any user. Those of the node must not be among them.
         let private = Permissions::from_mode(0o700);
-        fs::set_permissions(group.path(), private).map_err(Trouble::at(group.path()))?;
+        fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
-        fs::set_permissions(group.limits_path(), readable)
-            .map_err(Trouble::at(&group.limits_path()))?;
-        group.give_access(Access {
-            owner: None,
-            members: Members::All,
-        })?;
+        fs::set_permissions(group.limits_path(), readable).map_err(at(&group.limits_path()))?;
+        group
+            .give_access(Access {
+                owner: None,
+                members: Members::All,
+            })
+            .map_err(text)?;
         self.view(group)
     }
 
-    fn view(&self, group: &Group) -> Result<Grant, Trouble> {
+    fn view(&self, group: &Group) -> Result<Grant, String> {
         let view = self.view_of(group.name());
         let files = view.join(group.name());
         let grant = Grant {
@@ -330,18 +315,18 @@ impl Allocations {
         }
         let everybody = Rules::everybody(group.name());
         let path = grant.view.join(rules::FILE);
-        replace(&path, everybody.to_string().as_bytes(), 0o644).map_err(Trouble::at(&path))?;
+        replace(&path, everybody.to_string().as_bytes(), 0o644).map_err(at(&path))?;
         Ok(grant)
     }
 
     /// The group first: it says no where somebody runs in it. With `force` it is removed whatever
     /// is in its files: the directory is ours, and that is all it takes.
-    fn remove(&self, name: &str, force: bool) -> Result<(), Trouble> {
+    fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
             Ok(()) | Err(GroupError::Missing { .. }) => {}
             Err(_) if force => gone(&group, fs::remove_dir_all(&group))?,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error.to_string()),
         }
         let (view, record) = (self.view_of(name), self.records.join(name));
         gone(&view, fs::remove_dir_all(&view))?;
@@ -350,9 +335,9 @@ impl Allocations {
 }
 
 /// What became of an attempt to remove something that may not be there.
-fn gone(path: &Path, removed: io::Result<()>) -> Result<(), Trouble> {
+fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Trouble::at(path)(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(path)(error)),
         _ => Ok(()),
     }
 }
@@ -391,26 +376,26 @@ impl State {
 ///
 /// A container runtime makes an empty directory where it finds nothing to mount, as it may after a
 /// reboot.
-fn link(file: &Path, name: &Path) -> Result<(), Trouble> {
+fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);
         wanted.is_ok_and(|wanted| (wanted.dev(), wanted.ino()) == (about.dev(), about.ino()))
     };
     match fs::symlink_metadata(name) {
-        Ok(about) if about.is_dir() => fs::remove_dir_all(name).map_err(Trouble::at(name))?,
+        Ok(about) if about.is_dir() => fs::remove_dir_all(name).map_err(at(name))?,
         Ok(about) if same(&about) => return Ok(()),
-        Ok(_) => fs::remove_file(name).map_err(Trouble::at(name))?,
+        Ok(_) => fs::remove_file(name).map_err(at(name))?,
         Err(_) => {}
     }
-    fs::hard_link(file, name).map_err(Trouble::at(name))
+    fs::hard_link(file, name).map_err(at(name))
 }
 
 /// Makes a directory with exactly these permissions, or gives them to the one that is there.
-fn make_directory(path: &Path, mode: u32) -> Result<(), Trouble> {
+fn make_directory(path: &Path, mode: u32) -> Result<(), String> {
     DirBuilder::new()
         .recursive(true)
         .mode(mode)
         .create(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
-        .map_err(Trouble::at(path))
+        .map_err(at(path))
 }

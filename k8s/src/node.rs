@@ -1,7 +1,7 @@
 //! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started
 //! anew, and keeps order.
 
-use crate::allocations::{Allocations, Swept, Trouble};
+use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
 use crate::api::{self, Empty, RegisterRequest};
 use crate::cards::Cards;
@@ -13,7 +13,7 @@ use gpulimit_base::file_system::is_mount_point;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,7 +36,6 @@ struct Node {
     /// The files of [`library::install`], which stay open.
     _installed: [File; 2],
     plugin: Arc<Plugin>,
-    allocations: Arc<Mutex<Allocations>>,
     /// The kubelet that knows us, and since when.
     known_to: Option<(Identity, Instant)>,
     /// What was said last of our registration.
@@ -78,21 +77,16 @@ impl Node {
             let (from, to) = (source.display(), directory.display());
             format!("cannot copy {from} to {to}: {error}")
         })?;
-        let allocations = Allocations::open(&options.root, &options.state)
-            .map_err(|trouble| trouble.to_string())?;
+        let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
                 "{} is not a file system of its own: a container can fill the one that it is on through its ledger; docs/kubernetes.md says how to mount one",
                 options.root.display()
             ));
         }
-        let troubles = allocations
-            .recover()
-            .map_err(|trouble| trouble.to_string())?;
-        for trouble in troubles {
+        for trouble in allocations.recover()? {
             say(trouble);
         }
-        let allocations = Arc::new(Mutex::new(allocations));
         let delivery = Delivery {
             library: directory,
             gpus: options.gpus,
@@ -102,7 +96,7 @@ impl Node {
             cards.all(),
             options.unit,
             options.reserve,
-            Arc::clone(&allocations),
+            allocations,
             delivery,
         )?;
         for (card, count) in plugin.units() {
@@ -113,7 +107,6 @@ impl Node {
             cards,
             _installed: installed,
             plugin: Arc::new(plugin),
-            allocations,
             known_to: None,
             registration: Once::default(),
             pods: Once::default(),
@@ -240,7 +233,7 @@ impl Node {
             )),
         }
         let owners = pods.ok().filter(knows).map(|pods| pods.owners);
-        let swept = self.allocations().sweep(
+        let swept = self.plugin.allocations().sweep(
             owners.as_ref().map(|owners| (asked, owners)),
             self.options.keep,
         );
@@ -248,7 +241,7 @@ impl Node {
             troubles: vec![trouble],
             ..Swept::default()
         });
-        let troubles = swept.troubles.iter().map(Trouble::to_string).collect();
+        let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
             // Once, not with every sweep.
             if !self.troubles.contains(trouble) {
@@ -263,7 +256,7 @@ impl Node {
         let Some(owners) = owners else {
             return;
         };
-        let first = self.allocations().first_units().unwrap_or_default();
+        let first = self.plugin.allocations().first_units().unwrap_or_default();
         for (name, unit) in first {
             if let Some(owner) = owners.get(&unit)
                 && self.introduced.insert(name.clone())
@@ -271,12 +264,6 @@ impl Node {
                 say(format_args!("{name}: has {owner}"));
             }
         }
-    }
-
-    fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        self.allocations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

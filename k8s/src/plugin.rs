@@ -14,7 +14,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_group::SYSTEM;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
@@ -47,7 +47,7 @@ pub struct Plugin {
     unit: u64,
     /// How many units each card has.
     units: BTreeMap<DeviceId, u32>,
-    allocations: Arc<Mutex<Allocations>>,
+    allocations: Mutex<Allocations>,
     delivery: Delivery,
     /// Never an error: it is what tonic's streams are made of.
     list: watch::Sender<Result<DeviceList, Status>>,
@@ -59,7 +59,7 @@ impl Plugin {
         cards: &[Card],
         unit: u64,
         reserve: u64,
-        allocations: Arc<Mutex<Allocations>>,
+        allocations: Allocations,
         delivery: Delivery,
     ) -> Result<Self, String> {
         let count = |card: &Card| card.memory.saturating_sub(reserve) / unit.max(1);
@@ -81,7 +81,7 @@ impl Plugin {
         let plugin = Self {
             unit,
             units: units.collect(),
-            allocations,
+            allocations: Mutex::new(allocations),
             delivery,
             list: watch::Sender::new(Ok(DeviceList::default())),
         };
@@ -206,7 +206,8 @@ impl Plugin {
         }
     }
 
-    fn allocations(&self) -> MutexGuard<'_, Allocations> {
+    /// The allocations, for this thread alone.
+    pub fn allocations(&self) -> MutexGuard<'_, Allocations> {
         // What is half-done on disk is put right by the next call, whoever was stopped in the
         // middle.
         self.allocations

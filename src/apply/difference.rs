@@ -2,9 +2,9 @@
 
 use crate::accounts;
 use crate::failure::Failure;
-use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -43,12 +43,20 @@ pub enum Step {
 }
 
 /// One key that is not what it should be; `None` where nothing is said.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Change {
     key: &'static str,
     gpu: Option<String>,
     old: Option<String>,
     new: Option<String>,
+}
+
+impl Change {
+    /// A change of the whole group.
+    fn new(key: &'static str, old: Option<String>, new: Option<String>) -> Self {
+        let gpu = None;
+        Self { key, gpu, old, new }
+    }
 }
 
 /// Everything that has to be done, those above before those below, and removals from the bottom.
@@ -113,24 +121,16 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         if let Some(owner) = wanted.access.owner {
             root.check_owner(group, owner)?;
         }
-        changes.push(Change {
-            key: "owner",
-            gpu: None,
-            old: if old == new {
-                below.map(accounts::user_name)
-            } else {
-                old
-            },
-            new,
-        });
+        let old = if old == new {
+            below.map(accounts::user_name)
+        } else {
+            old
+        };
+        changes.push(Change::new("owner", old, new));
     }
     if there.members != wanted.access.members {
-        changes.push(Change {
-            key: "members",
-            gpu: None,
-            old: Some(members(there.members)),
-            new: Some(members(wanted.access.members)),
-        });
+        let [old, new] = [there.members, wanted.access.members].map(|it| Some(members(it)));
+        changes.push(Change::new("members", old, new));
     }
     let access = changes
         .iter()
@@ -154,32 +154,21 @@ fn between(old: &LimitSet, new: &LimitSet) -> Vec<Change> {
     }
     for selector in selectors {
         for key in Key::ALL {
-            let (old, new) = (old.get(selector, key), new.get(selector, key));
-            if old != new {
-                let text = |size: Option<Size>| size.map(|size| size.to_string());
-                changes.push(Change {
-                    key: key.name(),
-                    gpu: match selector {
-                        Selector::All => None,
-                        Selector::Device(id) => Some(id.to_string()),
-                    },
-                    old: text(old),
-                    new: text(new),
-                });
-            }
-        }
-    }
-    for key in OptionKey::ALL {
-        let (old, new) = (old.options.get(key), new.options.get(key));
-        if old != new {
+            let [old, new] = [old, new].map(|set| set.get(selector, key).map(|it| it.to_string()));
             changes.push(Change {
-                key: key.name(),
-                gpu: None,
-                old: Some(old),
-                new: Some(new),
+                gpu: match selector {
+                    Selector::All => None,
+                    Selector::Device(id) => Some(id.to_string()),
+                },
+                ..Change::new(key.name(), old, new)
             });
         }
     }
+    for key in OptionKey::ALL {
+        let [old, new] = [old, new].map(|set| Some(set.options.get(key)));
+        changes.push(Change::new(key.name(), old, new));
+    }
+    changes.retain(|change| change.old != change.new);
     changes
 }
 
@@ -218,13 +207,7 @@ impl Step {
 
     /// For people; `done`: else it would be. What failed is for standard error.
     pub fn lines(&self, done: bool) -> Vec<String> {
-        let word = |is: &str, would: &str| {
-            if done {
-                is.to_owned()
-            } else {
-                would.to_owned()
-            }
-        };
+        let word = |is, would| if done { is } else { would };
         match self {
             Self::Create(Wanted {
                 name,
@@ -239,20 +222,14 @@ impl Step {
             Self::Change {
                 wanted, changes, ..
             } => {
-                let line = |change: &Change| {
-                    let gpu = change
-                        .gpu
-                        .as_ref()
-                        .map_or(String::new(), |gpu| format!(" of {gpu}"));
-                    let text =
-                        |side: &Option<String>| side.clone().unwrap_or_else(|| "unset".into());
+                let line = |Change { key, gpu, old, new }: &Change| {
+                    let gpu = gpu.as_ref().map(|gpu| format!(" of {gpu}"));
+                    let [old, new] = [old, new].map(|side| side.as_deref().unwrap_or("unset"));
                     format!(
-                        "{}: {}{}{gpu} {} -> {}",
+                        "{}: {}{key}{} {old} -> {new}",
                         wanted.name,
                         word("", "would change "),
-                        change.key,
-                        text(&change.old),
-                        text(&change.new)
+                        gpu.unwrap_or_default()
                     )
                 };
                 changes.iter().map(line).collect()
@@ -284,21 +261,7 @@ impl Step {
             }),
             Self::Change {
                 wanted, changes, ..
-            } => {
-                let change = |change: &Change| {
-                    json!({
-                        "key": change.key,
-                        "gpu": change.gpu,
-                        "old": change.old,
-                        "new": change.new,
-                    })
-                };
-                json!({
-                    "name": wanted.name,
-                    "action": "changed",
-                    "changes": changes.iter().map(change).collect::<Vec<_>>(),
-                })
-            }
+            } => json!({ "name": wanted.name, "action": "changed", "changes": changes }),
             Self::Remove { name, kept: None } => json!({ "name": name, "action": "removed" }),
             Self::Remove {
                 name,

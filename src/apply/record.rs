@@ -1,6 +1,6 @@
 //! Which groups were made by `apply`: the others are not its to remove.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use crate::replace;
 use gpulimit_base::text_file;
 use gpulimit_group::{Root, check_name};
@@ -23,12 +23,7 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
         .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
     let text = match read {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => {
-            return Err(Failure::new(format_args!(
-                "cannot read {}: {error}",
-                path.display()
-            )));
-        }
+        Err(error) => return Err(cannot("read", &path)(error)),
         Ok(text) => text,
     };
     let mut lines = text.lines();
@@ -57,17 +52,13 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644)
-        .map_err(|error| Failure::new(format_args!("cannot write {}: {error}", path.display())))
+    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
 }
 
 /// Removes a file that may be gone.
 pub fn remove(path: &Path) -> Result<(), Failure> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::new(format_args!(
-            "cannot remove {}: {error}",
-            path.display()
-        ))),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", path)(error)),
         _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! The single checks.
 
-use super::{Finding, Level, root};
+use super::{Finding, root};
 use crate::accounts::Database;
 use crate::check::some;
 use crate::env;
@@ -16,14 +16,15 @@ use gpulimit_policy::{self as policy, PolicyError};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// All checks, in the order in which things depend on each other.
 pub(super) fn all() -> Vec<Finding> {
-    let mut findings = driver();
-    let has_driver = findings.iter().all(|finding| finding.level != Level::Error);
-    findings.extend(nvml());
-    findings.extend(library(has_driver));
+    let driver = driver();
+    let has_driver = driver.is_ok();
+    let mut findings = Vec::new();
+    for found in [driver, nvml(), library(has_driver)] {
+        findings.extend(found.unwrap_or_else(|finding| vec![finding]));
+    }
     findings.push(system_wide());
     findings.extend(root::checks());
     findings.extend(rules());
@@ -31,24 +32,22 @@ pub(super) fn all() -> Vec<Finding> {
     findings
 }
 
-fn driver() -> Vec<Finding> {
+fn driver() -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "driver";
-    let answers: BTreeMap<String, String> = match ask("driver", None) {
-        Ok(answers) => answers.into_iter().collect(),
-        Err(how) => {
-            return vec![Finding::error(
-                CHECK,
-                format!("the CUDA driver cannot be loaded: a process that did so ended with {how}"),
-                "reinstall the NVIDIA driver",
-            )];
-        }
-    };
+    let answers = ask("driver", None).map_err(|how| {
+        Finding::error(
+            CHECK,
+            format!("the CUDA driver cannot be loaded: a process that did so ended with {how}"),
+            "reinstall the NVIDIA driver",
+        )
+    })?;
+    let answers: BTreeMap<String, String> = answers.into_iter().collect();
     if let Some(why) = answers.get("missing") {
-        return vec![Finding::error(
+        return Err(Finding::error(
             CHECK,
             format!("no CUDA driver: {why}"),
             "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus all`)",
-        )];
+        ));
     }
     let version = answers
         .get("version")
@@ -59,25 +58,28 @@ fn driver() -> Vec<Finding> {
         None => format!("CUDA of unknown version, {file}"),
     };
     if version.is_some_and(|version| version < 11_000) {
-        return vec![Finding::error(
+        return Err(Finding::error(
             CHECK,
             format!("{text}: too old"),
             "install a driver of CUDA 11.0 or later",
-        )];
+        ));
     }
     match answers.get("init").map(String::as_str) {
-        Some("0") => [Some(Finding::fine(CHECK, text)), native(&answers)]
-            .into_iter()
-            .flatten()
-            .collect(),
-        code => vec![Finding::error(
+        Some("0") => {
+            let native = native(&answers).into_iter();
+            Ok([Finding::fine(CHECK, text)]
+                .into_iter()
+                .chain(native)
+                .collect())
+        }
+        code => Err(Finding::error(
             CHECK,
             format!(
                 "{text}: cuInit fails ({})",
                 code.unwrap_or("no such function")
             ),
             "see what `nvidia-smi` says; 100 is no GPU, 803 a library that does not fit the kernel module, 999 mostly a missing /dev/nvidia-uvm",
-        )],
+        )),
     }
 }
 
@@ -99,18 +101,15 @@ fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     Some(Finding::fine(CHECK, text))
 }
 
-fn nvml() -> Vec<Finding> {
+fn nvml() -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "nvml";
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(error) => {
-            return vec![Finding::warning(
-                CHECK,
-                format!("NVML does not answer: {error}"),
-                "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
-            )];
-        }
-    };
+    let driver = Driver::load().map_err(|error| {
+        Finding::warning(
+            CHECK,
+            format!("NVML does not answer: {error}"),
+            "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
+        )
+    })?;
     let version = driver
         .version()
         .unwrap_or_else(|| "of unknown version".into());
@@ -132,23 +131,21 @@ fn nvml() -> Vec<Finding> {
             findings.push(Finding::fine("gpu", text));
         }
     }
-    findings
+    Ok(findings)
 }
 
-fn library(has_driver: bool) -> Vec<Finding> {
+fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "library";
     let found = library::find().and_then(|path| Ok((library::check(&path)?, path)));
-    let (version, library) = match found {
-        Ok(found) => found,
-        Err(failure) => {
-            return vec![Finding::error(CHECK, failure.to_string(), "")];
-        }
-    };
+    let (version, library) =
+        found.map_err(|failure| Finding::error(CHECK, failure.to_string(), ""))?;
     let mut findings = vec![Finding::fine(
         CHECK,
         format!("{}, version {version}", library.display()),
     )];
-    findings.extend(starts(&library));
+    if let Err(failure) = install::with(&library) {
+        findings.push(Finding::error("preload", failure.to_string(), ""));
+    }
     match ask("preload", Some(&library)) {
         Err(how) => findings.push(Finding::error(
             "preload",
@@ -157,29 +154,7 @@ fn library(has_driver: bool) -> Vec<Finding> {
         )),
         Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
     }
-    findings
-}
-
-/// A program without CUDA under the preload: `true` must do and say nothing.
-fn starts(library: &Path) -> Option<Finding> {
-    let program = ["/bin/true", "/usr/bin/true"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())?;
-    let mut command = Command::new(program);
-    command.env("LD_PRELOAD", library).stdin(Stdio::null());
-    let text = match command.output() {
-        Err(error) => error.to_string(),
-        Ok(output) if output.status.success() && output.stderr.is_empty() => return None,
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            format!("{} {said}", output.status)
-        }
-    };
-    Some(Finding::error(
-        "preload",
-        format!("{program} does not run under the preload: {text}"),
-        "use a library built for this system",
-    ))
+    Ok(findings)
 }
 
 /// How the library stands in the file of preloads.

@@ -1,8 +1,8 @@
 //! Which process a container is.
 
 use super::Finding;
+use gpulimit_base::identity::SeenProcess;
 use gpulimit_policy::containers_of;
-use std::fs;
 use std::process::{Command, Stdio};
 
 const CHECK: &str = "container";
@@ -30,15 +30,13 @@ fn by_id(id: &str) -> Option<u32> {
         return None;
     }
     let id = id.to_ascii_lowercase();
-    let entries = fs::read_dir("/proc").ok()?;
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_in = |pid: &u32| {
         containers_of(*pid)
             .iter()
             .any(|found| found.starts_with(&id))
     };
     // Pids are handed out in turn; the first process of a container is nearly always its lowest.
-    pids.filter(is_in).min()
+    SeenProcess::numbers().filter(is_in).min()
 }
 
 fn by_name(name: &str) -> Option<u32> {

@@ -31,7 +31,7 @@ impl Preload {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
-            Err(error) => return Err(failed("open", path, &error)),
+            Err(error) => return Err(failed("open", path)(error)),
             Ok(about) if !about.is_file() => {
                 return Err(Failure::new(format_args!(
                     "{} is no regular file: put one in its place, or remove it",
@@ -40,7 +40,7 @@ impl Preload {
             }
             Ok(_) => {}
         }
-        let text = fs::read_to_string(path).map_err(|error| failed("read", path, &error))?;
+        let text = fs::read_to_string(path).map_err(failed("read", path))?;
         Ok(Self { text: Some(text) })
     }
 

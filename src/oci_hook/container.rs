@@ -4,9 +4,10 @@ use super::mount::mount_view;
 use super::process::Process;
 use super::record::{Place, Record, name_of};
 use super::state::State;
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use crate::nvml::Driver;
 use crate::output;
+use crate::trust::is_in_user_namespace;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Access, Group, GroupError, Hold, Members, Root, effective_user};
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -53,14 +54,7 @@ fn turn(root: &Root) -> Result<Hold, Failure> {
             Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < TURN => {
                 thread::sleep(Duration::from_millis(5));
             }
-            held => {
-                return held.map_err(|error| {
-                    Failure::new(format_args!(
-                        "cannot lock {}: {error}",
-                        root.path().join(LOCK).display()
-                    ))
-                });
-            }
+            held => return held.map_err(cannot("lock", &root.path().join(LOCK))),
         }
     }
 }
@@ -121,9 +115,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         let file = place.view().join(rules::FILE);
         fs::write(&file, rules.to_string())
             .and_then(|()| fs::set_permissions(&file, Permissions::from_mode(0o644)))
-            .map_err(|error| {
-                Failure::new(format_args!("cannot write {}: {error}", file.display()))
-            })?;
+            .map_err(cannot("write", &file))?;
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
@@ -135,9 +127,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
 
 /// Not root of a user namespace.
 fn is_hosts_root() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    effective_user() == 0 && whole
+    effective_user() == 0 && !is_in_user_namespace()
 }
 
 /// Programs believe rules of root's only, and only root can mount what they cannot change.
@@ -181,12 +171,8 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
         .map_err(Failure::new)?;
     let created = root.create(name, &limits)?;
     let group = created.group;
-    fs::set_permissions(group.path(), Permissions::from_mode(0o700)).map_err(|error| {
-        Failure::new(format_args!(
-            "cannot close {}: {error}",
-            group.path().display()
-        ))
-    })?;
+    fs::set_permissions(group.path(), Permissions::from_mode(0o700))
+        .map_err(cannot("close", group.path()))?;
     group.give_access(Access {
         owner: None,
         members: Members::All,

@@ -6,7 +6,7 @@
 //! ```
 
 use super::process::Process;
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use gpulimit_base::text_file;
 use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
 use gpulimit_policy::rules;
@@ -85,10 +85,10 @@ impl Place {
         let Some(folder) = open_folder(root.path())? else {
             return Ok(Vec::new());
         };
-        let failed = |error| cannot("list", &path, &error);
+        let failed = cannot("list", &path);
         let mut all = Vec::new();
-        for name in folder.names().map_err(failed)? {
-            let name = name.map_err(failed)?.to_string_lossy().into_owned();
+        for name in folder.names().map_err(&failed)? {
+            let name = name.map_err(&failed)?.to_string_lossy().into_owned();
             let place = Self::of(root, &name);
             all.push((name, place));
         }
@@ -97,13 +97,14 @@ impl Place {
 
     /// Makes it, for nobody but root to come in.
     pub fn make(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("create", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("create", &path);
         let folder = match open_folder(&self.root)? {
             Some(folder) => folder,
             None => {
-                let root = Directory::open(&self.root).map_err(failed)?;
+                let root = Directory::open(&self.root).map_err(&failed)?;
                 // To go through, not to look.
-                root.create_directory(FOLDER, 0o711).map_err(failed)?
+                root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
         let made = folder.create_directory(&self.name, 0o700);
@@ -113,7 +114,8 @@ impl Place {
     /// Lets a container's root in a user namespace of its own go through, as a member of this unix
     /// group. It can change nothing.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
-        let failed = |error| cannot("open to the container", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("open to the container", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -158,7 +160,7 @@ impl Place {
         let path = self.path().join(RECORD);
         let bytes = match read {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(|error| cannot("read", &path, &error))?,
+            read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
             // A group that goes with the container has its name.
@@ -188,7 +190,8 @@ impl Place {
                 record.rootfs.display()
             )));
         }
-        let failed = |error| cannot("write", &self.path().join(RECORD), &error);
+        let path = self.path().join(RECORD);
+        let failed = cannot("write", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -202,28 +205,30 @@ impl Place {
     /// Removes what has no record: its maker was killed before that, so that nothing but a draft
     /// can be in it.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("remove", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("remove", &path);
         let Some((folder, place)) = self.open()? else {
             return Ok(());
         };
-        gone(place.remove_file(DRAFT)).map_err(failed)?;
+        gone(place.remove_file(DRAFT)).map_err(&failed)?;
         gone(folder.remove_directory(&self.name)).map_err(failed)
     }
 
     /// Removes it with its view. Files that are not ours stay, and so does the record then.
     pub fn remove(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("remove", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("remove", &path);
         let Some((_, place)) = self.open()? else {
             return Ok(());
         };
         match place.open_directory("view") {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             view => {
-                empty_view(&view.map_err(failed)?, VIEW_DEPTH).map_err(failed)?;
-                gone(place.remove_directory("view")).map_err(failed)?;
+                empty_view(&view.map_err(&failed)?, VIEW_DEPTH).map_err(&failed)?;
+                gone(place.remove_directory("view")).map_err(&failed)?;
             }
         }
-        gone(place.remove_file(RECORD)).map_err(failed)?;
+        gone(place.remove_file(RECORD)).map_err(&failed)?;
         self.remove_unrecorded()
     }
 
@@ -256,12 +261,12 @@ fn open_roots_own(
     opened: io::Result<Directory>,
     path: &Path,
 ) -> Result<Option<Directory>, Failure> {
-    let failed = |error| cannot("open", path, &error);
+    let failed = cannot("open", path);
     let directory = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(failed)?,
+        opened => opened.map_err(&failed)?,
     };
-    let about = directory.about().map_err(failed)?;
+    let about = directory.about().map_err(&failed)?;
     if about.uid() == 0 && about.mode() & 0o022 == 0 {
         return Ok(Some(directory));
     }
@@ -323,10 +328,6 @@ fn parse(text: &str) -> Option<Record> {
         },
     };
     next().is_none().then_some(record)
-}
-
-fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH,
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
-use std::io::{self, ErrorKind, IsTerminal};
+use std::io::{self, IsTerminal};
 
 /// The group, made where it has to be.
 pub struct Place {
@@ -96,7 +96,7 @@ impl Place {
                 root,
                 own: Some(created.hold),
             }),
-            (Err(error), Some(parent)) if is_denied(&error) => match limits {
+            (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
                 // It would have no limit of its own.
                 None => Ok(Self {
                     group: parent,
@@ -197,7 +197,7 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
 /// Finds out before the command starts what it would only tell when it uses a GPU.
 fn may_join(group: &Group) -> Result<(), Failure> {
     for above in group.upwards() {
-        match Ledger::open(&above.ledger_path()) {
+        match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
             Err(error) if groups::is_denied(&error) => {
                 return Err(Failure::new(format_args!(
                     "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
@@ -205,14 +205,10 @@ fn may_join(group: &Group) -> Result<(), Failure> {
                     above.ledger_path().display()
                 )));
             }
-            opened => opened.map(drop).map_err(GroupError::from)?,
+            opened => drop(opened?),
         }
     }
     Ok(())
-}
-
-fn is_denied(error: &GroupError) -> bool {
-    matches!(error, GroupError::Io { error, .. } if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem))
 }
 
 /// A group that exists is joined only under the limits that it has.

@@ -179,7 +179,7 @@ fn a_library_that_would_not_be_loaded_is_refused() {
     for (path, expected) in [
         (spaced.as_path(), "space or a colon"),
         (&missing, "cannot find"),
-        (Path::new("/etc/passwd"), "invalid ELF header"),
+        (Path::new("/etc/passwd"), "not an ELF file"),
     ] {
         let mut command = place.gpulimit(&["run", "--max", "4G", "--", "true"]);
         let output = command
