@@ -1,5 +1,5 @@
-//! Every function of the driver is hooked, or has a reason not to be (docs/unhooked.md): also those
-//! of the newest headers and drivers.
+//! Every function of the driver is hooked, or has a reason not to be
+//! (docs/internals/unhooked.md): also those of the newest headers and drivers.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::BTreeSet;
@@ -89,11 +89,11 @@ fn every_function_is_hooked_or_has_a_reason_not_to_be() {
         return;
     }
     assert!(functions.len() > 500, "{}", functions.len());
-    let hooked: BTreeSet<String> = first_column("docs/hooks.md")
+    let hooked: BTreeSet<String> = first_column("docs/internals/hooks.md")
         .iter()
         .map(|name| plain(name).to_owned())
         .collect();
-    let reasons = first_column("docs/unhooked.md");
+    let reasons = first_column("docs/internals/unhooked.md");
     let matches = |reason: &str, name: &str| match reason.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
         None => name == reason,
@@ -102,20 +102,20 @@ fn every_function_is_hooked_or_has_a_reason_not_to_be() {
     for name in &functions {
         let excused = reasons.iter().any(|reason| matches(reason, name));
         match (hooked.contains(name), excused) {
-            (false, false) => {
-                wrong.push(format!("{name} is neither hooked nor in docs/unhooked.md"))
-            }
+            (false, false) => wrong.push(format!(
+                "{name} is neither hooked nor in docs/internals/unhooked.md"
+            )),
             // A beginning may cover more than is meant, but not a function by its name.
-            (true, _) if reasons.contains(name) => {
-                wrong.push(format!("{name} is hooked and in docs/unhooked.md"))
-            }
+            (true, _) if reasons.contains(name) => wrong.push(format!(
+                "{name} is hooked and in docs/internals/unhooked.md"
+            )),
             _ => {}
         }
     }
     for reason in &reasons {
         if !functions.iter().any(|name| matches(reason, name)) {
             wrong.push(format!(
-                "docs/unhooked.md names {reason}, which no driver has"
+                "docs/internals/unhooked.md names {reason}, which no driver has"
             ));
         }
     }

@@ -1,6 +1,6 @@
 //! The rules of the source tree that no compiler checks.
 //!
-//! `UPDATE=1 cargo test --test tidy` writes `docs/hooks.md` and `tests/gpu/signatures.txt` anew
+//! `UPDATE=1 cargo test --test tidy` writes `docs/internals/hooks.md` and `tests/gpu/signatures.txt` anew
 //! from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
@@ -442,13 +442,13 @@ fn docs_name_every_hook() {
         )
         .unwrap();
     }
-    let place = root().join("docs/hooks.md");
+    let place = root().join("docs/internals/hooks.md");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&place, &page).unwrap();
     }
     assert!(
         fs::read_to_string(&place).is_ok_and(|text| text == page),
-        "docs/hooks.md is not what the table says: UPDATE=1 cargo test --test tidy"
+        "docs/internals/hooks.md is not what the table says: UPDATE=1 cargo test --test tidy"
     );
 }
 

@@ -1,4 +1,4 @@
-//! docs/benchmarks.md and its plot.
+//! docs/internals/benchmarks.md and its plot.
 
 use crate::case::Axis;
 use crate::memory::{self, Footprint};

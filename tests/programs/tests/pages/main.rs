@@ -4,12 +4,41 @@
 mod compare;
 mod machine;
 mod page;
+mod picture;
 
 use machine::Machine;
 use page::{Block, Page};
 use std::collections::BTreeMap;
+use std::fs;
 
-/// Runs the marked blocks of a page in order, those of each mark on a machine of their own.
+use gpulimit_programs::world::repository;
+
+/// The pages with commands to type that are not in `docs`.
+const OTHERS: [&str; 5] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "config/README.md",
+    "examples/README.md",
+    "benches/README.md",
+];
+
+/// The pages of `docs` for people who use gpulimit, and [`OTHERS`], by their paths in the
+/// repository.
+fn pages() -> Vec<String> {
+    let entries = fs::read_dir(repository().join("docs")).expect("docs");
+    let names = entries.map(|entry| entry.expect("docs").file_name());
+    let mut pages: Vec<String> = names
+        .filter_map(|name| name.into_string().ok())
+        .filter(|name| name.ends_with(".md"))
+        .map(|name| format!("docs/{name}"))
+        .chain(OTHERS.map(str::to_owned))
+        .collect();
+    pages.sort();
+    pages
+}
+
+/// Runs the marked blocks of a page in order, those of each mark on a machine of their own. Returns
+/// the number of commands, 0 also where no machine can be had.
 #[track_caller]
 fn follow(path: &str) -> usize {
     let page = Page::read(path);
@@ -31,17 +60,48 @@ fn follow(path: &str) -> usize {
     count
 }
 
+/// Asserts that a page was followed and has at least so many commands, or that no machine can be
+/// had here.
+#[track_caller]
+fn follows(path: &str, least: usize) {
+    let count = follow(path);
+    assert!(count == 0 || count >= least, "{path}: {count} commands");
+}
+
+#[test]
+fn every_block_of_commands_is_run_or_says_why_not() {
+    let mut silent = Vec::new();
+    for path in pages() {
+        for block in Page::read(&path).blocks() {
+            if let Block::Unmarked { line } = block {
+                silent.push(format!("{path}:{line}"));
+            }
+        }
+    }
+    assert!(silent.is_empty(), "neither run nor said why not: {silent:#?}");
+}
+
 #[test]
 fn the_readme() {
-    let page = Page::read("README.md");
-    let silent: Vec<_> = page
-        .blocks()
-        .filter(|block| matches!(block, Block::Unmarked { .. }))
-        .collect();
-    assert!(
-        silent.is_empty(),
-        "neither run nor said why not: {silent:#?}"
-    );
-    let count = follow("README.md");
-    assert!(count == 0 || count >= 15, "{count} commands");
+    follows("README.md", 5);
+}
+
+#[test]
+fn the_page_for_workstations() {
+    follows("docs/workstation.md", 10);
+}
+
+#[test]
+fn the_page_for_lab_servers() {
+    follows("docs/lab-server.md", 10);
+}
+
+#[test]
+fn the_other_pages() {
+    let own = ["README.md", "docs/workstation.md", "docs/lab-server.md"];
+    let pages = pages();
+    let others = pages.iter().filter(|path| !own.contains(&path.as_str()));
+    let counts: Vec<(&String, usize)> = others.map(|path| (path, follow(path))).collect();
+    let count: usize = counts.iter().map(|(_, count)| count).sum();
+    assert!(count == 0 || count >= 5, "{counts:?}");
 }
