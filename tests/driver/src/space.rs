@@ -282,10 +282,11 @@ impl Space {
         free.give((address - base) / BLOCK, blocks);
     }
 
-    /// Drops the host pages behind the addresses.
+    /// Drops the data behind the addresses, and the host pages that held it.
     pub fn forget(&self, address: u64, bytes: u64) {
         if self.written.load(Relaxed) {
-            // SAFETY: a range inside the reservation, which nobody else uses.
+            // SAFETY: the caller has freed or unmapped this range of the reservation, so no data in
+            // it is live.
             unsafe {
                 libc::madvise(
                     address as *mut libc::c_void,
@@ -296,15 +297,17 @@ impl Space {
         }
     }
 
-    /// Whether the address belongs to the device.
+    /// Returns whether the address belongs to the device.
     pub fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory, as far as it has data behind it: at most [`DATA_LIMIT`] bytes.
+    /// Copies memory. Of a copy from or to the device at most [`DATA_LIMIT`] bytes are moved, and
+    /// none where device addresses have no host memory behind them.
     ///
     /// # Safety
-    /// An address outside the device space must be the caller's to read or write for so many bytes.
+    /// The caller must be allowed to read or write `bytes` bytes at each address outside the device
+    /// space.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) {
         let device = |address| self.contains(address);
         if !self.backed && (device(to) || device(from)) {
@@ -316,14 +319,14 @@ impl Space {
         } else {
             bytes
         };
-        // SAFETY: device addresses lie in the reservation, others are the caller's promise.
+        // SAFETY: device addresses lie in the mapped reservation; the caller promises the others.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 
-    /// Fills memory with a pattern of `width` bytes, as [`Space::copy`] does.
+    /// Fills memory with a pattern of `width` bytes, with the same restrictions as [`Space::copy`].
     ///
     /// # Safety
-    /// As for [`Space::copy`].
+    /// The same as for [`Space::copy`].
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;
@@ -332,7 +335,7 @@ impl Space {
         let count = count.min(DATA_LIMIT / width);
         let pattern = pattern.to_le_bytes();
         for index in 0..count {
-            // SAFETY: see `copy`; `width` is 1, 2 or 4.
+            // SAFETY: as in `copy`; `width` is 1, 2 or 4, so the pattern has that many bytes.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     pattern.as_ptr(),
