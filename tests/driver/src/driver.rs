@@ -1,5 +1,5 @@
-//! One process's side of the driver: initialisation, and physical memory taken and given on its
-//! behalf.
+//! One process's side of the driver: initialisation, and the physical memory that the process takes
+//! and frees.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU32;
@@ -17,9 +17,9 @@ const FORKED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// What the process has on one GPU.
+/// The process's objects on one GPU.
 pub struct Gpu {
-    /// The primary context; one object for the life of the process.
+    /// The primary context; the same object for the life of the process.
     pub primary: &'static Context,
     /// The default pool.
     pub default_pool: &'static Pool,
@@ -78,7 +78,7 @@ pub fn init() -> Outcome<()> {
     Ok(())
 }
 
-/// The driver, once initialised.
+/// Returns the driver, once initialised.
 ///
 /// # Errors
 /// `NOT_INITIALIZED` before, and in a forked child.
@@ -90,7 +90,7 @@ pub fn driver() -> Outcome<&'static Driver> {
 }
 
 impl Driver {
-    /// What the process has on the GPU with this PCI index.
+    /// Returns the process's objects on the GPU with this PCI index.
     pub fn gpu(&self, index: usize) -> &Gpu {
         self.gpus[index].get_or_init(|| {
             let default_pool = Pool::make(Some(index));
@@ -103,13 +103,13 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory without giving up anything for it; false when the GPU has not that
-    /// much left.
+    /// Takes physical memory without trimming pools first; returns false when the GPU has too
+    /// little left.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }
 
-    /// Takes physical memory; when there is not enough, pools first give back what they do not use.
+    /// Takes physical memory. If the GPU has too little left, trims the pools and tries again.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -125,19 +125,19 @@ impl Driver {
         }
     }
 
-    /// This process among all owners of memory.
+    /// Returns the number by which the machine knows this process as an owner of memory.
     pub fn owner(&self) -> u64 {
         self.process.owner()
     }
 
-    /// Gives physical memory back.
+    /// Frees physical memory.
     pub fn give(&self, device: usize, bytes: u64) {
         if bytes > 0 {
             self.process.give(device, bytes);
         }
     }
 
-    /// The pool that `cuMemAllocAsync` uses on the GPU.
+    /// Returns the pool that `cuMemAllocAsync` uses on the GPU.
     pub fn current_pool(&self, device: usize) -> &'static Pool {
         *self
             .gpu(device)

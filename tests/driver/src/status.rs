@@ -1,6 +1,6 @@
 //! Result codes of the CUDA driver interface.
 
-/// What a driver call answers: nothing, or the reason it failed.
+/// The result of a driver call: a value, or the reason it failed.
 pub type Outcome<T> = Result<T, Status>;
 
 /// A `CUresult` other than success.

@@ -21,7 +21,7 @@ fn copy_now(to: u64, from: u64, bytes: usize) -> Outcome<()> {
     if to == 0 || from == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: addresses outside the device space are the C caller's.
+    // SAFETY: the C caller promises that addresses outside the device space are its own.
     unsafe { space().copy(to, from, bytes) };
     Ok(())
 }
@@ -62,7 +62,7 @@ pub fn copy_peer_async(
     copy_async(to, from, bytes, stream, twin)
 }
 
-/// Copies of shapes are accepted and move nothing.
+/// Copies of shapes are accepted and move no data.
 pub fn copy_shape(params: In<u8>, _twin: bool) -> Outcome<()> {
     here()?;
     if params.is_null() {
@@ -85,7 +85,8 @@ fn fill_now(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
     if count > 0 && !space().contains(to) && crate::host::find(to as usize).is_none() {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: device addresses, or pinned memory of the C caller.
+    // SAFETY: the address was just found to be in the device space or in memory that the C caller
+    // pinned.
     unsafe { space().fill(to, value, width, count) };
     Ok(())
 }

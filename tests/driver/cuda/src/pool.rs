@@ -61,7 +61,7 @@ pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// The GPU of a `CUmemLocation`: none for the host.
+/// Returns the GPU of a `CUmemLocation`; `None` for the host.
 fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     match location {
         [1, ordinal] => device::index(ordinal)
@@ -82,7 +82,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // Nor can they be shared, or have a largest size (H200, 580.159.04).
+            // Managed pools also cannot be shared, or have a largest size (measured, H200,
+            // 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
             }
@@ -93,7 +94,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// The GPU that a pool of managed memory is counted for: any place will do for it, also none.
+/// Returns the GPU that a managed pool belongs to in the model. Any location is valid, none
+/// included.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -102,7 +104,7 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     }
 }
 
-/// The default pools of managed memory, each with the kind of its place and the number of that.
+/// The default pools of managed memory, each with its location's kind and id.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
 fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
@@ -166,7 +168,7 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // RMM's tests on an H200 (580.159.03): a memory fault in this function.
+        // RMM's tests end here in a memory fault (measured, H200, 580.159.03).
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -201,8 +203,8 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // Current for managed memory: `cuMemAllocAsync` goes on taking from the other (H200,
-        // 580.159.04).
+        // A managed pool becomes current for managed memory only; `cuMemAllocAsync` still uses the
+        // other current pool (measured, H200, 580.159.04).
         return Ok(());
     }
     *driver()?
@@ -217,7 +219,7 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Pinned memory has default pools on GPUs only here.
+/// Returns the GPU of a location. In the model pinned memory only has default pools on GPUs.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -1,10 +1,10 @@
-//! Every exported function, once: signature, names by which `cuGetProcAddress` gives it out,
-//! handler.
+//! The table of exported functions: signature, the names by which `cuGetProcAddress` finds each
+//! function, and its handler.
 //!
 //! A row reads `exported_name(arguments) "base name" version => handler;` or, where a twin for the
 //! per-thread default stream exists,
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. A handler of a
-//! row with a twin gets as a last argument whether the twin was called.
+//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The handler of
+//! a row with a twin gets as last argument whether the twin was called.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -17,11 +17,11 @@ use gpulimit_sim::ipc::Handle;
 
 /// One exported function.
 pub struct Symbol {
-    /// The name that `cuGetProcAddress` takes.
+    /// The name by which `cuGetProcAddress` finds it.
     pub base: &'static str,
-    /// The CUDA version from which on it is given out.
+    /// The first CUDA version for which `cuGetProcAddress` returns it.
     pub version: i32,
-    /// For the per-thread default stream.
+    /// Whether it is the twin for the per-thread default stream.
     pub per_thread: bool,
     /// The exported address.
     pub address: Address,
@@ -31,7 +31,7 @@ pub struct Symbol {
 #[derive(Clone, Copy)]
 pub struct Address(pub *const ());
 
-// SAFETY: the address of code, which is the same in every thread.
+// SAFETY: the value is the address of code, which every thread may read.
 unsafe impl Sync for Address {}
 
 macro_rules! export {
@@ -58,7 +58,7 @@ macro_rules! symbols {
         $(| $twin:ident $twin_version:literal)? => $handler:path;)*) => {
         $(symbols!(@row $name($($argument: $type),*) $handler $(, $twin)?);)*
 
-        /// All of them.
+        /// Every row of the table.
         pub static SYMBOLS: &[Symbol] = &[$(
             Symbol {
                 base: $base,
@@ -379,8 +379,8 @@ symbols! {
     cuCheckpointProcessRestore(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessRestore" 12080 => checkpoint::restore;
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>) "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The same under names that nobody hooks: what code inside of the driver makes, which no hook
-    // sees.
+    // The same functions under names that gpulimit does not hook, so that no hook sees these calls:
+    // they stand for calls that come from inside the driver.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32) "unseenCtxCreate" 2000 => context::create;
     unseenMemPoolCreate(pool: Out<usize>, props: In<u8>) "unseenMemPoolCreate" 2000 => pool::create;
@@ -393,7 +393,7 @@ symbols! {
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;
 }
 
-/// From CUDA 12 on `cuGraphInstantiate` is another name of `cuGraphInstantiateWithFlags`.
+/// From CUDA 12 on `cuGraphInstantiate` is another name for `cuGraphInstantiateWithFlags`.
 pub static ALIASES: &[Symbol] = &[Symbol {
     base: "cuGraphInstantiate",
     version: 12_000,

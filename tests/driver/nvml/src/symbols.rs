@@ -1,4 +1,4 @@
-//! Every exported function, once.
+//! The table of exported functions.
 #![allow(non_snake_case)]
 
 use gpulimit_sim::abi::{Out, Site, Text};
