@@ -68,7 +68,7 @@ fn session(world: &World, mut command: Command, group: &str, writable: &str) -> 
         .env("GPULIMIT_GROUP", group)
         .env("WRITABLE", writable)
         .env("PROGRAM", world::program());
-    let mut session = Session::start_in_container(command);
+    let mut session = Session::start(command);
     assert_eq!(session.say("start"), "0 0");
     session
 }

@@ -18,7 +18,7 @@ fn linked() -> String {
         .expect("nm");
     let names: String = text(&names.stdout)
         .lines()
-        .filter_map(|line| line.split(' ').next_symbol_door())
+        .filter_map(|line| line.split(' ').next())
         .filter(|name| name.starts_with("cu"))
         .map(|name| format!("NAME({name})"))
         .collect();
@@ -171,7 +171,7 @@ fn memory_is_counted_through_every_door() {
 fn play(program: &mut Session, script: &str) -> Vec<String> {
     script
         .lines()
-        .map(|line| line.split('#').next_symbol_door().unwrap_or_default().trim())
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
         .filter(|line| !line.is_empty())
         .map(|line| format!("{line} = {}", program.say(line)))
         .collect()
