@@ -1,5 +1,5 @@
-//! The library in every program, by /etc/ld.so.preload: in a mount namespace whose /etc, /run and
-//! /usr/local/lib are the test's own.
+//! The library in every program by /etc/ld.so.preload, in a mount namespace where /etc, /run and
+//! /usr/local/lib belong to the test.
 
 use std::os::unix::fs::chown;
 use std::process::Output;
@@ -10,9 +10,9 @@ use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, World, text};
 
 const CAP: u64 = 1024 * MIB;
-/// What is left of it beside a context, in pieces of 100 MiB.
+/// The answer under that cap: five pieces of 100 MiB fit beside a context.
 const LIMITED: &str = "library 1 blocks 5 status 2";
-/// Beyond any limit of these tests.
+/// More blocks than any limit of these tests allows.
 const MANY: u32 = 700;
 
 const PRIVATE: &str = r#"
@@ -29,11 +29,11 @@ rm -f /etc/ld.so.preload
 alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
 "#;
 
-/// Puts the library into every program at its own place: `gpulimit uninstall` of another test
-/// counts all processes with a library at the path of an installed one.
+/// Loads the library into every program from the test's own path: `gpulimit uninstall` in another
+/// test counts all processes that have a library from the installed path.
 const IN_PLACE: &str = "echo \"$LIBRARY\" > /etc/ld.so.preload\n";
 
-/// Runs a script where the system is the test's own; `None` where that cannot be.
+/// Runs a script in a mount namespace of the test's own; `None` where the test may not mount.
 fn run(world: &World, script: &str) -> Option<Output> {
     if !world::may_mount() {
         return None;
@@ -53,7 +53,8 @@ fn run(world: &World, script: &str) -> Option<Output> {
     Some(world::finish(command))
 }
 
-/// The lines that it wrote; of the blocks of a program without a limit only that they are many.
+/// Returns the lines of the output. For a program without a limit, the number of blocks is replaced
+/// by `many`.
 #[track_caller]
 fn said(output: &Output) -> Vec<String> {
     assert!(output.status.success(), "{output:?}");
@@ -101,7 +102,7 @@ alone "$PROGRAM"
             &limited,
             &limited,
             &limited,
-            // Not another copy, which would count a second time.
+            // The status names this path: another copy of the library would count a second time.
             library,
             "quiet",
             &format!("ok       system-wide  {library}"),
@@ -117,10 +118,10 @@ alone "$PROGRAM"
 }
 
 #[test]
-fn setuid_programs_are_not_led_by_the_environment() {
+fn setuid_programs_ignore_the_environment() {
     const USER: u32 = 40_001;
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
-    // A root of the user's own, with a group that would refuse everything.
+    // The test makes a root that belongs to the user, with a group that would refuse everything.
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
     if chown(&place, Some(USER), None).is_err() {
@@ -151,7 +152,7 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001
 }
 
 #[test]
-fn root_by_su_runs_nothing_that_the_callers_environment_names() {
+fn root_by_su_loads_no_library_from_the_callers_environment() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
@@ -159,8 +160,9 @@ fn root_by_su_runs_nothing_that_the_callers_environment_names() {
         eprintln!("SKIPPED: only root can make files of other users");
         return;
     }
-    // Of what `su` keeps, GPULIMIT_LIBRARY names a library and GPULIMIT_ROOT a directory of the
-    // user's. The library writes down which program runs it with root's rights.
+    // Of the variables that `su` keeps, GPULIMIT_LIBRARY names a library of the user's and
+    // GPULIMIT_ROOT a directory of the user's. The library records every program that runs it with
+    // root's rights.
     let script = r#"
 echo 'reda:x:40001:40001::/:/bin/sh' >> /etc/passwd
 printf '%s sufficient pam_permit.so\n' auth account session > /etc/pam.d/su
@@ -206,7 +208,7 @@ done
 }
 
 #[test]
-fn libraries_of_ld_preload_do_not_get_before_us() {
+fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     let driver = world::driver();
     let path = format!("-Wl,-rpath,{}", driver.display());
@@ -268,7 +270,7 @@ fn libraries_of_ld_preload_do_not_get_before_us() {
 }
 
 #[test]
-fn the_runtime_in_a_program_does_not_get_past_us_by_ld_preload() {
+fn a_static_runtime_cannot_bypass_the_hooks_by_ld_preload() {
     let Some(archive) = world::static_runtime() else {
         eprintln!("SKIPPED: there is no libcudart_static.a");
         return;

@@ -1,4 +1,4 @@
-//! NVIDIA's own CUDA runtimes under a cap.
+//! NVIDIA's own CUDA runtimes work under a limit.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn run(program: &Path, runtime: Option<&Path>) {
     let left = free - 1000 * MIB;
     let beside_arrays = free - (236 + 18 + 86) * MIB;
     let beside_managed = free - 100 * MIB;
-    // What the first executable graph takes stays.
+    // The memory of the first executable graph stays charged.
     let beside_graph = free - 2 * MIB;
     let expected = format!(
         "cudaGetDeviceProperties 0 {cap}\n\
@@ -79,22 +79,22 @@ fn run(program: &Path, runtime: Option<&Path>) {
 }
 
 #[test]
-fn cudart_11() {
+fn cudart_11_is_limited() {
     shared(11);
 }
 
 #[test]
-fn cudart_12() {
+fn cudart_12_is_limited() {
     shared(12);
 }
 
 #[test]
-fn cudart_13() {
+fn cudart_13_is_limited() {
     shared(13);
 }
 
 #[test]
-fn cudart_13_linked_statically() {
+fn cudart_13_linked_statically_is_limited() {
     let Some(archive) = world::static_runtime() else {
         return skipped("libcudart_static.a");
     };
@@ -103,7 +103,7 @@ fn cudart_13_linked_statically() {
     run(&world::compile_for("runtime", "-static", &arguments), None);
 }
 
-/// cudarc, in a process of its own: this test once more.
+/// Runs cudarc in another process, which runs this test again.
 #[test]
 fn cudarc() {
     use cudarc::driver::{DriverError, result, sys::CUresult};
