@@ -316,7 +316,7 @@ pub(super) struct Look {
     /// Undecided units.
     pub undecided: u64,
     /// A hash of the words: if two passes read different words, their hashes very probably differ.
-    print: u64,
+    hash: u64,
 }
 
 impl Look {
@@ -328,14 +328,14 @@ impl Look {
 /// Reads a level without publishing a request.
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
-    let mut print = 0_u64;
+    let mut hash = 0_u64;
     let Total { charged, undecided } = total(rung, |word| {
-        print = (print.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash = (hash.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     });
     Look {
         charged,
         undecided,
-        print,
+        hash,
     }
 }
 

@@ -240,7 +240,7 @@ mod tests {
             (process.pid, process.pid_ns, process.uid),
             (4711, 1 << 40, u32::MAX)
         );
-        assert_eq!(process.start_time, 0, "not kept");
+        assert_eq!(process.start_time, 0, "not stored");
         assert_eq!(process.command().to_string(), "x".repeat(32));
         let since = before
             .duration_since(std::time::UNIX_EPOCH)
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_kept_and_can_be_followed() {
+    fn the_most_recent_events_are_kept_and_can_be_followed() {
         let scratch = Scratch::new();
         let all = EVENTS as u64 * 2 + 7;
         for bytes in 0..all {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_written_or_of_an_unknown_kind_is_left_out() {
+    fn incomplete_events_and_unknown_kinds_are_skipped() {
         let scratch = Scratch::new();
         let ring = &scratch.content().header.ring;
         for bytes in 0..4 {
@@ -273,11 +273,11 @@ mod tests {
         ring.entries[2].what.store(99, Ordering::Relaxed);
         assert_eq!(numbers(&scratch.events(0)), [0, 3]);
         scratch.readonly().record(&happening(4));
-        assert_eq!(scratch.events(0).len(), 2, "a reader writes nothing");
+        assert_eq!(scratch.events(0).len(), 2, "a reader does not write");
     }
 
     #[test]
-    fn kinds_have_names_of_their_own() {
+    fn event_kinds_have_distinct_names() {
         let names: std::collections::BTreeSet<_> = EventKind::ALL.map(EventKind::name).into();
         assert_eq!(names.len(), EventKind::ALL.len());
         assert_eq!(EventKind::Kill.name(), "kill");

@@ -212,7 +212,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn a_ledger_is_made_whole_and_once() {
+    fn a_ledger_is_created_complete_and_once() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         create(&path, 0o642).expect("made");
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
         assert!(
             about.blocks() * 512 >= size_of::<layout::Header>() as u64,
-            "room for its header"
+            "space for the header is reserved"
         );
         create(&path, 0o600).expect("there already");
         let again = fs::metadata(&path).expect("there");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn many_make_it_at_once() {
+    fn threads_that_create_a_ledger_at_once_make_one() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         std::thread::scope(|scope| {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_has_a_name_of_its_own_and_gets_that_of_the_ledger_if_it_is_free() {
+    fn a_draft_gets_the_ledgers_name_only_if_it_is_free() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         let (first, _) = draft(&path, || 5).expect("made");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_drafts_differ() {
+    fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
         // A later process with the same pid also gets different numbers.
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ledger_is_not_opened() {
+    fn other_files_are_not_opened_as_a_ledger() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         let why = |write| match open(&path, write).map(drop) {
@@ -286,7 +286,7 @@ mod tests {
             Err(other) => other.to_string(),
             Ok(()) => "opened".into(),
         };
-        assert_eq!(why(false), "io: open", "nothing there");
+        assert_eq!(why(false), "io: open", "no file");
         fs::write(&path, [0; 63]).expect("written");
         assert_eq!(why(false), "cut short");
         fs::write(&path, [0; 64]).expect("written");
@@ -323,11 +323,15 @@ mod tests {
         fs::remove_dir(&path).expect("removed");
         let fifo = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(fifo.expect("mkfifo").success());
-        assert_eq!(why(false), "not a regular file", "and nobody waited for");
+        assert_eq!(
+            why(false),
+            "not a regular file",
+            "opening does not wait for a writer"
+        );
     }
 
     #[test]
-    fn a_place_is_its_file_and_no_other() {
+    fn a_place_detects_that_its_file_was_replaced() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         create(&path, 0o600).expect("made");
@@ -336,20 +340,23 @@ mod tests {
         let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
         let kept = folder.at("kept");
         fs::rename(&path, &kept).expect("moved");
-        assert!(!place.is_current() && is_replaced(), "gone");
+        assert!(!place.is_current() && is_replaced(), "the file is gone");
         create(&path, 0o600).expect("made anew");
-        assert!(!place.is_current() && is_replaced(), "another");
+        assert!(!place.is_current() && is_replaced(), "another file");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("linked");
         assert!(!place.is_current() && is_replaced(), "a link to it");
         fs::rename(&kept, &path).expect("moved back");
         assert!(place.is_current() && !is_replaced());
         fs::remove_dir_all(&folder.0).expect("removed");
-        assert!(!place.is_current() && is_replaced(), "its folder is gone");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "the directory is gone"
+        );
         fs::write(&folder.0, "").expect("written");
         assert!(
             !place.is_current() && is_replaced(),
-            "something else is there"
+            "another file is in its place"
         );
         fs::remove_file(&folder.0).expect("removed");
     }

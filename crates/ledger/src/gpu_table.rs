@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_of_zeros_are_identities() {
+    fn the_words_of_an_all_zero_identity_are_not_zero() {
         let zero = words(&DeviceId::gpu([0; 16]));
         assert!(zero.iter().all(|&word| word != 0));
         let mig = words(&DeviceId::mig([0; 16]));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_died_half_way_is_helped_or_passed_over() {
+    fn a_half_written_entry_is_completed_or_skipped() {
         let one = words(&DeviceId::gpu([1; 16]));
         let mut alike = [1; 16];
         alike[15] = 2;
@@ -161,18 +161,21 @@ mod tests {
                 word.store(value, Ordering::Relaxed);
             }
             assert!(put(&half, one), "the same GPU completes it");
-            assert!(put(&half, one), "and finds it");
-            assert!(!put(&half, alike), "another passes over it");
+            assert!(put(&half, one), "and finds the entry again");
+            assert!(!put(&half, alike), "another GPU skips the entry");
         }
         let half = entry();
         half[0].store(one[0], Ordering::Relaxed);
         half[1].store(one[1], Ordering::Relaxed);
-        assert!(put(&half, alike), "one that agrees so far may have it");
-        assert!(!put(&half, one), "and the first goes on");
+        assert!(
+            put(&half, alike),
+            "a GPU with the same first words may take the entry"
+        );
+        assert!(!put(&half, one), "and the first GPU skips it");
     }
 
     #[test]
-    fn racing_inserters_agree() {
+    fn racing_processes_agree_on_the_entry_of_each_gpu() {
         let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
         // The first two words are equal, so that all these GPUs compete for the same entries.
         let gpus: Vec<_> = (0..MAX_DEVICES as u8)
@@ -206,6 +209,6 @@ mod tests {
         let mut taken: Vec<_> = places[0].iter().filter_map(|(_, place)| *place).collect();
         taken.sort_unstable();
         taken.dedup();
-        assert_eq!(taken.len(), MAX_DEVICES, "each has an entry of its own");
+        assert_eq!(taken.len(), MAX_DEVICES, "each GPU has its own entry");
     }
 }

@@ -334,13 +334,13 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_file_of_this_version_begins_as_all_of_them() {
+    fn the_preface_of_this_version_does_not_change() {
         let sizes = [16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
-        assert_eq!(PREFACE[2..], sizes, "another layout is another version");
+        assert_eq!(PREFACE[2..], sizes, "a changed layout needs a new version");
     }
 
     #[test]
-    fn offsets_are_where_things_are() {
+    fn offsets_match_the_layout() {
         let scratch = Scratch::new();
         let content = scratch.content();
         let at = |place: usize| (place - &raw const *content as usize) as u64;

@@ -137,7 +137,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_one_description_has_no_other_gets() {
+    fn a_lock_excludes_other_descriptions_from_its_byte_alone() {
         let scratch = Scratch::new();
         let [one, other] = [0; 2].map(|_| scratch.place.open(true).expect("open"));
         let take = |bytes| try_lock(&one, bytes).expect("asked");
@@ -153,7 +153,10 @@ mod tests {
         let last = MAX_SLOTS - 1;
         for slot in [0, 1, last] {
             for held in [Bytes::owner(slot), Bytes::claim(slot)] {
-                assert!(take(held) && take(held), "one's own is no obstacle");
+                assert!(
+                    take(held) && take(held),
+                    "a description can lock a byte again"
+                );
                 assert!(!is_locked(&one, held).expect("asked"));
                 for at in [0, 1, last] {
                     for bytes in [Bytes::owner(at), Bytes::claim(at)] {
@@ -174,7 +177,7 @@ mod tests {
         let readonly = scratch.place.open(false).expect("open");
         assert!(
             try_lock(&readonly, Bytes::owner(0)).is_err(),
-            "that takes writing"
+            "locking requires write access"
         );
         assert!(!is_locked(&readonly, Bytes::owner(0)).expect("asked"));
     }

@@ -135,11 +135,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_of_the_process_that_made_it() {
+    fn a_mark_detects_a_forked_child() {
         let mut mark = Birthmark::new().expect("memory");
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
-        assert!(!mark.is_ours(), "wiped, in a forked child");
+        assert!(!mark.is_ours(), "wiped, as in a forked child");
         // The value that the mark has before Linux 4.14.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());

@@ -164,7 +164,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_member_has_the_content_and_an_anchor() {
+    fn a_member_has_mapped_the_content_and_an_anchor() {
         let file = MappedFile("00:1b 12".into());
         let member = |maps: &str| {
             seen_in(maps.as_bytes(), &file)
@@ -174,7 +174,11 @@ mod tests {
         let content = "7f00-7f10 rw-s 00000000 00:1b 12 /x/ledger\n";
         let anchor = "7f20-7f21 ---s 00000000 00:1b 12 /x/ledger (deleted)\n";
         assert_eq!(member(&format!("{content}{anchor}")), Some(true));
-        assert_eq!(member(content), Some(false), "as the controller");
+        assert_eq!(
+            member(content),
+            Some(false),
+            "the controller has only the content"
+        );
         assert_eq!(member(anchor), Some(false));
         assert_eq!(member(&content.replace("rw-s", "r--s")), Some(false));
         for other in ["00:1b 13", "00:1c 12", "00:1b 123"] {

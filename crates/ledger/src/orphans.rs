@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_and_what_may_leave_are_counted_apart() {
+    fn orphaned_and_shared_bytes_are_counted_separately() {
         let scratch = Scratch::new();
         let (_first, slot) = (scratch.join(), member(&scratch, 20, 0));
         let device = scratch.device;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_given_back_until_so_many_are_left_the_own_ones_first() {
+    fn orphans_are_given_back_down_to_the_kept_bytes_own_ones_first() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let slots = [
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_does_not_miss_what_others_have_given_back() {
+    fn an_owner_does_not_distrust_the_release_of_its_orphans() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_have_changed_and_those_somebody_is_at_stay() {
+    fn changed_and_locked_orphans_are_not_given_back() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(
             owner.release_orphans(device, &seen, 4 * UNIT),
             UNIT,
-            "its own need no lock"
+            "a process gives its own orphans back without the lock"
         );
         lock::unlock(&file, Bytes::claim(owner.index())).expect("locks");
         assert_eq!(
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_the_dead_can_be_given_back_as_well_and_who_waits_is_woken() {
+    fn orphans_of_the_dead_can_be_given_back_and_waiters_are_woken() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let slot = member(&scratch, 1, 0);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(
             signals.returned.load(Ordering::Relaxed),
             1,
-            "nothing came back"
+            "no memory came back"
         );
     }
 }

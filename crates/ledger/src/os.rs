@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_is_that_of_the_boot() {
+    fn the_clock_counts_from_boot() {
         let uptime = std::fs::read_to_string("/proc/uptime").expect("readable");
         let seconds: f64 = uptime
             .split(' ')
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_on_a_word_that_changes_is_woken() {
+    fn a_sleeper_on_a_futex_is_woken() {
         let word = AtomicU64::new(5 << 32 | 7);
         let hang = Duration::from_secs(60);
         let began = now();
         futex_wait(&word, 6, hang);
-        assert!(began.elapsed() < hang, "it is another already");
-        assert_eq!(futex_wake_all(&word), 0, "nobody sleeps");
+        assert!(began.elapsed() < hang, "the word has changed already");
+        assert_eq!(futex_wake_all(&word), 0, "no thread sleeps");
         futex_wait(&word, 7, Duration::from_millis(1));
         std::thread::scope(|scope| {
             let sleepers = [0; 2].map(|_| scope.spawn(|| futex_wait(&word, 7, hang)));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_reserved_where_the_file_system_can_do_that() {
+    fn space_is_reserved_where_the_file_system_can() {
         let open = |path, write| File::options().read(true).write(write).open(path);
         // A file on a file system that cannot reserve space.
         let file = open("/proc/self/comm", true).expect("there");

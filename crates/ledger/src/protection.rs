@@ -48,7 +48,7 @@ mod tests {
     use crate::scratch::{Scratch, stranger};
 
     #[test]
-    fn groups_have_keys_of_their_own() {
+    fn different_groups_have_different_keys() {
         let letters = ('a'..='z').chain('0'..='9').map(String::from);
         let mut names: Vec<_> = [String::new()].into_iter().chain(letters).collect();
         for at in 1..37 {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_has_not_taken_of_its_part_is_kept() {
+    fn untaken_protection_is_what_the_groups_members_have_not_charged() {
         let scratch = Scratch::new();
         let member = |name, units, undecided| {
             let slot = scratch.dead(&stranger(1), units, undecided);
@@ -74,16 +74,16 @@ mod tests {
         let untaken = |bytes| scratch.untaken(scratch.device, child_key("alice"), bytes);
         assert_eq!(untaken(10 * UNIT), 10 * UNIT);
         member("bob", 5, 0);
-        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "not hers");
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "another group's charge");
         member("alice", 3, 1);
         member("alice", 4, 0);
         assert_eq!(
             untaken(10 * UNIT),
             4 * UNIT,
-            "what is only asked for is not taken"
+            "undecided units do not count as taken"
         );
-        assert_eq!(untaken(5 * UNIT), 0, "she has more");
+        assert_eq!(untaken(5 * UNIT), 0, "the group has charged more");
         let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);
-        assert_eq!(elsewhere, UNIT, "of another device");
+        assert_eq!(elsewhere, UNIT, "charges on another device do not count");
     }
 }

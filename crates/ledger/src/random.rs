@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_below_the_end_and_spread() {
+    fn random_numbers_are_bounded_and_spread() {
         let mut random = Random::new();
         let mut seen = [0; 8];
         for _ in 0..10_000 {

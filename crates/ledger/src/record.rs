@@ -80,7 +80,7 @@ mod tests {
     use crate::atomic::AtomicU64;
 
     #[test]
-    fn what_a_word_lacks_is_what_was_taken_out_of_it() {
+    fn a_record_detects_units_taken_by_another_process() {
         let record = Record::<AtomicU64>::default();
         assert_eq!(record.begin(|| 0), 0);
         record.added(10);
@@ -88,19 +88,23 @@ mod tests {
         record.taken(4);
         assert_eq!(record.begin(|| 1), 5);
         record.withdrawn();
-        assert_eq!(record.begin(|| 7), 0, "more is nobody's harm but its own");
+        assert_eq!(
+            record.begin(|| 7),
+            0,
+            "additional units harm only this process"
+        );
         record.taken(100);
         assert_eq!(record.begin(|| 0), 0);
         record.added(3);
         assert_eq!(
             record.begin(|| 1),
             2,
-            "none are owed for what was not there"
+            "units that were never added are not lacking"
         );
     }
 
     #[test]
-    fn while_another_thread_is_at_it_nothing_can_be_told() {
+    fn a_record_reports_nothing_while_another_thread_changes_the_word() {
         let record = Record::<AtomicU64>::default();
         record.begin(|| 0);
         record.added(10);
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_beginnings_wraps_without_harm() {
+    fn the_count_of_begun_changes_may_wrap() {
         let record = Record::<AtomicU64>::default();
         record.begin(|| 0);
         record.added(3);

@@ -46,7 +46,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn it_ends_though_a_forked_child_has_the_descriptor() {
+    fn removal_ends_although_a_forked_child_has_the_descriptor() {
         let scratch = Scratch::new();
         let removal = scratch.begin_removal().expect("nobody");
         let _childs = removal.file.try_clone().expect("a descriptor");

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_goes_first_on_his_device() {
+    fn waiters_for_a_device_go_in_the_order_of_their_numbers() {
         let scratch = Scratch::new();
         let (device, other) = (scratch.device, scratch.other);
         let slots = [
@@ -220,7 +220,7 @@ mod tests {
         assert!(scratch.has_waiters());
         assert!(
             Line::join(&slots[0], other, later()).is_none(),
-            "one place each"
+            "a process has one place"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
         // A new request comes after all waiters, including those of its own process.
@@ -231,25 +231,25 @@ mod tests {
         drop((second, third));
         assert!(
             Line::join(&slots[0], other, later()).is_some(),
-            "free again"
+            "the place is free again"
         );
     }
 
     #[test]
-    fn that_nobody_waits_any_longer_is_noted() {
+    fn the_word_for_waiters_is_cleared_when_the_last_one_is_gone() {
         let scratch = Scratch::new();
         let (slot, waiter) = (scratch.join(), scratch.join());
         let mut line = Line::join(&waiter, scratch.other, later()).expect("a place");
         line.turn();
         assert!(!scratch.somebody_waits(&slot, scratch.device));
-        assert!(scratch.has_waiters(), "for another device");
+        assert!(scratch.has_waiters(), "a process waits for another device");
         waiter.waiting().ticket.store(0, Ordering::Relaxed);
         assert!(!scratch.somebody_waits(&slot, scratch.device));
         assert!(!scratch.has_waiters());
     }
 
     #[test]
-    fn the_dead_and_the_absent_are_passed_by() {
+    fn dead_and_absent_waiters_are_skipped() {
         let scratch = Scratch::new();
         let (slot, absent) = (scratch.join(), scratch.join());
         let dead = scratch.dead(&stranger(1), 1, 0);
@@ -271,40 +271,40 @@ mod tests {
         seen.store(os::boot_ms() + 60_000, Ordering::Relaxed);
         assert!(
             scratch.somebody_waits(&slot, scratch.device),
-            "by another clock"
+            "the time is from another clock"
         );
     }
 
     #[test]
-    fn when_the_time_is_over_it_is_nobodys_turn() {
+    fn a_waiter_whose_time_is_over_has_no_turn() {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let until = os::now() + Duration::from_millis(20);
         let mut line = Line::join(&slot, scratch.device, until).expect("a place");
         line.turn();
         line.sleep();
-        assert!(os::now() >= until, "nobody has woken it");
+        assert!(os::now() >= until, "woken too early");
         assert_eq!(line.turn(), Turn::Over);
     }
 
     #[test]
-    fn who_sleeps_is_woken_by_what_comes_back() {
+    fn returned_memory_wakes_a_sleeping_waiter() {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let returned = || scratch.signals().returned.load(Ordering::Relaxed);
         super::returned(&scratch);
-        assert_eq!(returned(), 0, "nobody waits");
+        assert_eq!(returned(), 0, "no process waits");
         let mut line = Line::join(&slot, scratch.device, later()).expect("a place");
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);
         // Returns at once, because memory came back after the waiter's last look.
         line.sleep();
-        assert!(scratch.has_waiters(), "it is awake, and in line");
+        assert!(scratch.has_waiters(), "the waiter is awake and in line");
         line.turn();
-        assert_eq!(line.returned, 1, "what it has seen it does not wait for");
+        assert_eq!(line.returned, 1, "does not wait for what it has seen");
         drop(line);
-        assert_eq!(returned(), 2, "the next in line looks");
-        assert!(!scratch.has_waiters(), "there is none");
+        assert_eq!(returned(), 2, "the next waiter is woken");
+        assert!(!scratch.has_waiters(), "no waiter is left");
     }
 }
