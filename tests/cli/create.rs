@@ -70,7 +70,7 @@ fn what_cannot_be_made_is_refused_before_anything_is() {
         (&["create", "run-1-2"], "single jobs"),
         (&["create", "lab/job-1-2"], "single jobs"),
         (&["create", "lab", "max"], "KEY=VALUE"),
-        (&["create", "lab", "max=lots"], "'lots' is no size"),
+        (&["create", "lab", "max=lots"], "invalid size 'lots'"),
         (
             &["create", "lab", "--owner", "nobody of this name"],
             "no user",

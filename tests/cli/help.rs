@@ -190,7 +190,7 @@ fn mistakes_end_with_2() {
     let place = Place::new();
     for (arguments, expected) in [
         (&["fly"][..], "fly"),
-        (&["run", "--max", "4Q", "--", "true"], "'4Q' is no size"),
+        (&["run", "--max", "4Q", "--", "true"], "invalid size '4Q'"),
         (&["run", "--max", "", "--", "true"], "empty size"),
         (&["run", "--max", "4G"], "COMMAND"),
         (&["run", "--", "true"], "no limit given"),
@@ -213,7 +213,7 @@ fn mistakes_end_with_2() {
         (&["show", "a b"], "no name of a group"),
         (&["set", "x", "size=4G"], "unknown key 'size'"),
         (&["set", "x", "mac=4G"], "did you mean max?"),
-        (&["set", "x", "max=lots"], "'lots' is no size"),
+        (&["set", "x", "max=lots"], "invalid size 'lots'"),
     ] {
         let error = place.refused(2, arguments);
         assert!(error.contains(expected), "{arguments:?}: {error}");

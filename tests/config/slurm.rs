@@ -258,7 +258,7 @@ fn a_jobs_mistake_fails_the_job_alone() {
             assert_eq!(node.prolog("gpulimit=lots"), 0);
             let (may, said) = node.task(&[("SLURM_STEP_GPUS", "0")]);
             assert!(!may, "{said}");
-            let line = "print gpulimit: no GPU memory for this job: the job's comment asks for gpulimit=lots: 'lots' is no size";
+            let line = "print gpulimit: no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'";
             assert!(
                 said.starts_with(line) && said.lines().count() == 1,
                 "{said}"
@@ -319,7 +319,7 @@ fn a_broken_node_does_what_is_set() {
                 "squeue does not say",
             ),
             ("shard=lots", &|_| {}, "shard=lots"),
-            ("default=lots", &|_| {}, "'lots' is no size"),
+            ("default=lots", &|_| {}, "invalid size 'lots'"),
         ];
         for (settings, damage, says) in broken {
             for on_error in ["drain", "closed", "open"] {

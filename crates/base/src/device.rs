@@ -146,7 +146,8 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "'{}' is no GPU UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx as `nvidia-smi -L` prints it, or MIG-… for a MIG instance",
+            "invalid GPU UUID '{}': expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx as \
+             `nvidia-smi -L` prints it, or MIG-… for a MIG instance",
             self.text.escape_debug()
         )
     }
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_refused_and_shown() {
+    fn other_text_is_an_error_that_shows_the_text() {
         for text in [
             "",
             "0",

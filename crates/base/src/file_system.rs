@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_system_of_other_machines_is_refused() {
+    fn network_file_systems_are_refused() {
         let fault = |name| {
             let found = KNOWN.iter().find(|(_, known, _)| *known == name);
             found.map(|(.., fault)| *fault)
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_system_here_has_its_name() {
+    fn a_mounted_file_system_is_recognised() {
         let here = FileSystem::of(Path::new("/dev/shm")).expect("there");
         let name = mounted_as(Path::new("/dev/shm")).expect("mounted");
         assert_eq!((&*here.name, here.fault), (&*name, None));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_that_of_its_device() {
+    fn the_name_is_read_from_the_line_of_the_device() {
         let line = "79 63 0:53 / /mnt/x rw,nosuid shared:1 - fuse.sshfs host:/ rw,user_id=0";
         assert_eq!(name_in(line, "0:53"), Some("fuse.sshfs"));
         assert_eq!(name_in(line, "0:5"), None);

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_on_the_way_out() {
+    fn exiting_and_killed_processes_are_ending() {
         assert!(is_exiting(b"42 (a) b) Z 1 2 3 4 5 4194304"));
         assert!(is_exiting(b"42 (a) S 1 2 3 4 5 4194308 7"));
         assert!(!is_exiting(b"42 (Z) S 1 2 3 4 5 4194304 7"));
@@ -403,9 +403,12 @@ mod tests {
         assert!(!seen.is(&other(|other| other.pid += 1)));
         assert!(
             !seen.is(&other(|other| other.start_time += 1)),
-            "its pid again"
+            "another process has its pid now"
         );
-        assert!(!seen.is(&other(|other| other.pid_ns += 1)), "elsewhere");
+        assert!(
+            !seen.is(&other(|other| other.pid_ns += 1)),
+            "in another pid namespace"
+        );
         // Linux gives no pid as large as this, so the process does not exist.
         let gone = other(|other| other.pid = 1 << 23);
         assert!(SeenProcess::by_pid(gone.pid).is(&gone));
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_a_process_with_another_clock_decides_nothing() {
+    fn the_start_time_of_a_process_with_another_clock_is_not_compared() {
         let own = Identity::of_self();
         let mut command = std::process::Command::new("unshare");
         command.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
@@ -447,9 +450,13 @@ mod tests {
         let is_ending = identity.is_ending(own.pid_ns);
         drop(shifted.stdin.take());
         assert!(shifted.wait().is_ok_and(|status| status.success()));
-        assert_ne!(seen.start_time(), Some(identity.start_time), "shifted");
+        assert_ne!(
+            seen.start_time(),
+            Some(identity.start_time),
+            "the clock is shifted"
+        );
         assert!(seen.is(&identity));
-        assert!(!is_ending, "it lived");
+        assert!(!is_ending, "the process was alive");
     }
 
     #[test]
@@ -469,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gone_and_the_ended_are_on_their_way_out() {
+    fn processes_that_are_gone_or_zombies_are_ending() {
         let own = Identity::of_self();
         // Linux gives no pid as large as this.
         let gone = Identity {
@@ -478,7 +485,7 @@ mod tests {
         };
         assert!(gone.is_ending(own.pid_ns));
         let unknown = Identity { pid_ns: 0, ..gone };
-        assert!(!unknown.is_ending(0), "nothing is known of its namespace");
+        assert!(!unknown.is_ending(0), "the namespace is unknown");
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -495,14 +502,14 @@ mod tests {
         // The child is a zombie, or soon will be.
         let started = std::time::Instant::now();
         while !identity.is_ending(own.pid_ns) {
-            assert!(started.elapsed().as_secs() < 60, "it ends");
+            assert!(started.elapsed().as_secs() < 60, "the child never ends");
         }
         child.wait().expect("reaped");
         assert!(identity.is_ending(own.pid_ns));
     }
 
     #[test]
-    fn who_ends_by_itself_is_on_its_way_out() {
+    fn a_process_that_exits_by_itself_is_ending() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
@@ -520,14 +527,14 @@ mod tests {
         let path = format!("/proc/{}/stat", child.id());
         let started = std::time::Instant::now();
         while !is_exiting(head(&path, &mut [0; 1024])) {
-            assert!(started.elapsed().as_secs() < 60, "it ends");
+            assert!(started.elapsed().as_secs() < 60, "the child never ends");
         }
         assert!(identity.is_ending(own.pid_ns));
         child.wait().expect("reaped");
     }
 
     #[test]
-    fn a_process_of_our_namespace_has_the_pid_it_says() {
+    fn a_process_in_the_callers_namespace_is_found_by_its_own_pid() {
         let own = Identity::of_self();
         assert_eq!(
             SeenProcess::pid_of(&own, SeenProcess::everybody),
@@ -537,13 +544,13 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&Identity { start_time, ..own }, SeenProcess::everybody),
             None,
-            "its pid again"
+            "another process has its pid now"
         );
         let pid_ns = own.pid_ns + 1;
         assert_eq!(
             SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
             None,
-            "not to be found"
+            "not in the list of processes"
         );
         // The result is the same where `/proc` hides the processes of other users.
         let gone = Identity {
@@ -553,12 +560,12 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&gone, SeenProcess::everybody),
             Some(gone.pid),
-            "is not seen"
+            "assumed to exist where `/proc` hides it"
         );
     }
 
     #[test]
-    fn a_process_of_another_namespace_is_found_by_its_pid_there() {
+    fn a_process_in_another_namespace_is_found_by_its_pid_there() {
         let own = Identity::of_self();
         let seen = |pid, pid_ns| SeenProcess {
             pid,
@@ -581,11 +588,11 @@ mod tests {
             SeenProcess::find(&inner, processes.into_iter())
         };
         assert_eq!(found(seen(7, inner.pid_ns)), Some(700));
-        assert_eq!(found(seen(7, 0)), None, "it may be of any namespace");
+        assert_eq!(found(seen(7, 0)), None, "the namespace is unknown");
     }
 
     #[test]
-    fn whose_namespace_is_hidden_is_of_ours_if_it_has_one_pid() {
+    fn a_process_with_one_pid_is_in_the_callers_namespace() {
         let own = process::pid_ns();
         assert_eq!(SeenProcess::unseen_pid_ns(7, Some(7)), own);
         assert_eq!(SeenProcess::unseen_pid_ns(7, None), own, "before Linux 4.1");
@@ -593,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_of_a_process_decides_nothing() {
+    fn unknown_fields_match_any_process() {
         let own = Identity::of_self();
         let seen = SeenProcess::by_pid(own.pid);
         let start_time = 0;
@@ -607,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_of_a_file_is_what_fits() {
+    fn as_much_of_a_file_is_read_as_fits_the_buffer() {
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
         fs::write(&path, b"0123456789").expect("written");
@@ -628,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn self_is_known() {
+    fn a_process_knows_its_own_identity() {
         let id = Identity::of_self();
         assert_eq!(id.pid, std::process::id());
         assert!(id.pid_ns != 0 && id.start_time != 0);
@@ -655,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_says_its_name_and_not_its_arguments() {
+    fn a_process_stores_its_name_without_arguments() {
         let shown = |line: &[u8], name: &[u8]| Command(&program(line, name)).to_string();
         let line = b"/usr/bin/python3\0train.py\0--token=secret\0";
         assert_eq!(shown(line, b"python3\n"), "python3");
@@ -680,13 +687,16 @@ mod tests {
         let started = std::time::Instant::now();
         // The parent continues during the child's `exec`, before the child has its arguments.
         while named(of_child) == of_child {
-            assert!(started.elapsed().as_secs() < 60, "it has arguments");
+            assert!(
+                started.elapsed().as_secs() < 60,
+                "the child never gets its arguments"
+            );
         }
         let seen = named(of_child);
         assert_eq!(named(own), own, "another process");
         child.kill().expect("killed");
         child.wait().expect("reaped");
         assert_eq!(seen.command().to_string(), "sleep 60");
-        assert_eq!(named(of_child), of_child, "gone");
+        assert_eq!(named(of_child), of_child, "no longer there");
     }
 }

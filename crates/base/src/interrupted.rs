@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_made_until_it_is_not_interrupted_but_not_for_ever() {
+    fn an_interrupted_call_is_repeated_up_to_a_bound() {
         let mut calls = 0;
         let mut call = |interrupted, end: io::Result<u32>| {
             calls = 0;

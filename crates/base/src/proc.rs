@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_no_text_hides_nothing() {
+    fn a_name_that_is_not_utf8_does_not_hide_a_process() {
         fs::write("/proc/thread-self/comm", b"a\xff)\n").expect("named");
         let text = read("/proc/thread-self/status").expect("read");
         assert!(text.starts_with("Name:\ta\u{fffd})\\n\n"), "{text}");

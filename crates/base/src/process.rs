@@ -30,13 +30,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_there_is_told_whoever_it_belongs_to() {
+    fn processes_of_all_users_exist() {
         assert!(exists(std::process::id()) && exists(1));
         assert!(!exists(1 << 23) && !exists(u32::MAX));
     }
 
     #[test]
-    fn the_user_is_the_real_one() {
+    fn the_user_id_is_the_real_one() {
         let owner = std::fs::metadata("/proc/self").expect("there").uid();
         assert_eq!(uid(), owner);
         let other = std::thread::spawn(|| {
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_is_ours() {
+    fn the_namespace_is_that_of_this_process() {
         let link = std::fs::read_link("/proc/self/ns/pid").expect("readable");
         assert_eq!(link.to_string_lossy(), format!("pid:[{}]", pid_ns()));
     }

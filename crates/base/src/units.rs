@@ -264,28 +264,29 @@ enum Reason {
 }
 
 /// The end of every message about a size: the accepted forms.
-const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), a part of the GPU such as 50%, or max";
+const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), \
+                        a part of the GPU such as 50%, or max";
 
 /// The additional form that is accepted for an [`Extent`].
-const ACCEPTED_TOO: &str = ", or all of the GPU but a size, such as -2G";
+const ACCEPTED_TOO: &str = ", or all of the GPU except a size, such as -2G";
 
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let more = if self.extent { ACCEPTED_TOO } else { "" };
         let why = match self.reason {
             Reason::Empty => return write!(f, "empty size: {ACCEPTED}{more}"),
-            Reason::Negative => "it is negative",
+            Reason::Negative => "negative",
             Reason::NoNumber => "it does not begin with a decimal number",
-            Reason::Unit => "its unit is unknown",
-            Reason::PartOfByte => "there is no part of a byte",
-            Reason::Overflow => "it is more than 64 bits hold",
-            Reason::OverWhole => "it is more than 100%",
-            Reason::RestWithoutUnit => "it leaves out less than 1 MiB",
+            Reason::Unit => "unknown unit",
+            Reason::PartOfByte => "fraction of a byte",
+            Reason::Overflow => "more than 64 bits",
+            Reason::OverWhole => "more than 100%",
+            Reason::RestWithoutUnit => "it leaves out less than 1 MiB of the GPU",
             Reason::RestNotBytes => "only a number of bytes can be left out",
         };
         write!(
             f,
-            "'{}' is no size, {why}: {ACCEPTED}{more}",
+            "invalid size '{}': {why}; {ACCEPTED}{more}",
             self.text.escape_debug()
         )
     }
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_and_shown() {
+    fn other_text_is_an_error_that_shows_it() {
         for text in [
             "",
             " ",
@@ -477,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_some_bytes() {
+    fn a_minus_means_all_but_that_many_bytes() {
         let read = |text: &str| text.parse::<Extent>();
         assert_eq!(read("-2G"), Ok(Extent::AllBut(2 << 30)));
         assert_eq!(read(" -1.5 GiB "), Ok(Extent::AllBut(3 << 29)));

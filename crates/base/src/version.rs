@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_can_be_read() {
+    fn the_version_text_splits_into_version_and_formats() {
         let text = text();
         assert_eq!(
             parts(&text),

@@ -1,12 +1,13 @@
-//! The shared file of a group: who has charged how much of which GPU.
+//! The ledger: the shared file that records how much of each GPU the processes of a group have
+//! charged.
 //!
-//! Every process charges only in its own slot, and no shared total exists, so that there is nothing
-//! that a dying process can leave half-changed, and nothing that a stopped one can hold. Usage is
-//! the sum over the slots. Who owns a slot is a kernel lock that ends with the process: charging
-//! takes no lock, claiming and cleaning a slot do (`lock`). The ledger knows bytes and devices,
-//! nothing of CUDA.
+//! Each process charges only in its own slot, and the file holds no shared total. A dying process
+//! therefore leaves no half-finished change behind, and a process that is stopped while charging
+//! holds no lock. The group's usage is the sum over all slots. A kernel lock, which ends with its
+//! process, marks a slot as owned. Charging takes no lock; claiming a slot and cleaning a dead
+//! process's slot do (`lock`). The ledger counts bytes per device; it does not know CUDA.
 
-// The doors of models leave unused what only files need.
+// The models' versions of `file`, `lock` and `os` leave unused what only real files need.
 #![cfg_attr(all(test, loom), allow(dead_code))]
 
 mod atomic;
@@ -63,35 +64,36 @@ use lock::Bytes;
 use reap::Fate;
 use std::path::Path;
 
-/// GPUs and MIG instances that one ledger can count.
+/// Number of GPUs and MIG instances that one ledger can count.
 pub const MAX_DEVICES: usize = 32;
-/// Processes that one ledger can hold at once.
+/// Number of processes that one ledger can hold at once.
 pub const MAX_SLOTS: usize = 4096;
 
-/// What memory is used for.
+/// A use of GPU memory, for display.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 #[repr(usize)]
 pub enum Category {
     /// Plain allocations by address.
     Linear,
-    /// Reserves of stream-ordered pools.
+    /// Reserved memory of stream-ordered pools.
     Pools,
-    /// Physical memory that the program maps itself.
+    /// Physical memory that the program maps to addresses itself (virtual memory management).
     Vmm,
     /// Arrays and mipmaps.
     Arrays,
-    /// Memory nodes of graphs.
+    /// Memory nodes of CUDA graphs.
     Graphs,
-    /// Memory that migrates between host and device.
+    /// Managed memory, which migrates between host and device.
     Managed,
-    /// What the driver takes without being asked for bytes: contexts, modules, stacks, streams.
+    /// Memory that the driver takes without a request for bytes: contexts, modules, stacks,
+    /// streams.
     Driver,
 }
 
 impl Category {
     /// The number of categories.
     pub const COUNT: usize = 7;
-    /// All categories, in the order of their figures.
+    /// All categories, in the order of their figures in the file.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Linear,
         Self::Pools,
@@ -102,7 +104,7 @@ impl Category {
         Self::Driver,
     ];
 
-    /// As shown to people.
+    /// Returns the name that people see.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
@@ -116,12 +118,13 @@ impl Category {
     }
 }
 
-/// A device in one ledger's table. The same device may have another index in another ledger.
+/// The index of a device in one ledger's table. The same device may have another index in another
+/// ledger.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct DeviceIndex(u8);
 
 impl DeviceIndex {
-    /// Below [`MAX_DEVICES`] only.
+    /// Returns `None` for an index that is not below [`MAX_DEVICES`].
     fn new(index: usize) -> Option<Self> {
         (index < MAX_DEVICES).then_some(Self(index as u8))
     }
@@ -130,10 +133,10 @@ impl DeviceIndex {
         (0..MAX_DEVICES as u8).map(Self)
     }
 
-    /// The position in the table.
+    /// Returns the position in the table.
     #[inline]
     pub const fn get(self) -> usize {
-        // The compiler sees that it is in bounds.
+        // The remainder changes nothing, but shows the compiler that the index is in bounds.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -144,84 +147,86 @@ impl From<DeviceIndex> for usize {
     }
 }
 
-/// A device that a group has seen.
+/// A device that a member of the group has used.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceEntry {
-    /// In this ledger.
+    /// The device's index in this ledger.
     pub index: DeviceIndex,
-    /// Which device.
+    /// The device's identity.
     pub id: DeviceId,
-    /// Bytes.
+    /// Bytes of memory that the device has.
     pub capacity: u64,
-    /// Bytes that a context took when last measured; 0 unknown.
+    /// Bytes that a CUDA context took when a member last measured one; 0: unknown.
     pub context_bytes: u64,
 }
 
-/// What a round of cleaning came to.
+/// The result of one round of cleaning.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Cleaned {
-    /// Slots of dead processes that are empty now.
+    /// Number of dead processes' slots that are now empty.
     pub cleaned: usize,
-    /// Slots of dead processes whose memory the driver may still hold.
+    /// Number of dead processes' slots whose memory the driver may still hold.
     pub draining: usize,
 }
 
 /// A ledger, mapped into this process. No descriptor stays open.
 ///
-/// The mapping is not there in forked children: a child that touches it dies of SIGSEGV. It opens
-/// the file anew.
+/// Forked children do not inherit the mapping: a child that accesses it dies of SIGSEGV. A child
+/// must open the file anew.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
 }
 
 impl Ledger {
-    /// Makes the file, complete and with exactly this mode, unless something has that name already.
+    /// Creates the file, complete and with exactly this mode, unless a file with this name exists.
     ///
-    /// The temporary name, in the same directory, begins with a dot; a process killed here leaves
-    /// it behind.
+    /// The file is first written under a temporary name in the same directory, which begins with a
+    /// dot. A process that is killed here leaves the temporary file behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
 
-    /// Opens a ledger as a member.
+    /// Opens a ledger as a member, for reading and writing.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, true)?;
         Ok(Self { place, map })
     }
 
-    /// Opens a ledger to look at it. What would change it is an error or does nothing.
+    /// Opens a ledger for reading. Methods that would change the ledger return an error or do
+    /// nothing.
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
     }
 
-    /// Whether a file with these first bytes is a ledger, of this version or another.
+    /// Returns whether a file with these first bytes is a ledger, of this format or another.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be
-    /// opened: members of every version lock a byte of it as long as they live. False where it
-    /// cannot be told.
+    /// Returns whether the ledger at this path has a member. Also works for a ledger of another
+    /// format, which cannot be opened: members of all formats hold a lock on one of its bytes as
+    /// long as they live. False if that cannot be determined.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
             .unwrap_or(false)
     }
 
-    /// The path that was opened.
+    /// Returns the path that was opened.
     pub fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// Whether the path leads to this file no longer: the group was removed, perhaps made again.
+    /// Returns whether the path no longer leads to this file: the group was removed, and perhaps
+    /// created again.
     pub fn is_unlinked(&self) -> bool {
         !self.place.is_current()
     }
 
-    /// What has become of the file that is mapped, where nothing in it can be relied on any more:
-    /// nothing is granted then.
+    /// Returns an error if the mapped file was truncated or overwritten. Its content then cannot be
+    /// relied on, and no request is granted.
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
@@ -233,26 +238,28 @@ impl Ledger {
         }
     }
 
-    /// Counts the groups directly below that came or went, and the changes of their limits. One
-    /// load.
+    /// Returns a number that changes whenever a group directly below this one is created or
+    /// removed, or its limits change. Costs one load.
     pub fn children(&self) -> u64 {
         self.signals().children.load(Ordering::Acquire)
     }
 
-    /// Tells the members that a group directly below came or went, or that its limits changed.
+    /// Tells the members that a group directly below was created or removed, or that its limits
+    /// changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
             self.signals().children.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Counts the times that somebody asked the members for what they hold unused. One load.
+    /// Returns how often the members were asked to give unused memory back. Costs one load.
     pub fn asked(&self) -> u64 {
         self.signals().asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members for what they hold unused: they give it back at their next call.
-    /// False when somebody has asked a moment ago: who has to give all the time cannot work.
+    /// Asks the other members to give back memory that they hold unused, which they do at their
+    /// next call. Returns false without asking if the members were asked less than 200 ms ago:
+    /// members that give memory back all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
@@ -265,12 +272,12 @@ impl Ledger {
         true
     }
 
-    /// Whether somebody may be waiting for memory here. One load.
+    /// Returns whether a process may be waiting for memory in this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
         self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Notes that a request waited so long.
+    /// Records that a request has waited for this long.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
             let header = self.header();
@@ -280,8 +287,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that usage of the device is above `high`; true when that was not noted within the last
-    /// second.
+    /// Records that usage of the device is above `high`. Returns true if that was not recorded
+    /// within the last second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.header().above_high[device.get()];
         let now = os::boot_ms();
@@ -294,20 +301,21 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Writes down what happened; the oldest event goes. Nothing on a ledger opened for reading.
+    /// Adds an event to the ring, where it replaces the oldest one. Does nothing if the ledger was
+    /// opened for reading.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
             events::record(&self.header().ring, happening);
         }
     }
 
-    /// The events from number `since` on that are still there, oldest first.
+    /// Returns the events from number `since` on that are still in the ring, oldest first.
     pub fn events(&self, since: u64) -> Vec<Event> {
         events::read(&self.header().ring, since)
     }
 
-    /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened
-    /// for reading or removed.
+    /// Cleans the slots of dead processes whose memory the driver has freed. Does nothing if the
+    /// ledger was opened for reading or was removed.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -330,34 +338,36 @@ impl Ledger {
         done
     }
 
-    /// Whether some slot has an owner. One system call; true when it cannot be told.
+    /// Returns whether any slot has a living owner; true if that cannot be determined. Costs a
+    /// few system calls.
     pub fn has_live(&self) -> bool {
         self.is_locked(Bytes::OWNERS)
     }
 
-    /// Whether a slot has an owner; true when it cannot be told.
+    /// Returns whether a slot has a living owner; true if that cannot be determined.
     pub fn is_held(&self, slot: usize) -> bool {
         self.is_locked(Bytes::owner(slot))
     }
 
-    /// Whether somebody holds one of the lock bytes; true when that cannot be told.
+    /// Returns whether another process holds a lock on one of these bytes; true if that cannot be
+    /// determined.
     fn is_locked(&self, bytes: Bytes) -> bool {
         let file = self.place.open(false);
         file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
     }
 
-    /// The file as the mappings of processes name it.
+    /// Returns this file as `/proc/PID/maps` identifies it.
     pub fn mapped_file(&self) -> std::io::Result<MappedFile> {
         maps::at(std::ptr::from_ref(self.content()).addr())
     }
 
-    /// Models have no files.
+    /// Fails: models have no files.
     #[cfg(all(test, loom))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Whose the file is, and who may write it.
+    /// Returns the metadata of the file: its owner, and who may write it.
     #[cfg(not(all(test, loom)))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         match self.place.open(false) {
@@ -382,7 +392,8 @@ impl Ledger {
         &self.header().signals
     }
 
-    /// Slots below which all members are; the file is not trusted to name no more than there are.
+    /// Returns the number of slots that have ever been claimed: all members' slots lie below it.
+    /// Capped at [`MAX_SLOTS`], because any member can write the file.
     #[inline]
     fn high_water(&self) -> usize {
         let named = self.signals().high_water.load(Ordering::Acquire);
@@ -395,7 +406,7 @@ impl Ledger {
         &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
     }
 
-    /// Whether anything is charged in a slot.
+    /// Returns whether a slot has charges on any device.
     fn has_words(&self, slot: usize) -> bool {
         DeviceIndex::all().any(|device| self.word(slot, device).load(Ordering::Relaxed) != 0)
     }

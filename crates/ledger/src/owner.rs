@@ -1,4 +1,4 @@
-//! Which process a slot belongs to, as it is written in the file.
+//! The owner of a slot, as written in the file.
 
 use super::Ledger;
 use super::atomic::Ordering;
@@ -7,19 +7,19 @@ use super::lock::{self, Bytes, Description};
 use gpulimit_base::identity::Identity;
 
 impl Ledger {
-    /// Whose a slot is, as [`Owner::read`] says.
+    /// Returns the owner of a slot: see [`Owner::read`].
     pub(super) fn owner(&self, slot: usize) -> Option<Identity> {
         self.content().slots[slot].owner.read()
     }
 }
 
-/// Whether the slot certainly has no living owner: false also where the system does not tell.
+/// Returns whether a slot certainly has no living owner; false if the system does not tell.
 pub(super) fn is_dead(file: &Description, slot: usize) -> bool {
     matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false))
 }
 
 impl Owner {
-    /// Writes whose the slot is.
+    /// Writes the owner.
     pub(super) fn write(&self, process: &Identity) {
         store_bytes(&self.command, &process.command);
         self.pid_ns.store(process.pid_ns, Ordering::Relaxed);
@@ -28,7 +28,8 @@ impl Owner {
         self.pid.store(u64::from(process.pid), Ordering::Release);
     }
 
-    /// `None` when nobody is written. Outside the claim lock it may be a mix of two owners.
+    /// Returns the owner; `None` if the slot has none. Without the claim lock the result may mix
+    /// two owners.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {
@@ -43,7 +44,7 @@ impl Owner {
         })
     }
 
-    /// Writes that the slot is nobody's.
+    /// Removes the owner.
     pub(super) fn erase(&self) {
         self.pid.store(0, Ordering::Relaxed);
         let words = [&self.pid_ns, &self.start_time, &self.uid, &self.birth];

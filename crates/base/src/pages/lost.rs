@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_reads_as_zeros_everywhere_and_is_said_to_be_lost() {
+    fn a_truncated_mapping_reads_as_zeros_and_is_lost() {
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
         let options = OpenOptions::new()
@@ -299,8 +299,8 @@ mod tests {
             let pages = Pages::of_file(&file, LEN, true).expect("mapped");
             let other = Pages::of_file(&file, LEN, false).expect("mapped");
             assert_ne!(word(&pages, 0).load(Ordering::Relaxed), 0);
-            file.set_len(keep as u64).expect("cut");
-            assert!(!pages.is_lost(), "nobody has looked");
+            file.set_len(keep as u64).expect("truncated");
+            assert!(!pages.is_lost(), "not accessed yet");
             assert_eq!(word(&pages, touched).load(Ordering::Relaxed), 0);
             assert!(pages.is_lost() && super::any());
             assert_eq!(word(&pages, 0).load(Ordering::Relaxed), 0);

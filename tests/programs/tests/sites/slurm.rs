@@ -389,7 +389,7 @@ fn a_jobs_mistake_is_its_own_and_a_broken_node_does_what_is_set() {
     };
     let (status, said) = node.run_as(ALICE, "srun --gres=gpu:1 --comment=gpulimit=lots true");
     assert_ne!(status, 0);
-    assert!(said.contains("no GPU memory for this job: the job's comment asks for gpulimit=lots: 'lots' is no size"), "{said}");
+    assert!(said.contains("no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'"), "{said}");
     node.nothing_is_left();
 
     const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
