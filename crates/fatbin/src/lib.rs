@@ -264,7 +264,11 @@ mod tests {
         let mut image = whole.clone();
         let name = section(&image, 1);
         put(&mut image, name, &u32::MAX.to_le_bytes());
-        assert_eq!(variables(&image), (300 << 20, UNKNOWN), "a name outside the image");
+        assert_eq!(
+            variables(&image),
+            (300 << 20, UNKNOWN),
+            "a name outside the image"
+        );
         let mut image = whole.clone();
         let size = section(&image, 1) + 32;
         put(&mut image, size, &u64::MAX.to_le_bytes());
@@ -404,7 +408,11 @@ mod tests {
         let large = cubin(&[(".nv.global", 5000)]);
         let text = b".global .b8 data[3000];";
         let packed = fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)]);
-        assert_eq!(variables(&packed), (0, UNKNOWN), "payloads that are not compressed");
+        assert_eq!(
+            variables(&packed),
+            (0, UNKNOWN),
+            "payloads that are not compressed"
+        );
         let mut odd = large.clone();
         put(&mut odd, 58, &[0]);
         for entries in [

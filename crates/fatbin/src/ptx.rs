@@ -427,7 +427,8 @@ mod tests {
             ".entry k() { ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd1], %r1; }",
             ".entry k() { @%p ld.relaxed.gpu.global.b8 r, [a]; cvta.to.global.u64 x, y; }",
             ".entry k(.param .u64 .ptr .global .align 4 p) { ret; }",
-            "{ cp.async.ca.shared::cta.global [d], [s], 4; cp.reduce.async.bulk.global.add.u32 x; }",
+            "{ cp.async.ca.shared::cta.global [d], [s], 4; \
+             cp.reduce.async.bulk.global.add.u32 x; }",
             "{ prefetch.global.L2 [a]; ld.L1::evict_last.global.b8 r, [a]; }",
         ] {
             assert_eq!(ptx(text), 0, "{text}");
@@ -556,7 +557,8 @@ mod tests {
                 [true, false, false],
             ),
             (
-                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t.param .b64 malloc_param_0\n)\n;\ncall.uni (r),\nmalloc,\n(n);",
+                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t\
+                 .param .b64 malloc_param_0\n)\n;\ncall.uni (r),\nmalloc,\n(n);",
                 [true, false, false],
             ),
             (
