@@ -47,7 +47,7 @@ impl Output {
         Some(())
     }
 
-    /// Appends the first `count` bytes of `from`, which must be at least one step longer.
+    /// Appends the first `count` bytes of `from`, which must have at least `STEP` bytes more.
     #[inline]
     pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
         if count > STEP {

@@ -56,7 +56,7 @@ impl Literals {
         Some(())
     }
 
-    /// Returns the literals, followed by one step of padding.
+    /// Returns the literals, followed by `STEP` bytes of padding.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
