@@ -14,7 +14,7 @@ pub enum Size {
     Bytes(u64),
     /// A part of the device's memory, in hundredths of a percent, 0 to 10,000.
     Percent(u32),
-    /// No limit.
+    /// Unlimited.
     Max,
 }
 
@@ -246,7 +246,8 @@ impl Number {
 pub struct SizeError {
     text: Box<str>,
     reason: Reason,
-    /// Whether the text could also have been an [`Extent::AllBut`].
+    /// Whether the text was parsed as an [`Extent`], so that the message also names `-2G` as
+    /// accepted.
     extent: bool,
 }
 

@@ -200,7 +200,7 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
 }
 
 /// Charges `n` units that the driver has already handed out, whether or not the limit allows them.
-pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
+pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
         // The result is ignored, because the driver has already handed out the memory.
         rung.begin();

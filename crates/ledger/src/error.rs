@@ -121,7 +121,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // Written above.
+            // Already written above, without the ledger's path.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
@@ -136,14 +136,14 @@ impl fmt::Display for LedgerError {
                 found, expected, ..
             } => write!(
                 f,
-                "layout version {found}, but this gpulimit reads version {expected}; use one version of \
-                 gpulimit for all members, or create the group again"
+                "layout version {found}, but this gpulimit reads version {expected}; use one version \
+                 of gpulimit for all members, or create the group again"
             ),
             Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
             Self::NoSlot { .. } => write!(
                 f,
-                "all {MAX_SLOTS} slots are taken; end some of the group's processes, or use a second \
-                 group"
+                "all {MAX_SLOTS} slots are taken; end some of the group's processes, or use a \
+                 second group"
             ),
             Self::NoSpace { .. } => f.write_str(
                 "no space for another process; free some space on the ledger's file system",

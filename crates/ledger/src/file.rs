@@ -70,7 +70,8 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// Number of names that are tried for a draft. Each name contains a number that is rarely in use.
+/// Number of names that are tried for a draft. Each name contains a fresh number, so the first is
+/// nearly always free.
 const DRAFTS: u32 = 1_000;
 
 /// Creates a temporary file beside the ledger's path. The pid alone does not make its name unique,

@@ -23,7 +23,7 @@ pub struct Level<'a> {
     /// Knows how many bytes are protected for groups below this level. `None`: this level protects
     /// no memory.
     pub protection: Option<&'a dyn Protection>,
-    /// Whether `low`, the protection that applies while there is another way, counts too.
+    /// Whether the best-effort protection `low` counts too.
     pub keeps_low: bool,
 }
 
@@ -88,7 +88,7 @@ pub fn charge_ahead(
         return Ok(());
     }
     if n > charge::REQUEST_MAX {
-        return Err(refused(levels, never(levels, n).unwrap_or(0)));
+        return Err(refused(levels, unreachable_level(levels, n).unwrap_or(0)));
     }
     match charge::attempt(levels, 0, n, idle) {
         Ok(()) => Ok(()),
@@ -113,7 +113,7 @@ pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?S
 /// Charges `bytes` that the driver has taken without asking, whatever the limit. If usage is then
 /// above the limit, further requests are refused until it is below again.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
-    charge::enter(levels, bytes.div_ceil(UNIT));
+    charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
 /// Updates the peaks with the present usage. Call when bytes that were charged ahead have come into
@@ -157,7 +157,7 @@ fn slow(
     if let Some(level) = levels.iter().position(|level| level.slot.distrusts()) {
         return Err(refused(levels, level));
     }
-    if let Some(level) = never(levels, n) {
+    if let Some(level) = unreachable_level(levels, n) {
         return Err(refused(levels, level));
     }
     let mut contention = Contention::new(levels, pressure);
@@ -169,7 +169,7 @@ fn slow(
 }
 
 /// Returns the first level whose limit is smaller than the request, so that waiting cannot help.
-fn never(levels: &[Level<'_>], n: u64) -> Option<usize> {
+fn unreachable_level(levels: &[Level<'_>], n: u64) -> Option<usize> {
     levels.iter().position(|level| n > level.max / UNIT)
 }
 
@@ -346,8 +346,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            // Bounded in time: members may die all the time, and other requests may take the memory
-            // of each.
+            // Freed memory is reported for a bounded time only: members may die all the time, and
+            // other requests may take the memory that each of them leaves.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }

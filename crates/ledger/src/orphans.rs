@@ -2,12 +2,12 @@
 //!
 //! An orphan stays in the word of the slot where it was charged, so that it counts against the
 //! limit like any other charge, until a process has found out where the memory is: either the
-//! process that holds it has charged it, or it is held outside the group. The process that finds
-//! this out gives the orphan back, in whichever slot it is, because the slot's owner may be asleep.
-//! This is the only change that a process makes in the word of another living process. The change
-//! only lowers the word, at most by the amount that the owner has marked as orphaned, and happens
-//! under the slot's claim lock, so that the slot cannot get another owner meanwhile. If the process
-//! dies in between, the group stays overcharged until the slot's owner exits.
+//! member that holds it has charged it, or no member holds it. The process that finds this out
+//! gives the orphan back, in whichever slot it is, because the slot's owner may be asleep. This is
+//! the only change that a process makes in the word of another living process. The change only
+//! lowers the word, at most by the amount that the owner has marked as orphaned, and happens under
+//! the slot's claim lock, so that the slot cannot get another owner meanwhile. If the process dies
+//! in between, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};

@@ -12,8 +12,8 @@ use std::fmt;
 /// Knows how much memory is protected at a level for the groups directly below it.
 pub trait Protection: fmt::Debug + Sync {
     /// Returns the bytes of the device that are protected for groups without this process, and that
-    /// those groups have not taken yet. With `low`, includes the protection that applies while
-    /// there is another way.
+    /// those groups have not taken yet. If `low` is true, includes the best-effort protection
+    /// `low`.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 

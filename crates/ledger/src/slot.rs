@@ -107,14 +107,14 @@ impl Slot {
         if lacks == 0 && !hidden && self.distrust.load(Ordering::Relaxed) == 0 {
             return true;
         }
-        self.put_right(device, lacks, hidden)
+        self.repair(device, lacks, hidden)
     }
 
     /// Repairs the word and `high_water` after another process has changed them. Returns whether a
     /// request may be granted. None is for a second: other processes may already have been granted
     /// the memory that seemed free, and other words may have been changed too.
     #[cold]
-    fn put_right(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
+    fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
         // The file is damaged for good, so no request is granted from now on. `high_water` stays as
         // it is: while it is wrong, all members come here and see the damage.
         if self.ledger.damage().is_some() {

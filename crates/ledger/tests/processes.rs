@@ -154,7 +154,7 @@ impl Actor {
             }
             line.clear();
         }
-        panic!("the process ended without saying {wanted}");
+        panic!("the process ended without printing {wanted}");
     }
 
     fn tell(&mut self, line: &str) {
@@ -379,7 +379,7 @@ fn role() {
                 let ended = unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) };
                 if ended != 0 {
                     println!("0 child");
-                    panic!("the child died of its parent's slot");
+                    panic!("the child crashed on its parent's slot");
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -488,11 +488,11 @@ fn memory_of_the_dead_returns_after_the_grace_time() {
     actor.says("holding");
     let pid = actor.child.id();
     actor.kill();
-    assert_eq!(member.charged(), 8 * KIB4, "the charge stands");
+    assert_eq!(member.charged(), 8 * KIB4, "the charge stays");
     let started = Instant::now();
     assert!(
         member.charge(9 * KIB4, 8 * KIB4).is_err(),
-        "it would never fit"
+        "the request exceeds the limit"
     );
     assert!(started.elapsed() < HANG);
     let draining = member.slot.ledger().clean(&StillThere);
@@ -502,7 +502,7 @@ fn memory_of_the_dead_returns_after_the_grace_time() {
         dead.iter()
             .any(|dead| dead.identity.pid == pid && !dead.alive)
     );
-    member.charge(KIB4, 8 * KIB4).expect("when it has drained");
+    member.charge(KIB4, 8 * KIB4).expect("drained");
     let waited = started.elapsed();
     assert!(waited > Duration::from_millis(900), "{waited:?}");
     assert!(waited < HANG, "{waited:?}");
@@ -520,7 +520,7 @@ fn memory_of_the_dead_returns_as_soon_as_the_driver_has_freed_it() {
     assert_eq!(
         (cleaned.cleaned, cleaned.draining),
         (1, 0),
-        "at first sight"
+        "at the first look"
     );
     charge(&member.level(8 * KIB4), 8 * KIB4, &Quiet(&AlwaysGone)).expect("it fits");
 }
@@ -561,7 +561,7 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
     assert_eq!(
         (dying.cleaned, dying.draining),
         (0, 1),
-        "some is not covered"
+        "not all listed bytes are covered"
     );
     let gone = ledger.clean(&Lists(2 * KIB4));
     assert_eq!((gone.cleaned, gone.draining), (1, 0));
@@ -604,7 +604,7 @@ fn a_forked_child_neither_keeps_nor_gives_back_its_parents_slot() {
             break pid.expect("pid");
         }
     };
-    assert!(child > 1, "the child died of its parent's slot");
+    assert!(child > 1, "the child crashed on its parent's slot");
     let ledger = scratch.open();
     let device = ledger.find_device(&GPU).expect("device");
     assert_eq!(
@@ -637,7 +637,7 @@ fn exec_ends_membership() {
     }
     assert!(
         actor.child.try_wait().expect("wait").is_none(),
-        "it runs on"
+        "the process still runs"
     );
 }
 
@@ -847,7 +847,7 @@ fn garbage_after_the_header_is_survived() {
     assert_eq!(
         ledger.usage(device).charged,
         0,
-        "undecided as much as charged"
+        "all charged units are undecided"
     );
     let _ = ledger.clean(&NoWitness);
 }
@@ -920,7 +920,7 @@ fn absurd_requests_are_refused() {
     assert_eq!(
         member.charged(),
         0,
-        "more than is charged gives back what is charged"
+        "at most the charged units are given back"
     );
     member.charge(0, 0).expect("nothing");
     assert!(member.charge(1, 4095).is_err(), "a byte takes 4 KiB");
@@ -940,20 +940,20 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
     assert_eq!(
         ledger.usage(device).by[Category::Vmm as usize],
         6 * KIB4,
-        "shown"
+        "orphans are shown as VMM"
     );
     let release = |seen, keep| other.slot.release_orphans(device, seen, keep);
-    assert_eq!(release(&seen, 7 * KIB4), 0, "all are needed");
+    assert_eq!(release(&seen, 7 * KIB4), 0, "all orphans are kept");
     assert_eq!(release(&seen, 2 * KIB4), 4 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
         (4 * KIB4, 5 * KIB4)
     );
-    assert_eq!(release(&seen, 0), 0, "it has changed since");
+    assert_eq!(release(&seen, 0), 0, "the orphans have changed since");
     other.slot.orphan(device, KIB4);
     let seen = ledger.orphans(device);
     assert_eq!(release(&seen, 2 * KIB4), KIB4);
-    assert_eq!(other.slot.charged(device), 0, "the own ones first");
+    assert_eq!(other.slot.charged(device), 0, "own orphans go first");
     assert_eq!(release(&ledger.orphans(device), 0), 2 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
@@ -993,12 +993,16 @@ fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
     let heir = Heir(AtomicU64::new(0));
     let cleaned = ledger.clean(&heir);
     assert_eq!((cleaned.draining, survivor.charged()), (0, 0));
-    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared and orphaned");
+    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared plus orphaned bytes");
     assert_eq!(ledger.orphans(survivor.device).total(), 0);
     let device = survivor.device;
     drop(survivor);
     dead();
-    assert_eq!(ledger.clean(&AlwaysGone).draining, 0, "nobody can have it");
+    assert_eq!(
+        ledger.clean(&AlwaysGone).draining,
+        0,
+        "no living member can hold it"
+    );
     assert_eq!(ledger.charged(device), 0);
 }
 

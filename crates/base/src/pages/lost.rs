@@ -8,9 +8,9 @@
 //!
 //! The handler is installed when the first file is mapped, so never in a program without a limit.
 //! It handles faults in these mappings only, and passes all other signals on to the handler that
-//! was there before. The handler has two bounds. A program that later installs its own handler
-//! replaces this one. A thread that has SIGBUS blocked ends the program, because the kernel then
-//! calls no handler.
+//! was there before. There are two cases without protection: a program that later installs its own
+//! handler for SIGBUS, and a thread that has SIGBUS blocked, where the kernel ends the program
+//! without calling a handler.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
@@ -109,7 +109,7 @@ impl Entry {
     }
 }
 
-/// Returns the registry of this process, and creates it if needed; `None` without memory.
+/// Returns the registry of this process, and creates it if needed; `None` if memory is short.
 fn own_registry() -> Option<&'static Registry> {
     let known = REGISTRY.load(Ordering::Acquire);
     if let Some(own) = of_this_process(known) {

@@ -329,14 +329,14 @@ fn a_process_with_a_changed_word_is_granted_no_request() {
 fn a_word_is_bounded() {
     let level = [Plain::new(u64::MAX, &[WORD_MAX - 2])];
     assert_eq!(attempt(&level, 0, 3, &()), Err(0));
-    enter(&level, 3);
+    add_unchecked(&level, 3);
     assert_eq!(
         level[0].own_word(),
         WORD_MAX - 2,
         "units that would carry are not charged"
     );
     assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
-    enter(&level, 1);
+    add_unchecked(&level, 1);
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
     assert!(level[0].is_balanced());
@@ -352,9 +352,9 @@ fn a_word_is_bounded() {
 }
 
 #[test]
-fn entered_units_are_charged_and_given_back_whatever_the_limit() {
+fn unchecked_units_are_charged_and_given_back_whatever_the_limit() {
     let levels = [Plain::new(1, &[0]), Plain::new(1, &[0])];
-    enter(&levels, 5);
+    add_unchecked(&levels, 5);
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (5, 5));
     uncharge(&levels, 2);
     assert_eq!((levels[0].own_word(), levels[1].kept.get()), (3, 3));

@@ -205,7 +205,7 @@ pub(crate) fn step<T>(
         let stranger = owner_alive(book, slot).is_some_and(|owner| owner != process());
         if effect == Effect::Write && stranger && !super::scenario::strangers() {
             violation(format!(
-                "process {} changed slot {slot}, whose owner lives",
+                "process {} changed slot {slot}, whose owner is alive",
                 process()
             ));
         }
@@ -310,7 +310,7 @@ pub(crate) fn explore(scenario: Scenario, states_max: usize) -> Explored {
         }
         assert!(
             explored.states < states_max,
-            "a scenario of too many states: {explored:?}"
+            "the scenario has too many states: {explored:?}"
         );
         while let Some(last) = path.last_mut() {
             last.taken += 1;
@@ -423,7 +423,7 @@ impl Explorer {
                 );
                 self.steps[process] += 1;
                 if self.steps[process] > STEPS {
-                    violation(format!("process {process} does not come to an end"));
+                    violation(format!("process {process} does not end"));
                 }
                 self.resume(process);
             }

@@ -630,7 +630,7 @@ impl Scenario {
         });
         if !too_much && !in_the_way {
             violation(format!(
-                "process {process} was refused {units} units for nothing"
+                "process {process} was refused {units} units without a reason"
             ));
         }
     }
@@ -660,11 +660,11 @@ impl Scenario {
                 .map(|word| (granted(word), undecided(word)))
                 .collect();
             violation(format!(
-                "{held} units are held, after cleaning ledger {book} has {words:?}"
+                "{held} units are held, but after cleaning ledger {book} has {words:?}"
             ));
         }
         if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
-            violation("somebody who is gone has a claim lock".into());
+            violation("a dead process holds a claim lock".into());
         }
         // A new process must be able to claim a slot and charge the rest.
         let Ok(slot) = ledger.claim(&identity(OBSERVER), "") else {
@@ -673,7 +673,7 @@ impl Scenario {
                 owner.bytes().is_empty() || lock::holder(lock::locks(book).peek(), owner) != 0
             });
             if !all {
-                violation("a slot is free and cannot be had".into());
+                violation("a free slot cannot be claimed".into());
             }
             return;
         };
@@ -686,7 +686,7 @@ impl Scenario {
             keeps_low: false,
         };
         if level::charge(&[level], rest * UNIT, &MemberPressure(self)).is_err() {
-            violation(format!("{rest} units are free and cannot be had"));
+            violation(format!("{rest} free units cannot be charged"));
         }
     }
 }
@@ -708,7 +708,7 @@ pub(crate) fn empty(book: usize, ledger: &Ledger) {
     for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
         signal.store(0, Ordering::Relaxed);
     }
-    assert_eq!(lock::locks(book).peek(), 0, "nobody has a lock");
+    assert_eq!(lock::locks(book).peek(), 0, "a lock is left");
 }
 
 /// Kills the owner of a slot: drops its lock but keeps its words.

@@ -129,7 +129,11 @@ fn cleaning_and_claiming_a_slot_exclude_each_other() {
             let charged = slot.charged(group.device) / UNIT;
             assert_eq!(charged, if granted { 6 } else { 0 }, "a charge was lost");
             group.ledger.clean(&AllFreed);
-            assert_eq!(group.charged(), charged, "what the dead one had is left");
+            assert_eq!(
+                group.charged(),
+                charged,
+                "the dead process's charge is left"
+            );
             vec![slot]
         },
     );

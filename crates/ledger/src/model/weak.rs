@@ -77,7 +77,7 @@ impl Rung for Seat {
     fn note(&self, total: u64, _: u64) {
         assert!(
             total <= self.max,
-            "granted at a sum of {total} of {}",
+            "granted although the sum is {total} of {}",
             self.max
         );
     }
@@ -121,7 +121,7 @@ impl Surroundings<Seat> for Patience {
     }
 
     fn wait_for_drain(&mut self) -> bool {
-        unreachable!("nobody is dead")
+        unreachable!("no process is dead")
     }
 }
 
@@ -170,19 +170,19 @@ fn one_of_two_requests_for_the_last_bytes_is_granted() {
         assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
         assert!(
             [mine, others] != [Outcome::Refused; 2],
-            "both were refused for nothing"
+            "both were refused without a reason"
         );
         if mine == Outcome::Refused {
-            assert_eq!(others, Outcome::Granted, "refused for nothing");
+            assert_eq!(others, Outcome::Granted, "refused without a reason");
         }
         if others == Outcome::Refused {
-            assert_eq!(mine, Outcome::Granted, "refused for nothing");
+            assert_eq!(mine, Outcome::Granted, "refused without a reason");
         }
         let expect = |outcome| if outcome == Outcome::Granted { 6 } else { 0 };
         assert_eq!(
             book.words(),
             [expect(mine), expect(others), 0],
-            "nothing undecided is left"
+            "undecided units are left"
         );
     });
 }
@@ -225,7 +225,11 @@ fn two_levels(climb: fn(&[Seat], u64)) {
         let handle = thread::spawn(move || climb(&path, 6));
         let mine = charge(&[leaf.seat(0, 10)], 5, 2);
         handle.join().expect("the process below both limits");
-        assert_ne!(mine, Outcome::Refused, "nothing else was ever granted");
+        assert_ne!(
+            mine,
+            Outcome::Refused,
+            "the other request was never granted"
+        );
     });
 }
 
@@ -303,7 +307,7 @@ fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
             assert_eq!(
                 charge::granted(units),
                 2 + idle,
-                "what is charged ahead is not used"
+                "units charged ahead were seen as used"
             );
         }
         handle.join().expect("the process");
@@ -327,7 +331,7 @@ fn units_given_back_unused_are_never_seen_as_used() {
 }
 
 #[test]
-#[should_panic(expected = "what is charged ahead is not used")]
+#[should_panic(expected = "units charged ahead were seen as used")]
 fn a_counter_that_changes_before_the_charge_is_detected() {
     used_meanwhile(
         |seats, idle| {
@@ -380,7 +384,11 @@ fn threads_of_one_process_do_not_distrust_each_other() {
         let handle = thread::spawn(move || [other.take(2), other.add(3)]);
         let mine = [shared.add(1), shared.take(4)];
         let others = handle.join().expect("the other thread");
-        assert_eq!([mine, others], [[0; 2]; 2], "nobody else was there");
+        assert_eq!(
+            [mine, others],
+            [[0; 2]; 2],
+            "a thread mistook its process for another"
+        );
         assert_eq!(shared.begin(), 0);
         assert_eq!(shared.word.load(Ordering::Relaxed), 3);
     });
@@ -444,7 +452,7 @@ fn publishing_without_a_fence_is_detected() {
 }
 
 #[test]
-#[should_panic(expected = "nothing else was ever granted")]
+#[should_panic(expected = "the other request was never granted")]
 fn deciding_levels_one_by_one_is_detected() {
     two_levels(|path, n| {
         let [leaf, root] = path else { unreachable!() };

@@ -17,11 +17,11 @@ type Weak = loom::sync::atomic::AtomicU64;
 /// The way in which operations on watched words are executed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// Directly.
+    /// Operations act directly on the word.
     Plain,
-    /// As a step that the explorer schedules.
+    /// The explorer schedules each operation as a step.
     Step,
-    /// On a word of loom's, which models weak memory.
+    /// Each operation acts on one of loom's words, which model weak memory.
     Weak,
 }
 
