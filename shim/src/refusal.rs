@@ -53,7 +53,7 @@ pub struct Gpu<'a> {
 pub fn report(
     gpu: Gpu<'_>,
     member: &Member,
-    share: &MemberDevice,
+    member_device: &MemberDevice,
     witness: &dyn Witness,
     symbol: &str,
     bytes: u64,
@@ -76,7 +76,7 @@ pub fn report(
         ));
         return;
     }
-    let mut holders = member.holders(share, witness);
+    let mut holders = member.holders(member_device, witness);
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = (gpu.context)();
     message::line(format_args!(
@@ -87,7 +87,7 @@ pub fn report(
         refusal.group,
         Usage {
             charged: refusal.charged,
-            reserve: member.reserve(share, refusal.group),
+            reserve: member.reserve(member_device, refusal.group),
             max: refusal.max,
         },
         Holders(&holders),

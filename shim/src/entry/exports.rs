@@ -8,8 +8,8 @@ use crate::abi::*;
 use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
 use crate::handler::{
-    array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
-    limits, linear, managed, measured, pool, process_list, synchronize, view, vmm,
+    array, code, context, context_limits, graph, graph_node, graph_update, green, handles, ipc,
+    launch, lazy, linear, managed, measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::table::table;
 
@@ -18,7 +18,7 @@ use crate::table::table;
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, given ( $($given:ident),* ))? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
@@ -44,12 +44,12 @@ macro_rules! exports {
             /// What the dynamic linker binds programs to.
             mod exports {
                 use super::*;
-                $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+                $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, given ( $($given),* ))? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
             }
         }
     )* };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)? $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             // The common case of calls that programs make by the million: one look, no guard, no
@@ -57,7 +57,7 @@ macro_rules! exports {
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
-            exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+            exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
         }
     };
 
@@ -81,34 +81,43 @@ macro_rules! exports {
         }
     };
 
-    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
+    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?) => {{
         // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
         // unwound by libgcc_s, and the portable library's frames know only an unwinder of their
         // own.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }
+        let real = move || driver::$name($($arg),*);
         crate::hook::enter(const { &ROWS[driver::Index::$name as usize] }, move |call: Option<crate::handler::Call>| match call {
-            // A pointer, so that the twins of a function share the handler.
-            Some(call) => $handler(call, driver::$name as fn($($ty),*) -> Status, $($arg),*),
-            None => driver::$name($($arg),*),
+            Some(call) => exports!(@handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?),
+            None => real(),
         })
     }};
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
+    (@handle $call:ident, $real:ident, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
+        // A pointer, so that the twins of a function share the handler.
+        $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+    };
+
+    (@handle $call:ident, $real:ident, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )) => {
+        $handler($call, &$real, $($given),*)
+    };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?, known by $register:ident $launched:ident) => {
         /// What passes a launch that is known.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             extern "C-unwind" fn others($($arg: $ty),*) -> Status {
-                exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+                exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
             }
             crate::hook::pass!($register, driver::ADDRESSES, driver::Index::$name as usize, others)
         }
 
         #[cfg(not(target_arch = "x86_64"))]
-        exports!(@export $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
+        exports!(@export $name ( $($arg : $ty),* ) => $handler $(, given $given)?, unless crate::account::launched::is_recent : $launched);
     };}
 
 table!(exports);

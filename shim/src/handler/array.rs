@@ -32,7 +32,7 @@ use crate::refusal::Refused;
 /// measured.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<Array>, In<ArrayDescriptor>) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<ArrayDescriptor>,
 ) -> Status {
@@ -44,26 +44,24 @@ pub fn create(
         channels: flat.channels,
         flags: 0,
     });
-    plain(call, flat, array, &move || real(array, descriptor))
+    plain(call, flat, array, real)
 }
 
 /// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse
 /// and deferred ones take nothing by themselves.
 pub fn create_3d(
     call: Call,
-    real: impl Fn(Out<Array>, In<Array3dDescriptor>) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
 ) -> Status {
-    plain(call, descriptor.read(), array, &move || {
-        real(array, descriptor)
-    })
+    plain(call, descriptor.read(), array, real)
 }
 
 /// `cuMipmappedArrayCreate`: charged as by `cuArray3DCreate_v2`, for all levels.
 pub fn create_mipmapped(
     call: Call,
-    real: impl Fn(Out<Array>, In<Array3dDescriptor>, u32) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
     levels: u32,
@@ -73,7 +71,7 @@ pub fn create_mipmapped(
         descriptor,
         levels,
     });
-    make(call, shape, array, &move || real(array, descriptor, levels))
+    make(call, shape, array, real)
 }
 
 fn plain(
@@ -277,14 +275,14 @@ fn discard(handle: Handle) {
 
 /// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds
 /// gone.
-pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Plain, array, &move || real(array))
+pub fn destroy(call: Call, real: &dyn Real, array: Array) -> Status {
+    end(call, Kind::Plain, array, real)
 }
 
 /// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as
 /// is not ours.
-pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Mipmapped, array, &move || real(array))
+pub fn destroy_mipmapped(call: Call, real: &dyn Real, array: Array) -> Status {
+    end(call, Kind::Mipmapped, array, real)
 }
 
 fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {

@@ -71,101 +71,26 @@ fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
 }
 
 /// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
-pub fn module_file(
-    call: Call,
-    real: impl Fn(Out<Opaque>, FileName) -> Status,
-    module: Out<Opaque>,
-    path: FileName,
-) -> Status {
-    load_module(call, needs_of_file(call, path), module, &move || {
-        real(module, path)
-    })
+pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
+    load_module(call, needs_of_file(call, path), module, real)
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what
-/// device `malloc` takes, are charged before the call; the rest is measured after it, and unloaded
-/// again where it does not fit.
-pub fn module(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image) -> Status,
-    module: Out<Opaque>,
-    image: Image,
-) -> Status {
-    load_module(call, needs(call, image), module, &move || {
-        real(module, image)
-    })
-}
-
-/// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
-pub fn module_ex(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image, u32, Opaque, Opaque) -> Status,
-    module: Out<Opaque>,
-    image: Image,
-    count: u32,
-    options: Opaque,
-    values: Opaque,
-) -> Status {
-    load_module(call, needs(call, image), module, &move || {
-        real(module, image, count, options, values)
-    })
+/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: the variables that the image
+/// declares, and what device `malloc` takes, are charged before the call; the rest is measured after
+/// it, and unloaded again where it does not fit.
+pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
+    load_module(call, needs(call, image), module, real)
 }
 
 /// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are
 /// remembered for the call that loads them.
-#[allow(clippy::too_many_arguments)]
-pub fn library(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
-    library: Out<Opaque>,
-    code: Image,
-    jit_options: Opaque,
-    jit_values: Opaque,
-    jit_count: u32,
-    options: Opaque,
-    values: Opaque,
-    count: u32,
-) -> Status {
-    open(call, needs(call, code), library, &move || {
-        real(
-            library,
-            code,
-            jit_options,
-            jit_values,
-            jit_count,
-            options,
-            values,
-            count,
-        )
-    })
+pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
+    open(call, needs(call, code), library, real)
 }
 
 /// `cuLibraryLoadFromFile`: as `cuLibraryLoadData`, from a file.
-#[allow(clippy::too_many_arguments)]
-pub fn library_file(
-    call: Call,
-    real: impl Fn(Out<Opaque>, FileName, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
-    library: Out<Opaque>,
-    path: FileName,
-    jit_options: Opaque,
-    jit_values: Opaque,
-    jit_count: u32,
-    options: Opaque,
-    values: Opaque,
-    count: u32,
-) -> Status {
-    open(call, needs_of_file(call, path), library, &move || {
-        real(
-            library,
-            path,
-            jit_options,
-            jit_values,
-            jit_count,
-            options,
-            values,
-            count,
-        )
-    })
+pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
+    open(call, needs_of_file(call, path), library, real)
 }
 
 /// Opens a library: works without a current context, and takes only its managed variables yet,
@@ -232,15 +157,8 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
 
 /// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its
 /// variables are charged before that, the rest is measured after it.
-pub fn library_module(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
-    module: Out<Opaque>,
-    library: Opaque,
-) -> Status {
-    let status = lazy::load(call, library, Some(library), None, &move || {
-        real(module, library)
-    });
+pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
+    let status = lazy::library(call, real, library);
     note(call, Kind::Module, module, status, || Origin {
         owner: library,
         ..handles::here()
@@ -251,11 +169,11 @@ pub fn library_module(
 /// `cuKernelGetFunction`: as `cuLibraryGetModule`.
 pub fn kernel_function(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    real: &dyn Real,
     function: Out<Opaque>,
     kernel: Opaque,
 ) -> Status {
-    let status = lazy::load(call, kernel, None, None, &move || real(function, kernel));
+    let status = lazy::function(call, real, kernel);
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
@@ -271,30 +189,15 @@ pub fn kernel_function(
     status
 }
 
-/// `cuLibraryGetGlobal`: as `cuLibraryGetModule`.
-pub fn global(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, Out<usize>, Opaque, Opaque) -> Status,
-    dptr: Out<DevicePtr>,
-    bytes: Out<usize>,
-    library: Opaque,
-    name: Opaque,
-) -> Status {
-    lazy::load(call, library, Some(library), None, &move || {
-        real(dptr, bytes, library, name)
-    })
-}
-
 /// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after
 /// the call, for each function once.
 pub fn module_function(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    real: &dyn Real,
     function: Out<Opaque>,
     module: Opaque,
-    name: Opaque,
 ) -> Status {
-    let status = real(function, module, name);
+    let status = real.call();
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
@@ -315,14 +218,8 @@ pub fn module_function(
 
 /// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in
 /// each context by itself.
-pub fn kernel(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
-    kernel: Out<Opaque>,
-    library: Opaque,
-    name: Opaque,
-) -> Status {
-    let status = real(kernel, library, name);
+pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
@@ -334,25 +231,20 @@ pub fn kernel(
     status
 }
 
-/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are
-/// forgotten before it: once the driver has freed them another thread may get them for other code,
-/// which has to be paid for.
-pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
-    unload_by(call, module, &move || real(module))
-}
-
 /// `cuLibraryUnload`: as `cuModuleUnload`.
-pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
+pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     let known = call.process.libraries.take(library);
-    let status = unload_by(call, library, &move || real(library));
+    let status = unload(call, real, library);
     if let (true, Some(known)) = (status != SUCCESS, known) {
         call.process.libraries.put_back(library, known);
     }
     status
 }
 
-/// Unloads code.
-fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
+/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are
+/// forgotten before it: once the driver has freed them another thread may get them for other code,
+/// which has to be paid for.
+pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);
     // With what is charged for its managed variables.

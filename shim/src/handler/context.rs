@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status};
+use crate::abi::{Context, Device as Ordinal, Out, SUCCESS, Status};
 use crate::account::contexts::note_flags;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
@@ -257,12 +257,12 @@ fn forget_handles(call: Call, context: Context) {
 /// measured a context to take, and measured after it; later ones take nothing.
 pub fn retain_primary(
     call: Call,
-    real: impl Fn(Out<Context>, Ordinal) -> Status,
+    real: &dyn Real,
     context: Out<Context>,
     ordinal: Ordinal,
 ) -> Status {
     let retain = || {
-        let status = real(context, ordinal);
+        let status = real.call();
         if let (SUCCESS, Some(handle), Ok(device)) =
             (status, context.read(), call.process.device(ordinal))
         {
@@ -280,10 +280,10 @@ pub fn retain_primary(
 
 /// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all
 /// that is in it is given back after the call, and the context itself.
-pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
+pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
-        return real(ordinal);
+        return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
         // As in `cuModuleUnload`.
@@ -291,7 +291,7 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     }
     let mut ended = None;
     let status = device.tear_down(
-        || real(ordinal),
+        || real.call(),
         |status| {
             let has_ended = was && !active(ordinal);
             if status == SUCCESS {
@@ -309,122 +309,41 @@ pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Or
     status
 }
 
-/// `cuCtxSetFlags`: charges nothing; remembers whether a context may sleep while it waits, as
+/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: charges nothing; remembers whether a context may sleep while it waits, as
 /// cancelled threads end there.
-pub fn set_flags(_: Call, real: impl Fn(u32) -> Status, flags: u32) -> Status {
+pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     // Before the call: other threads may wait in the context as soon as it is made.
     note_flags(flags);
-    real(flags)
+    real.call()
 }
 
-/// `cuDevicePrimaryCtxSetFlags_v2`: as `cuCtxSetFlags`.
-pub fn set_primary_flags(
-    call: Call,
-    real: impl Fn(Ordinal, u32) -> Status,
-    device: Ordinal,
-    flags: u32,
-) -> Status {
-    set_flags(call, |flags| real(device, flags), flags)
-}
-
-/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has
-/// measured a context to take, measured after it, and destroyed again where it does not fit.
+/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: charged before the
+/// call by what the group has measured a context to take, measured after it, and destroyed again
+/// where it does not fit.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
+    real: &dyn Real,
     context: Out<Context>,
     flags: u32,
     ordinal: Ordinal,
 ) -> Status {
     note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, flags, ordinal),
-        context,
-        &discard,
-    )
-}
-
-/// `cuCtxCreate_v3`: as `cuCtxCreate`.
-pub fn create_v3(
-    call: Call,
-    real: impl Fn(Out<Context>, Opaque, i32, u32, Ordinal) -> Status,
-    context: Out<Context>,
-    affinity: Opaque,
-    count: i32,
-    flags: u32,
-    ordinal: Ordinal,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, affinity, count, flags, ordinal),
-        context,
-        &discard,
-    )
-}
-
-/// `cuCtxCreate_v4`: as `cuCtxCreate`.
-pub fn create_v4(
-    call: Call,
-    real: impl Fn(Out<Context>, Opaque, u32, Ordinal) -> Status,
-    context: Out<Context>,
-    params: Opaque,
-    flags: u32,
-    ordinal: Ordinal,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, params, flags, ordinal),
-        context,
-        &discard,
-    )
-}
-
-/// `cuVDPAUCtxCreate` and `_v2`: as `cuCtxCreate`.
-#[allow(clippy::too_many_arguments)]
-pub fn create_vdpau(
-    call: Call,
-    real: impl Fn(Out<Context>, u32, Ordinal, u32, Opaque) -> Status,
-    context: Out<Context>,
-    flags: u32,
-    ordinal: Ordinal,
-    vdp_device: u32,
-    get_proc_address: Opaque,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, flags, ordinal, vdp_device, get_proc_address),
-        context,
-        &discard,
-    )
-}
-
-fn discard(context: Context) {
-    cuda::cuCtxDestroy_v2(context);
+    make(call, Kind::Further, ordinal, real, context, &|context| {
+        cuda::cuCtxDestroy_v2(context);
+    })
 }
 
 /// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the
 /// call, and the context itself.
-pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
+pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
-        return destroy_unknown(call, &move || real(context), context);
+        return destroy_unknown(call, real, context);
     };
     // As in `cuModuleUnload`.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
-        || real(context),
+        || real.call(),
         |status| {
             if status == SUCCESS {
                 shared = empty(call, device, context);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::abi::{
-    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In,
-    Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In, Out,
+    SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
@@ -31,8 +31,35 @@ use crate::handler::stream::{await_work, capturing, identity};
 use crate::image::Needs;
 use crate::refusal::Refused;
 
+/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: the local memory of
+/// its kernels is charged before the call, and the rest measured after it; what its memory nodes
+/// need is remembered for the launch.
+pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
+    make(call, graph, exec, None, real)
+}
+
+/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads,
+/// as `cuGraphUpload` as well.
+pub fn instantiate_with_params(
+    call: Call,
+    real: &dyn Real,
+    exec: Out<GraphExec>,
+    graph: Graph,
+    params: In<GraphInstantiateParams>,
+) -> Status {
+    let params = params.read();
+    let upload = params.filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0);
+    make(
+        call,
+        graph,
+        exec,
+        upload.map(|params| params.upload_stream),
+        real,
+    )
+}
+
 /// Makes an executable graph; in the same call it may be uploaded to a stream.
-fn instantiate(
+fn make(
     call: Call,
     graph: Graph,
     exec: Out<GraphExec>,
@@ -146,64 +173,14 @@ fn prepare(
     })
 }
 
-/// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and
-/// the rest measured after it; what its memory nodes need is remembered for the launch.
-pub fn instantiate_with_flags(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, u64) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    flags: u64,
-) -> Status {
-    instantiate(call, graph, exec, None, &move || real(exec, graph, flags))
-}
-
-/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads,
-/// as `cuGraphUpload` as well.
-pub fn instantiate_with_params(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, In<GraphInstantiateParams>) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    params: In<GraphInstantiateParams>,
-) -> Status {
-    let upload = params
-        .read()
-        .filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0)
-        .map(|params| params.upload_stream);
-    instantiate(call, graph, exec, upload, &move || {
-        real(exec, graph, params)
-    })
-}
-
-/// `cuGraphInstantiate` and `_v2`: as `cuGraphInstantiateWithFlags`.
-pub fn instantiate_with_log(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, Opaque, Opaque, usize) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    error_node: Opaque,
-    log: Opaque,
-    log_size: usize,
-) -> Status {
-    instantiate(call, graph, exec, None, &move || {
-        real(exec, graph, error_node, log, log_size)
-    })
-}
-
 /// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the
 /// device keeps for graphs is charged before the call, and what was not needed given back after it.
-pub fn launch(
-    call: Call,
-    real: impl Fn(GraphExec, Stream) -> Status,
-    exec: GraphExec,
-    stream: Stream,
-) -> Status {
+pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
-        None => launch::launch(call, What::Graph(exec), stream, &move || real(exec, stream)),
+        None => launch::launch(call, What::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
             // Under the handle itself a graph would pass by us from its second launch on.
-            launch::launch(call, What::Graph(exec | 1), stream, &|| real(exec, stream))
+            launch::launch(call, What::Graph(exec | 1), stream, real)
         }),
     }
 }
@@ -283,14 +260,14 @@ fn pay(
 
 /// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may
 /// come back as another graph.
-pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) -> Status {
+pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);
     call.process.execs.set_per_thread(exec, 0);
     call.process.launched.remove(exec);
     call.process.launched.remove(exec | 1);
     let handle = call.process.handles.take(Kind::Exec, exec);
-    let status = real(exec);
+    let status = real.call();
     if status != SUCCESS {
         call.process.handles.restore(handle);
         call.process.execs.set_per_thread(exec, per_thread);
@@ -302,8 +279,8 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
 }
 
 /// `cuDeviceGraphMemTrim`: given back after the call is what the device no longer keeps for graphs.
-pub fn trim(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
-    let status = real(ordinal);
+pub fn trim(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
+    let status = real.call();
     if let Ok(device) = call.process.device(ordinal) {
         device.graphs.trimmed(&device.book);
     }

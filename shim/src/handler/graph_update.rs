@@ -10,7 +10,7 @@ use gpulimit_base::order;
 
 use crate::abi::{
     Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
-    Node, NodeParams, Opaque, SUCCESS, Status,
+    NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::contexts::current_context;
 use crate::account::graphs::nodes::each_kernel;
@@ -155,88 +155,42 @@ fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Sta
     status
 }
 
-/// `cuGraphExecUpdate`: as `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
-pub fn update(
-    call: Call,
-    real: impl Fn(GraphExec, Graph, Opaque, Opaque) -> Status,
-    exec: GraphExec,
-    graph: Graph,
-    error_node: Opaque,
-    result: Opaque,
-) -> Status {
-    change(call, exec, Source::Graph(graph), &move || {
-        real(exec, graph, error_node, result)
-    })
+/// `cuGraphExecUpdate` and `_v2`, `cuGraphExecChildGraphNodeSetParams`: as
+/// `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
+pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Status {
+    change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecUpdate_v2`: as `cuGraphExecUpdate`.
-pub fn update_v2(
-    call: Call,
-    real: impl Fn(GraphExec, Graph, Opaque) -> Status,
-    exec: GraphExec,
-    graph: Graph,
-    info: Opaque,
-) -> Status {
-    change(call, exec, Source::Graph(graph), &move || {
-        real(exec, graph, info)
-    })
-}
-
-/// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is
-/// charged before the call, and before each launch that relies on it; a kernel that was not seen
-/// before is measured. Others cost one look.
+/// `cuGraphExecKernelNodeSetParams_v2`: growth of local memory that a kernel needs is charged before
+/// the call, and before each launch that relies on it; a kernel that was not seen before is
+/// measured. Others cost one look.
 pub fn set_kernel(
     call: Call,
-    real: impl Fn(GraphExec, Node, In<KernelNodeParams>) -> Status,
+    real: &dyn Real,
     exec: GraphExec,
-    node: Node,
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    change(call, exec, Source::Kernel(kernel), &move || {
-        real(exec, node, params)
-    })
+    change(call, exec, Source::Kernel(kernel), real)
 }
 
 /// `cuGraphExecKernelNodeSetParams`: as `_v2`.
 pub fn set_kernel_v1(
     call: Call,
-    real: impl Fn(GraphExec, Node, In<KernelNodeParamsV1>) -> Status,
+    real: &dyn Real,
     exec: GraphExec,
-    node: Node,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    change(call, exec, Source::Kernel(kernel), &move || {
-        real(exec, node, params)
-    })
-}
-
-/// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
-pub fn set_child(
-    call: Call,
-    real: impl Fn(GraphExec, Node, Graph) -> Status,
-    exec: GraphExec,
-    node: Node,
-    child: Graph,
-) -> Status {
-    change(call, exec, Source::Graph(child), &move || {
-        real(exec, node, child)
-    })
+    change(call, exec, Source::Kernel(kernel), real)
 }
 
 /// `cuGraphExecNodeSetParams`: as the functions of the kinds of nodes.
-pub fn set_node(
-    call: Call,
-    real: impl Fn(GraphExec, Node, In<NodeParams>) -> Status,
-    exec: GraphExec,
-    node: Node,
-    params: In<NodeParams>,
-) -> Status {
+pub fn set_node(call: Call, real: &dyn Real, exec: GraphExec, params: In<NodeParams>) -> Status {
     let source = match params.read() {
         Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),
         Some(params) if params.kind == NODE_TYPE_GRAPH => Source::Graph(params.child()),
         _ => Source::Kernel(None),
     };
-    change(call, exec, source, &move || real(exec, node, params))
+    change(call, exec, source, real)
 }

@@ -4,7 +4,7 @@ use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Strea
 use crate::account::book::RESERVE;
 use crate::account::green::Green;
 use crate::account::handles::{Kind, Origin};
-use crate::driver::cuda;
+use crate::driver::{Real, cuda};
 use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
@@ -15,21 +15,14 @@ const MOST: u64 = 6 << 20;
 
 /// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one
 /// are charged before the call, measured after it, and undone where they do not fit.
-pub fn create(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Ordinal, u32) -> Status,
-    green: Out<Opaque>,
-    description: Opaque,
-    ordinal: Ordinal,
-    flags: u32,
-) -> Status {
-    let real = || real(green, description, ordinal, flags);
-    attempt(&real, || {
+pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
+    attempt(real, || {
         let device = call.process.device(ordinal)?;
         // Where there is no primary context yet it is made here, and paid for as any other.
         let mut primary: Context = 0;
-        let retain = cuda::cuDevicePrimaryCtxRetain;
-        match context::retain_primary(call, retain, Out::of(&mut primary), ordinal) {
+        let place = Out::of(&mut primary);
+        let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
+        match context::retain_primary(call, &retain, place, ordinal) {
             SUCCESS => {}
             failed => return Ok(failed),
         }
@@ -38,7 +31,7 @@ pub fn create(
                 cuda::cuGreenCtxDestroy(green);
             }
         };
-        let status = measured::run(call, device, MOST, &real, Some(&undo));
+        let status = measured::run(call, device, MOST, real, Some(&undo));
         if status == SUCCESS
             && let Some(handle) = green.read()
         {
@@ -51,18 +44,19 @@ pub fn create(
             };
             call.process.greens.insert(handle, made);
         }
-        context::release_primary(call, cuda::cuDevicePrimaryCtxRelease_v2, ordinal);
+        let release = || cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
+        context::release_primary(call, &release, ordinal);
         Ok(status)
     })
 }
 
 /// `cuGreenCtxDestroy`: the primary context may go with the last of them, and is given back then.
-pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> Status {
+pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
     // Before the call: the handle may come back as another's.
     let Some(known) = call.process.greens.take(green) else {
-        return real(green);
+        return real.call();
     };
-    let status = context::release_primary(call, |_| real(green), known.device);
+    let status = context::release_primary(call, real, known.device);
     if status == SUCCESS {
         call.process.handles.forget_context(known.context);
     } else {
@@ -72,22 +66,14 @@ pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> St
 }
 
 /// `cuGreenCtxStreamCreate`: as `cuStreamCreate`.
-pub fn stream(
-    call: Call,
-    real: impl Fn(Out<Stream>, Opaque, u32, i32) -> Status,
-    stream: Out<Stream>,
-    green: Opaque,
-    flags: u32,
-    priority: i32,
-) -> Status {
-    let real = || real(stream, green, flags, priority);
+pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
     // No context need be current.
     let Some(known) = call.process.greens.get(green) else {
-        return measured::unknown(call, &|_| RESERVE, &real, None);
+        return measured::unknown(call, &|_| RESERVE, real, None);
     };
-    let status = attempt(&real, || {
+    let status = attempt(real, || {
         let device = call.process.device(known.device)?;
-        Ok(measured::run(call, device, RESERVE, &real, None))
+        Ok(measured::run(call, device, RESERVE, real, None))
     });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let origin = Origin {

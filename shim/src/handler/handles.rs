@@ -1,8 +1,8 @@
 //! Functions that hand out handles, or take them back, and do nothing to memory.
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
-use crate::account::handles::{Kind, Origin, Taken};
-use crate::driver::cuda;
+use crate::account::handles::{Kind, Origin};
+use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
 /// The origin of a handle that belongs to the current context.
@@ -12,17 +12,10 @@ pub fn here() -> Origin {
     Origin { context, owner: 0 }
 }
 
-/// Runs `real`, which destroys what was taken out of the known handles.
-fn destroy(call: Call, taken: Taken, real: impl Fn() -> Status) -> Status {
-    let status = real();
-    if status != SUCCESS {
-        call.process.handles.restore(taken);
-    }
-    status
-}
-
-/// A graph may have been handed out.
-fn handed_out(call: Call, graph: Out<Graph>, status: Status) -> Status {
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture` and its twin: charges nothing; the graph is
+/// known from here on.
+pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
         // A graph belongs to no context.
         let handles = &call.process.handles;
@@ -32,45 +25,23 @@ fn handed_out(call: Call, graph: Out<Graph>, status: Status) -> Status {
 }
 
 /// `cuStreamDestroy` and `_v2`: charges nothing; the stream is known no longer.
-pub fn destroy_stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
-    let taken = call.process.handles.take(Kind::Stream, stream);
-    destroy(call, taken, || real(stream))
-}
-
-/// `cuGraphCreate`: charges nothing; the graph is known from here on.
-pub fn create_graph(
-    call: Call,
-    real: impl Fn(Out<Graph>, u32) -> Status,
-    graph: Out<Graph>,
-    flags: u32,
-) -> Status {
-    handed_out(call, graph, real(graph, flags))
-}
-
-/// `cuGraphClone`: as `cuGraphCreate`.
-pub fn clone_graph(
-    call: Call,
-    real: impl Fn(Out<Graph>, Graph) -> Status,
-    clone: Out<Graph>,
-    original: Graph,
-) -> Status {
-    handed_out(call, clone, real(clone, original))
-}
-
-/// `cuStreamEndCapture` and its twin: as `cuGraphCreate`.
-pub fn end_capture(
-    call: Call,
-    real: impl Fn(Stream, Out<Graph>) -> Status,
-    stream: Stream,
-    graph: Out<Graph>,
-) -> Status {
-    handed_out(call, graph, real(stream, graph))
+pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
+    destroy(call, real, Kind::Stream, stream)
 }
 
 /// `cuGraphDestroy`: charges nothing; the graph is known no longer.
-pub fn destroy_graph(call: Call, real: impl Fn(Graph) -> Status, graph: Graph) -> Status {
-    let taken = call.process.handles.take(Kind::Graph, graph);
-    destroy(call, taken, || real(graph))
+pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
+    destroy(call, real, Kind::Graph, graph)
+}
+
+/// Runs `real`, which destroys this handle.
+fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
+    let taken = call.process.handles.take(kind, handle);
+    let status = real.call();
+    if status != SUCCESS {
+        call.process.handles.restore(taken);
+    }
+    status
 }
 
 /// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from
@@ -78,12 +49,12 @@ pub fn destroy_graph(call: Call, real: impl Fn(Graph) -> Status, graph: Graph) -
 /// crashes with them (measured).
 pub fn functions(
     call: Call,
-    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    real: &dyn Real,
     list: Out<Opaque>,
     count: u32,
     module: Opaque,
 ) -> Status {
-    let status = real(list, count, module);
+    let status = real.call();
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -98,12 +69,12 @@ pub fn functions(
 /// on, as the functions of a module are.
 pub fn kernels(
     call: Call,
-    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    real: &dyn Real,
     list: Out<Opaque>,
     count: u32,
     library: Opaque,
 ) -> Status {
-    let status = real(list, count, library);
+    let status = real.call();
     if !call.process.handles.knows(Kind::Library, library) {
         return status;
     }

@@ -3,12 +3,11 @@
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{
-    DevicePtr, IpcHandle, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,
-};
+use crate::abi::{DevicePtr, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status};
 use crate::account::BLOCK;
 use crate::account::contexts::current_context;
 use crate::account::openings::Opening;
+use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
@@ -16,12 +15,7 @@ use crate::handler::linear::blocks_touched;
 
 /// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another
 /// process.
-pub fn get(
-    call: Call,
-    real: impl Fn(Opaque, DevicePtr) -> Status,
-    handle: Opaque,
-    dptr: DevicePtr,
-) -> Status {
+pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
         if let Some((ordinal, bytes)) = blocks.share(base)
@@ -33,11 +27,11 @@ pub fn get(
     // Before the call: another thread may free it as soon as the handle is there.
     if let Some(base) = blocks.base(dptr) {
         share(base);
-        return real(handle, dptr);
+        return real.call();
     }
     // The driver is asked about any other address after it has accepted it: it may lie in the midst
     // of an allocation.
-    let status = real(handle, dptr);
+    let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = range(dptr)
     {
@@ -48,14 +42,8 @@ pub fn get(
 
 /// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver
 /// shows it for this process it is charged here.
-pub fn open(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, IpcHandle, u32) -> Status,
-    dptr: Out<DevicePtr>,
-    handle: IpcHandle,
-    flags: u32,
-) -> Status {
-    let status = real(dptr, handle, flags);
+pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
+    let status = real.call();
     let openings = &call.process.openings;
     if let (SUCCESS, Some(address)) = (status, dptr.read())
         && !openings.again(address)
@@ -70,14 +58,14 @@ pub fn open(
 
 /// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what
 /// was charged here for it is given back after the call, unless others may have it.
-pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;
     let closed = openings.close(dptr);
     let Some((opening, device)) =
         closed.and_then(|opening| Some((opening, call.process.device(opening.device).ok()?)))
     else {
-        let status = real(dptr);
+        let status = real.call();
         if status != SUCCESS {
             openings.again(dptr);
         }
@@ -85,7 +73,7 @@ pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) ->
     };
     device.book.remove(Category::Linear, opening.bytes);
     let before = device.hidden();
-    let status = real(dptr);
+    let status = real.call();
     if status == SUCCESS {
         device.closed();
         device.part_with(opening.bytes, opening.size, before);

@@ -210,78 +210,29 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local
-/// memory, its library and the driver's reserve are paid ahead, and measured after it; later ones
-/// pass.
-#[allow(clippy::too_many_arguments)]
-pub fn kernel(
-    call: Call,
-    real: impl Fn(Opaque, u32, u32, u32, u32, u32, u32, u32, Stream, Opaque, Opaque) -> Status,
-    function: Opaque,
-    gx: u32,
-    gy: u32,
-    gz: u32,
-    bx: u32,
-    by: u32,
-    bz: u32,
-    shared: u32,
-    stream: Stream,
-    params: Opaque,
-    extra: Opaque,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(
-            function, gx, gy, gz, bx, by, bz, shared, stream, params, extra,
-        )
-    })
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, their twins and `cuLaunchGridAsync`: before the
+/// first launch of a kernel in a context its local memory, its library and the driver's reserve are
+/// paid ahead, and measured after it; later ones pass.
+pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
+    launch(call, What::Function(function), stream, real)
 }
 
 /// `cuLaunchKernelEx` and its twin: as `cuLaunchKernel`.
 pub fn kernel_ex(
     call: Call,
-    real: impl Fn(In<LaunchConfig>, Opaque, Opaque, Opaque) -> Status,
+    real: &dyn Real,
     config: In<LaunchConfig>,
     function: Opaque,
-    params: Opaque,
-    extra: Opaque,
 ) -> Status {
-    let real = || real(config, function, params, extra);
     match config.read() {
-        Some(LaunchConfig { stream, .. }) => launch(call, What::Function(function), stream, &real),
-        None => real(),
+        Some(config) => kernel(call, real, function, config.stream),
+        None => real.call(),
     }
-}
-
-/// `cuLaunchCooperativeKernel` and its twin: as `cuLaunchKernel`.
-#[allow(clippy::too_many_arguments)]
-pub fn cooperative(
-    call: Call,
-    real: impl Fn(Opaque, u32, u32, u32, u32, u32, u32, u32, Stream, Opaque) -> Status,
-    function: Opaque,
-    gx: u32,
-    gy: u32,
-    gz: u32,
-    bx: u32,
-    by: u32,
-    bz: u32,
-    shared: u32,
-    stream: Stream,
-    params: Opaque,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(function, gx, gy, gz, bx, by, bz, shared, stream, params)
-    })
 }
 
 /// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be
 /// paid for before the call.
-pub fn multi_device(
-    call: Call,
-    real: impl Fn(In<LaunchParams>, u32, u32) -> Status,
-    list: In<LaunchParams>,
-    count: u32,
-    flags: u32,
-) -> Status {
+pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: u32) -> Status {
     fn each(
         call: Call,
         list: In<LaunchParams>,
@@ -302,27 +253,26 @@ pub fn multi_device(
             &|| each(call, list, left, shortage, real),
         )
     }
-    let real = || real(list, count, flags);
     // One launch per device: the driver refuses longer lists. An empty one may be anywhere.
     if i64::from(count) > i64::from(call.process.device_count()) {
-        return real();
+        return real.call();
     }
     let launched = &call.process.launched;
     let is_known = |params: LaunchParams| launched.contains(params.function);
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
-        return real();
+        return real.call();
     }
     // Two on one device the driver refuses, and we would wait for ourselves.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
-        return real();
+        return real.call();
     }
     for _ in 0..ROUNDS {
         let shortage = Shortage::default();
         let status = {
             let _alone = hold(Place::OnMany, || launched.on_many.lock());
-            each(call, list, count, &shortage, &real)
+            each(call, list, count, &shortage, real)
         };
         let Some((device, due)) = shortage.get() else {
             return status;
@@ -340,34 +290,7 @@ pub fn multi_device(
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// `cuLaunch`: as `cuLaunchKernel`.
-pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    launch(call, What::Function(function), 0, &move || real(function))
-}
-
-/// `cuLaunchGrid`: as `cuLaunchKernel`.
-pub fn grid(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32) -> Status,
-    function: Opaque,
-    width: i32,
-    height: i32,
-) -> Status {
-    launch(call, What::Function(function), 0, &move || {
-        real(function, width, height)
-    })
-}
-
-/// `cuLaunchGridAsync`: as `cuLaunchKernel`.
-pub fn grid_async(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32, Stream) -> Status,
-    function: Opaque,
-    width: i32,
-    height: i32,
-    stream: Stream,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(function, width, height, stream)
-    })
+/// `cuLaunch`, `cuLaunchGrid`: as `cuLaunchKernel`.
+pub fn plain(call: Call, real: &dyn Real, function: Opaque) -> Status {
+    kernel(call, real, function, 0)
 }

@@ -86,9 +86,9 @@ fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -
         .saturating_add(runtime)
 }
 
-/// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current
-/// (measured, H100, 580.159.04).
-fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real) -> Status {
+/// `cuKernelSetAttribute`, `cuKernelSetCacheConfig`: as `cuLibraryGetModule`, in all contexts of the
+/// device, whichever is current (measured, H100, 580.159.04).
+pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal) -> Status {
     if call.process.launched.is_loaded(kernel) {
         return real.call();
     }
@@ -215,173 +215,14 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
     }
 }
 
-/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
-pub fn function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    load(call, function, None, None, &move || real(function))
+/// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
+/// `cuKernelGetParamInfo`, `cuKernelGetParamCount` and the `cuOccupancy` functions: as
+/// `cuLibraryGetModule`, of the code of one function; of loaded code they cost one look.
+pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
+    load(call, function, None, None, real)
 }
 
-/// `cuFuncSetAttribute`: as `cuFuncLoad`.
-pub fn set_function_attribute(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32) -> Status,
-    function: Opaque,
-    attribute: i32,
-    value: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(function, attribute, value)
-    })
-}
-
-/// `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`: as `cuFuncLoad`.
-pub fn set_function_config(
-    call: Call,
-    real: impl Fn(Opaque, i32) -> Status,
-    function: Opaque,
-    config: i32,
-) -> Status {
-    load(call, function, None, None, &move || real(function, config))
-}
-
-/// `cuKernelSetAttribute`: as `cuLibraryGetModule`, in all contexts of the device.
-pub fn set_attribute(
-    call: Call,
-    real: impl Fn(i32, i32, Opaque, Ordinal) -> Status,
-    attribute: i32,
-    value: i32,
-    kernel: Opaque,
-    device: Ordinal,
-) -> Status {
-    load_everywhere(call, kernel, device, &move || {
-        real(attribute, value, kernel, device)
-    })
-}
-
-/// `cuKernelSetCacheConfig`: as `cuKernelSetAttribute`.
-pub fn set_cache_config(
-    call: Call,
-    real: impl Fn(Opaque, i32, Ordinal) -> Status,
-    kernel: Opaque,
-    config: i32,
-    device: Ordinal,
-) -> Status {
-    load_everywhere(call, kernel, device, &move || real(kernel, config, device))
-}
-
-/// `cuKernelGetParamInfo`: as `cuLibraryGetModule`.
-pub fn param_info(
-    call: Call,
-    real: impl Fn(Opaque, usize, Out<usize>, Out<usize>) -> Status,
-    kernel: Opaque,
-    index: usize,
-    offset: Out<usize>,
-    size: Out<usize>,
-) -> Status {
-    load(call, kernel, None, None, &move || {
-        real(kernel, index, offset, size)
-    })
-}
-
-/// `cuKernelGetParamCount`: as `cuKernelGetParamInfo`.
-pub fn param_count(
-    call: Call,
-    real: impl Fn(Opaque, Out<usize>) -> Status,
-    kernel: Opaque,
-    count: Out<usize>,
-) -> Status {
-    load(call, kernel, None, None, &move || real(kernel, count))
-}
-
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs
-/// one look.
-pub fn active_blocks(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, i32, usize) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    threads: i32,
-    shared: usize,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, threads, shared)
-    })
-}
-
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`: as
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn active_blocks_with_flags(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, i32, usize, u32) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    threads: i32,
-    shared: usize,
-    flags: u32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, threads, shared, flags)
-    })
-}
-
-/// `cuOccupancyMaxPotentialBlockSize`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-#[allow(clippy::too_many_arguments)]
-pub fn block_size(
-    call: Call,
-    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32) -> Status,
-    grid: Out<i32>,
-    block: Out<i32>,
-    function: Opaque,
-    shared_of: Opaque,
-    shared: usize,
-    limit: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(grid, block, function, shared_of, shared, limit)
-    })
-}
-
-/// `cuOccupancyMaxPotentialBlockSizeWithFlags`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-#[allow(clippy::too_many_arguments)]
-pub fn block_size_with_flags(
-    call: Call,
-    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32, u32) -> Status,
-    grid: Out<i32>,
-    block: Out<i32>,
-    function: Opaque,
-    shared_of: Opaque,
-    shared: usize,
-    limit: i32,
-    flags: u32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(grid, block, function, shared_of, shared, limit, flags)
-    })
-}
-
-/// `cuOccupancyAvailableDynamicSMemPerBlock`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn dynamic_shared(
-    call: Call,
-    real: impl Fn(Out<usize>, Opaque, i32, i32) -> Status,
-    bytes: Out<usize>,
-    function: Opaque,
-    blocks: i32,
-    threads: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(bytes, function, blocks, threads)
-    })
-}
-
-/// `cuOccupancyMaxPotentialClusterSize`, `cuOccupancyMaxActiveClusters`: as
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn clusters(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, Opaque) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    config: Opaque,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, config)
-    })
+/// `cuLibraryGetGlobal`: as `cuLibraryGetModule`.
+pub fn library(call: Call, real: &dyn Real, library: Opaque) -> Status {
+    load(call, library, Some(library), None, real)
 }

@@ -40,62 +40,40 @@ pub fn alloc(
 }
 
 /// `cuMemAlloc`: as `cuMemAlloc_v2`, of 32 bits.
-pub fn alloc_v1(
-    call: Call,
-    real: impl Fn(Out<DevicePtrV1>, u32) -> Status,
-    dptr: Out<DevicePtrV1>,
-    bytesize: u32,
-) -> Status {
-    allocate_by(
-        call,
-        bytesize.into(),
-        &move || real(dptr, bytesize),
-        &|| (dptr.read().map(DevicePtr::from), None),
-    )
+pub fn alloc_v1(call: Call, real: &dyn Real, dptr: Out<DevicePtrV1>, bytesize: u32) -> Status {
+    allocate_by(call, bytesize.into(), real, &|| {
+        (dptr.read().map(DevicePtr::from), None)
+    })
 }
 
 /// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch,
 /// corrected to the real one after it.
 pub fn alloc_pitch(
     call: Call,
-    real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
+    real: &dyn Real,
     dptr: Out<DevicePtr>,
     pitch: Out<usize>,
     width: usize,
     height: usize,
-    element: u32,
 ) -> Status {
-    allocate_rows(
-        call,
-        width as u64,
-        height as u64,
-        &move || real(dptr, pitch, width, height, element),
-        &|| (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
-    )
+    allocate_rows(call, width as u64, height as u64, real, &|| {
+        (dptr.read(), pitch.read().map(|pitch| pitch as u64))
+    })
 }
 
 /// `cuMemAllocPitch`: as `cuMemAllocPitch_v2`, of 32 bits.
 pub fn alloc_pitch_v1(
     call: Call,
-    real: impl Fn(Out<DevicePtrV1>, Out<u32>, u32, u32, u32) -> Status,
+    real: &dyn Real,
     dptr: Out<DevicePtrV1>,
     pitch: Out<u32>,
     width: u32,
     height: u32,
-    element: u32,
 ) -> Status {
-    allocate_rows(
-        call,
-        width.into(),
-        height.into(),
-        &move || real(dptr, pitch, width, height, element),
-        &|| {
-            (
-                dptr.read().map(DevicePtr::from),
-                pitch.read().map(u64::from),
-            )
-        },
-    )
+    allocate_rows(call, width.into(), height.into(), real, &|| {
+        let address = dptr.read().map(DevicePtr::from);
+        (address, pitch.read().map(u64::from))
+    })
 }
 
 /// Tells the address of what was made, and its size where that may differ from the estimate.
@@ -281,8 +259,7 @@ fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
 }
 
 /// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
-pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
-    let real: &dyn Real = &move || real(dptr);
+pub fn free_v1(call: Call, real: &dyn Real, dptr: DevicePtrV1) -> Status {
     release(call, dptr.into(), || real.call())
 }
 

@@ -15,21 +15,14 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 
 /// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
-pub fn alloc(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, usize, u32) -> Status,
-    dptr: Out<DevicePtr>,
-    bytesize: usize,
-    flags: u32,
-) -> Status {
-    let real = || real(dptr, bytesize, flags);
-    attempt(&real, || {
+pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize) -> Status {
+    attempt(real, || {
         let device = call.process.current_device()?;
         if bytesize == 0 {
             return Err(Aside::NoSize);
         }
         take(call, device, bytesize as u64, current_context(), &|| {
-            (real(), dptr.read())
+            (real.call(), dptr.read())
         })
     })
 }

@@ -97,46 +97,16 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
-pub fn small(call: Call, real: &dyn Real) -> Status {
-    attempt(real, || {
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: every few streams take a block or two, for good.
+/// The driver's reserve is paid ahead, and the rest measured after the call.
+pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
+    let status = attempt(real, || {
         let device = call.process.current_device()?;
         Ok(run(call, device, RESERVE, real, None))
-    })
-}
-
-/// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid
-/// ahead, and the rest measured after the call.
-pub fn stream(
-    call: Call,
-    real: impl Fn(Out<Stream>, u32) -> Status,
-    stream: Out<Stream>,
-    flags: u32,
-) -> Status {
-    made(call, stream, small(call, &move || real(stream, flags)))
-}
-
-/// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
-pub fn stream_with_priority(
-    call: Call,
-    real: impl Fn(Out<Stream>, u32, i32) -> Status,
-    stream: Out<Stream>,
-    flags: u32,
-    priority: i32,
-) -> Status {
-    made(
-        call,
-        stream,
-        small(call, &move || real(stream, flags, priority)),
-    )
-}
-
-/// A stream may have been made in the current context.
-fn made(call: Call, stream: Out<Stream>, status: Status) -> Status {
+    });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
-        call.process
-            .handles
-            .insert(Kind::Stream, stream, handles::here());
+        let handles = &call.process.handles;
+        handles.insert(Kind::Stream, stream, handles::here());
     }
     status
 }

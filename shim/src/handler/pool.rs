@@ -6,7 +6,7 @@ use gpulimit_group::Undisturbed;
 
 use crate::abi::{
     ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, Device as Ordinal, DevicePtr, In,
-    Location, MEMORY_TYPE_HOST, MemPool, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    Location, MEMORY_TYPE_HOST, MemPool, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
@@ -447,11 +447,11 @@ pub fn free(
 /// `cuMemPoolCreate`: charges nothing; remembers whose memory the pool will take.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<MemPool>, In<AllocationProp>) -> Status,
+    real: &dyn Real,
     pool: Out<MemPool>,
     props: In<AllocationProp>,
 ) -> Status {
-    let status = real(pool, props);
+    let status = real.call();
     if let (SUCCESS, Some(handle), Some(props)) = (status, pool.read(), props.read()) {
         call.process.pools.made(handle);
         if props.allocation_type == ALLOCATION_MANAGED {
@@ -481,12 +481,12 @@ fn enter_managed(call: Call, pool: MemPool, location: Location) {
 /// take that no call has made.
 pub fn find(
     call: Call,
-    real: impl Fn(Out<MemPool>, In<Location>, i32) -> Status,
+    real: &dyn Real,
     pool: Out<MemPool>,
     location: In<Location>,
     kind: i32,
 ) -> Status {
-    let status = real(pool, location, kind);
+    let status = real.call();
     if let (SUCCESS, Some(handle), Some(location)) = (status, pool.read(), location.read())
         && !call.process.pools.is_destroyed(handle)
     {
@@ -501,7 +501,7 @@ pub fn find(
 
 /// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a
 /// measurement finds it gone.
-pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> Status {
+pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
     // Other threads may still have it from before.
     if let Some(known) = known {
@@ -511,7 +511,7 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     if known.is_some() {
         call.process.pools.unmade(pool);
     }
-    let status = real(pool);
+    let status = real.call();
     match known.map(|known| (known, call.process.device(known.device))) {
         Some((known, Ok(_))) if known.managed && status == SUCCESS => {
             call.process.pools.lent.leave(known);
@@ -535,52 +535,30 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
 }
 
 /// `cuMemPoolTrimTo`: given back after the call is what the pool no longer reserves.
-pub fn trim(
-    call: Call,
-    real: impl Fn(MemPool, usize) -> Status,
-    pool: MemPool,
-    keep: usize,
-) -> Status {
-    let status = real(pool, keep);
+pub fn trim(call: Call, real: &dyn Real) -> Status {
+    let status = real.call();
     call.process.pools.refresh(call.process);
     status
 }
 
 /// `cuMemPoolSetAttribute`: charges nothing; with a lower threshold the next synchronise call lets
 /// the pool shrink.
-pub fn set_attribute(
-    call: Call,
-    real: impl Fn(MemPool, i32, Opaque) -> Status,
-    pool: MemPool,
-    attribute: i32,
-    value: Opaque,
-) -> Status {
-    let status = real(pool, attribute, value);
+pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
+    let status = real.call();
     call.process.pools.touch();
     status
 }
 
 /// `cuDeviceSetMemPool`: charges nothing; the next allocation asks which pool is current.
-pub fn set_current(
-    call: Call,
-    real: impl Fn(Ordinal, MemPool) -> Status,
-    device: Ordinal,
-    pool: MemPool,
-) -> Status {
-    let status = real(device, pool);
+pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
+    let status = real.call();
     forget_current(call, device);
     status
 }
 
 /// `cuMemSetMemPool`: as `cuDeviceSetMemPool`.
-pub fn set_current_at(
-    call: Call,
-    real: impl Fn(In<Location>, i32, MemPool) -> Status,
-    location: In<Location>,
-    kind: i32,
-    pool: MemPool,
-) -> Status {
-    let status = real(location, kind, pool);
+pub fn set_current_at(call: Call, real: &dyn Real, location: In<Location>) -> Status {
+    let status = real.call();
     if let Some(device) = location.read().and_then(Location::device) {
         forget_current(call, device);
     }

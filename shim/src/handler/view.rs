@@ -10,18 +10,13 @@ use crate::abi::{
 };
 use crate::account::device::Device;
 use crate::driver::figures;
-use crate::driver::{cuda, nvml};
+use crate::driver::{Real, cuda, nvml};
 use crate::handler::Call;
 
 /// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could
 /// still get.
-pub fn mem_get_info(
-    call: Call,
-    real: impl Fn(Out<usize>, Out<usize>) -> Status,
-    free: Out<usize>,
-    total: Out<usize>,
-) -> Status {
-    let status = real(free, total);
+pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
@@ -33,13 +28,8 @@ pub fn mem_get_info(
 
 /// `cuMemGetInfo`: as `cuMemGetInfo_v2`, of 32 bits; what does not fit is the largest number that
 /// does.
-pub fn mem_get_info_v1(
-    call: Call,
-    real: impl Fn(Out<u32>, Out<u32>) -> Status,
-    free: Out<u32>,
-    total: Out<u32>,
-) -> Status {
-    let status = real(free, total);
+pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
@@ -54,13 +44,8 @@ pub fn mem_get_info_v1(
 }
 
 /// `cuDeviceTotalMem_v2`: the smallest limit on the group's path.
-pub fn device_total_mem(
-    call: Call,
-    real: impl Fn(Out<usize>, Ordinal) -> Status,
-    bytes: Out<usize>,
-    device: Ordinal,
-) -> Status {
-    let status = real(bytes, device);
+pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: Ordinal) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((_, max)) = limited(call.process.device(device))
     {
@@ -73,11 +58,11 @@ pub fn device_total_mem(
 /// number that does.
 pub fn device_total_mem_v1(
     call: Call,
-    real: impl Fn(Out<u32>, Ordinal) -> Status,
+    real: &dyn Real,
     bytes: Out<u32>,
     device: Ordinal,
 ) -> Status {
-    let status = real(bytes, device);
+    let status = real.call();
     if status == SUCCESS
         && let Some((_, max)) = limited(call.process.device(device))
     {
@@ -106,7 +91,7 @@ fn clamp_v1(bytes: u64) -> u32 {
 
 /// The group's total and used bytes on the device behind an NVML handle; `None` where no limit
 /// applies to it.
-fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
+fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
     // The limits of a GPU that is cut are those of its instances, which have handles of their own.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
@@ -124,9 +109,9 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let share = member.device(id, capacity).ok()?;
-    let max = member.max(&share);
-    (max < total).then(|| (max, member.charged(&share).min(max)))
+    let member_device = member.device(id, capacity).ok()?;
+    let max = member.max(&member_device);
+    (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
 /// Whether it is certain that no limit applies to the device behind an NVML handle.
@@ -134,19 +119,19 @@ pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
         && !figures::is_cut(device)
-        && share(call, device, memory.total).is_none()
+        && total_and_used(call, device, memory.total).is_none()
 }
 
 /// `nvmlDeviceGetMemoryInfo`: the group's figures, total = free + used.
 pub fn nvml_memory_info(
     call: Call,
-    real: impl Fn(NvmlDevice, Out<NvmlMemory>) -> Status,
+    real: &dyn Real,
     device: NvmlDevice,
     memory: Out<NvmlMemory>,
 ) -> Status {
-    let status = real(device, memory);
+    let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && let Some((total, used)) = share(call, device, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, machine.total)
     {
         memory.write(NvmlMemory {
             total,
@@ -161,14 +146,14 @@ pub fn nvml_memory_info(
 /// driver reserves is outside of the group's share.
 pub fn nvml_memory_info_v2(
     call: Call,
-    real: impl Fn(NvmlDevice, Out<NvmlMemoryV2>) -> Status,
+    real: &dyn Real,
     device: NvmlDevice,
     memory: Out<NvmlMemoryV2>,
 ) -> Status {
-    let status = real(device, memory);
+    let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
         && machine.version == NVML_MEMORY_V2
-        && let Some((total, used)) = share(call, device, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, machine.total)
     {
         memory.write(NvmlMemoryV2 {
             version: machine.version,

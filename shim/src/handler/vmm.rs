@@ -4,8 +4,7 @@
 use gpulimit_ledger::Category;
 
 use crate::abi::{
-    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Opaque, Out, SUCCESS,
-    Status,
+    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::request::Request;
@@ -22,21 +21,19 @@ use crate::handler::aside::{Aside, attempt, size_on};
 /// whatever context is current.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<AllocationHandle>, usize, In<AllocationProp>, u64) -> Status,
+    real: &dyn Real,
     handle: Out<AllocationHandle>,
     size: usize,
     prop: In<AllocationProp>,
-    flags: u64,
 ) -> Status {
-    let real = || real(handle, size, prop, flags);
-    attempt(&real, || {
+    attempt(real, || {
         let device = prop.read().and_then(|prop| prop.location.device());
         let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
         let bytes = round_up(size_on(device, size as u64)?, BLOCK);
         let mark = call.process.mark();
         let charged = device.charge(Request::insisting(call.symbol, bytes))?;
         fault::point("vmm");
-        let status = real();
+        let status = real.call();
         match (status, handle.read()) {
             (SUCCESS, Some(created)) => {
                 charged.spend();
@@ -52,28 +49,21 @@ pub fn create(
 
 /// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what
 /// other processes may hold, too, stays charged as long as they may.
-pub fn release(
-    call: Call,
-    real: impl Fn(AllocationHandle) -> Status,
-    handle: AllocationHandle,
-) -> Status {
+pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
-    end(call, || vmm.releasing(handle, leaving(call)), &move || {
-        real(handle)
-    })
+    end(call, || vmm.releasing(handle, leaving(call)), real)
 }
 
 /// `cuMemMap`: charges nothing; the memory now lives as long as the mapping, too.
 pub fn map(
     call: Call,
-    real: impl Fn(DevicePtr, usize, usize, AllocationHandle, u64) -> Status,
+    real: &dyn Real,
     ptr: DevicePtr,
     size: usize,
     offset: usize,
     handle: AllocationHandle,
-    flags: u64,
 ) -> Status {
-    let status = real(ptr, size, offset, handle, flags);
+    let status = real.call();
     if status == SUCCESS {
         let end = offset.saturating_add(size) as u64;
         call.process.vmm.mapped(ptr, handle, end);
@@ -83,28 +73,15 @@ pub fn map(
 
 /// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it
 /// ends the last reference to the memory, as by `cuMemRelease`.
-pub fn unmap(
-    call: Call,
-    real: impl Fn(DevicePtr, usize) -> Status,
-    ptr: DevicePtr,
-    size: usize,
-) -> Status {
+pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status {
     let vmm = &call.process.vmm;
-    end(
-        call,
-        || vmm.unmapping(ptr, size as u64, leaving(call)),
-        &move || real(ptr, size),
-    )
+    let announce = || vmm.unmapping(ptr, size as u64, leaving(call));
+    end(call, announce, real)
 }
 
 /// `cuMemRetainAllocationHandle`: the same handle value, one reference more; charges nothing.
-pub fn retain(
-    call: Call,
-    real: impl Fn(Out<AllocationHandle>, Opaque) -> Status,
-    handle: Out<AllocationHandle>,
-    address: Opaque,
-) -> Status {
-    let status = real(handle, address);
+pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
         call.process.vmm.retained(handle, staying(call));
     }
@@ -113,33 +90,20 @@ pub fn retain(
 
 /// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the
 /// memory may go to another process.
-pub fn export(
-    call: Call,
-    real: impl Fn(Opaque, AllocationHandle, i32, u64) -> Status,
-    shareable: Opaque,
-    handle: AllocationHandle,
-    kind: i32,
-    flags: u64,
-) -> Status {
+pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     // Before the call: another thread may release it as soon as the descriptor is there.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
         device.book.mark_shared(bytes);
     }
-    real(shareable, handle, kind, flags)
+    real.call()
 }
 
 /// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once
 /// the driver shows it for this process it is charged here.
-pub fn import(
-    call: Call,
-    real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
-    handle: Out<AllocationHandle>,
-    os_handle: Opaque,
-    kind: i32,
-) -> Status {
-    let status = real(handle, os_handle, kind);
+pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
         // Where the driver gives out the same handle again.
         && !call.process.vmm.retained(imported, staying(call))

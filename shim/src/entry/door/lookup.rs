@@ -5,9 +5,13 @@
 //! an exported symbol.
 
 use crate::abi::{Opaque, Out, SUCCESS, Status};
+use crate::driver::Real;
 use crate::handler::Call;
 
-fn translated(status: Status, pfn: Out<Opaque>) -> Status {
+/// `cuGetProcAddress` and `_v2`: where the driver gives out a function that is hooked, the program
+/// gets the hook.
+pub fn proc_address(_: Call, real: &dyn Real, pfn: Out<Opaque>) -> Status {
+    let status = real.call();
     // A name that is not there: the first version fails and leaves `pfn` alone, the second succeeds
     // with null.
     if let (SUCCESS, Some(found)) = (status, pfn.read())
@@ -16,30 +20,4 @@ fn translated(status: Status, pfn: Out<Opaque>) -> Status {
         pfn.write(hook as Opaque);
     }
     status
-}
-
-/// `cuGetProcAddress`: where the driver gives out a function that is hooked, the program gets the
-/// hook.
-pub fn proc_address(
-    _: Call,
-    real: impl Fn(Opaque, Out<Opaque>, i32, u64) -> Status,
-    symbol: Opaque,
-    pfn: Out<Opaque>,
-    version: i32,
-    flags: u64,
-) -> Status {
-    translated(real(symbol, pfn, version, flags), pfn)
-}
-
-/// `cuGetProcAddress_v2`: as `cuGetProcAddress`.
-pub fn proc_address_v2(
-    _: Call,
-    real: impl Fn(Opaque, Out<Opaque>, i32, u64, Opaque) -> Status,
-    symbol: Opaque,
-    pfn: Out<Opaque>,
-    version: i32,
-    flags: u64,
-    status: Opaque,
-) -> Status {
-    translated(real(symbol, pfn, version, flags, status), pfn)
 }
