@@ -14,7 +14,8 @@ fn main() {
         println!("cargo::rustc-cfg=frame_pointers");
     } else {
         println!(
-            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: a program's jump out of a call may not be noticed"
+            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: \
+             the library may not notice that a program jumped out of a hooked call (siglongjmp)"
         );
     }
     // The table refers to our own functions, whatever else exports their names; and they are not

@@ -5,7 +5,7 @@
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     let wanted = std::env::var_os("GPULIMIT_FAULT").is_some_and(|wanted| wanted == name);
-    assert!(!wanted, "the fault {name}, for a test");
+    assert!(!wanted, "fault {name}, requested by a test");
 }
 
 /// Does nothing.

@@ -161,7 +161,7 @@ pub fn run(
 fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     let (symbol, broken) = (row.name(), row.broken);
     crate::message::line(format_args!(
-        "internal error in {symbol}; the call fails with {broken}. Please report this"
+        "internal error in {symbol}: the call returns error {broken}. Please report this bug"
     ));
     // What was thrown may panic in turn when it is dropped.
     std::mem::forget(panic);

@@ -96,7 +96,8 @@ pub fn join(
         Ok(Some(assignment)) => assignment,
         Ok(None) => {
             return Err(told(
-                &"the limit was taken out of the environment after the start",
+                &"the limit was removed from the environment or the rules after the program \
+                 started: restart the program",
             ));
         }
         Err(error) => return Err(told(&error)),

@@ -69,7 +69,7 @@ pub fn report(
         .trim_end_matches("_ptsz");
     if let Some(damage) = member.damage() {
         message::line(format_args!(
-            "refused {} by {name} on GPU {} ({}): {damage}",
+            "refused {name} of {} on GPU {} ({}): {damage}",
             gib(bytes),
             gpu.ordinal,
             gpu.id.short(),
@@ -80,7 +80,7 @@ pub fn report(
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = (gpu.context)();
     message::line(format_args!(
-        "refused {} by {name} on GPU {} ({}): group {} uses {}{}{}",
+        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{}",
         gib(bytes),
         gpu.ordinal,
         gpu.id.short(),
@@ -158,7 +158,8 @@ impl fmt::Display for Holders<'_> {
         }
         match holding().count().saturating_sub(NAMED) {
             0 => Ok(()),
-            more => write!(f, "; and {more} more"),
+            1 => f.write_str("; and 1 other process"),
+            others => write!(f, "; and {others} other processes"),
         }
     }
 }

@@ -38,6 +38,6 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
 /// What it says goes to stderr.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
-    std::panic::catch_unwind(|| panic!("a question of `gpulimit doctor`, no fault"))
+    std::panic::catch_unwind(|| panic!("a test panic for `gpulimit doctor`, not a bug"))
         .map_or(1, |()| 0)
 }
