@@ -83,7 +83,7 @@ fn every_way_is_served_at_what_it_takes_and_refused_below() {
         world.judge(cap);
         let (_, errors) = program.end();
         let plain = function.split('_').next().unwrap();
-        assert!(errors.contains(&format!("by {plain} on")), "{errors}");
+        assert!(errors.contains(&format!("refused {plain} of ")), "{errors}");
         world.judge_end(cap);
     }
 }

@@ -95,7 +95,7 @@ fn what_is_paid_for_a_call_goes_back_when_the_library_panics() {
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault {point}")), "{said}");
         world.judge_end(CAP);
     }
 }
@@ -114,7 +114,7 @@ fn the_limit_holds_after_a_panic_at_the_first_call() {
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault {point}")), "{said}");
         world.judge_end(CAP);
     }
 }

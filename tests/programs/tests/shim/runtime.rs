@@ -72,8 +72,9 @@ fn run(program: &Path, runtime: Option<&Path>) {
          cudaDeviceReset 0\n"
     );
     assert_eq!(said, expected, "{errors}");
-    for call in ["cuMemAlloc ", "cuMemAllocAsync ", "cuArray3DCreate "] {
-        assert!(errors.contains(&format!("by {call}")), "{call}: {errors}");
+    for call in ["cuMemAlloc", "cuMemAllocAsync", "cuArray3DCreate"] {
+        let told = format!("refused {call} of ");
+        assert!(errors.contains(&told), "{call}: {errors}");
     }
     world.judge_end(cap);
 }
