@@ -1,4 +1,4 @@
-//! The line that tells a human why there was no memory.
+//! The line on standard error that tells a user why a request for GPU memory was refused.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,20 +11,21 @@ use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 
-/// The group has no room: the program gets its out-of-memory.
+/// The group has no room: the program gets the driver's code for out of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
-/// Lines in any window of this many milliseconds: at most [`LINES`].
+/// The length of the window, in milliseconds, in which at most [`LINES`] lines are written.
 const WINDOW_MS: u64 = 1000;
 const LINES: u64 = 3;
-/// Members named in a line.
+/// The most members that one line names.
 const NAMED: usize = 3;
 
-/// High 48 bits: start of the window in ms; low 16: lines in it.
+/// The current window. The high 48 bits are its start in milliseconds, the low 16 bits count its
+/// lines.
 static WINDOW: AtomicU64 = AtomicU64::new(0);
 
-/// Whether another line may be written now.
+/// Returns whether another line may be written at `now` (milliseconds), and counts it.
 fn allowed(window: &AtomicU64, now: u64) -> bool {
     let mut verdict = false;
     let _ = window.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
@@ -40,16 +41,16 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
-/// The GPU that has no memory.
+/// The GPU on which a request was refused.
 pub struct Gpu<'a> {
-    /// What the program calls it.
+    /// The CUDA ordinal: the number by which the program knows the GPU.
     pub ordinal: i32,
     pub id: &'a DeviceId,
-    /// Bytes that a context takes here at least, as far as it is known.
+    /// Returns the least bytes that a context takes on this GPU; 0 where that is unknown.
     pub context: &'a dyn Fn() -> u64,
 }
 
-/// One line on standard error, at most a few per second.
+/// Writes a line about a refusal to standard error, at most [`LINES`] per second.
 pub fn report(
     gpu: Gpu<'_>,
     member: &Member,
@@ -98,8 +99,9 @@ pub fn report(
     ));
 }
 
-/// What the group uses, as `gpulimit show` has it: `0.5 of 4.0 GiB`. What is charged beyond that is
-/// named where the figures differ for it: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// The group's usage in the figures of `gpulimit show`: `0.5 of 4.0 GiB`. Where the charge shows as
+/// a different figure, the text names the difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in
+/// reserve`.
 struct Usage {
     charged: u64,
     reserve: u64,
@@ -122,7 +124,8 @@ impl fmt::Display for Usage {
     }
 }
 
-/// Who holds what: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`.
+/// The processes that use the memory, the largest first: `; pid 4711 (python) 3.6 GiB: allocations
+/// 3.1, driver 0.5`.
 struct Holders<'a>(&'a [Holder]);
 
 impl fmt::Display for Holders<'_> {
@@ -164,7 +167,7 @@ impl fmt::Display for Holders<'_> {
     }
 }
 
-/// For limits that not even a context fits into.
+/// A hint for limits that are smaller than one CUDA context.
 struct Hint {
     max: u64,
     context: u64,
