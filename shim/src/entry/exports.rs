@@ -1,4 +1,4 @@
-//! Our functions in front of the driver's, as the hook table lists them.
+//! The exported functions that stand in front of the driver's, made from the hook table.
 #![allow(
     unsafe_code,
     reason = "the exports that the macro makes: C functions by the driver's names"
@@ -13,8 +13,8 @@ use crate::handler::{
 };
 use crate::table::table;
 
-/// For every hooked function of the table the exported `extern "C"` function, and for each library
-/// its rows as data.
+/// Makes the exported `extern "C"` function of every hooked function of the table, and the rows of
+/// each library as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
@@ -30,7 +30,7 @@ macro_rules! exports {
             use crate::entry::door::Hooked;
             use crate::hook::{Class, Row};
 
-            /// The hooked functions, in the order of the driver's.
+            /// The rows of the hooked functions, in the order of the driver's functions.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
                 class: Class::$class,
@@ -38,10 +38,10 @@ macro_rules! exports {
                 hook: exports::$name as *const std::ffi::c_void,
             }, )* ];
 
-            /// The real library, and what stands in front of it.
+            /// The real library together with its hooks.
             pub static $library: Hooked = Hooked::new(&driver::$library, &ROWS);
 
-            /// What the dynamic linker binds programs to.
+            /// The functions to which the dynamic linker binds programs.
             mod exports {
                 use super::*;
                 $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, given ( $($given),* ))? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
@@ -52,8 +52,8 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)? $(, unless $known:path : $handle:ident)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one look, no guard, no
-            // handler.
+            // The common case of calls that programs make by the million: one look, without guard
+            // and handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -82,9 +82,9 @@ macro_rules! exports {
     };
 
     (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?) => {{
-        // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
-        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their
-        // own.
+        // The driver's call is a tail call here, so it leaves no stack frame of the library. A
+        // thread that is cancelled inside the driver is unwound by libgcc_s, and only its own
+        // unwinder can unwind the frames of the portable library.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }
@@ -96,7 +96,8 @@ macro_rules! exports {
     }};
 
     (@handle $call:ident, $real:ident, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
-        // A pointer, so that the twins of a function share the handler.
+        // A function pointer instead of a closure, so that the twins of a function share one
+        // compiled handler.
         $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
     };
 
@@ -105,7 +106,7 @@ macro_rules! exports {
     };
 
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?, known by $register:ident $launched:ident) => {
-        /// What passes a launch that is known.
+        /// Jumps to the driver where the launch is known.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
