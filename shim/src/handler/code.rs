@@ -1,6 +1,6 @@
-//! Modules and libraries: code, `__device__` and `__managed__` variables. What an image says of its
-//! variables and of device `malloc` is charged ahead; the rest is measured, and unloaded again when
-//! the group has no room for it.
+//! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
+//! an image declares for variables and device `malloc` is charged before the call. The rest is
+//! measured after it, and the code is unloaded again where the group has no room.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
-/// Loads something that needs this.
+/// Runs `real`, which loads code with these needs.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -53,7 +53,7 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// The driver may have handed out a handle.
+/// Remembers a handle, if the driver has handed one out.
 fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: impl Fn() -> Origin) {
     let known = &call.process.handles;
     if let (SUCCESS, Some(handle)) = (status, handle.read())
@@ -63,39 +63,40 @@ fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: imp
     }
 }
 
-/// Code has been loaded in the current context, with at least so many bytes of variables.
+/// Remembers that `code`, just loaded in `context`, has at least this many bytes of variables.
 fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
     if let Ok(device) = call.process.current_device() {
         device.note_variables(code, context, bytes);
     }
 }
 
-/// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
+/// `cuModuleLoad`: Charged like `cuModuleLoadData`, for a file.
 pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
     load_module(call, needs_of_file(call, path), module, real)
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: the variables that the image
-/// declares, and what device `malloc` takes, are charged before the call; the rest is measured after
-/// it, and unloaded again where it does not fit.
+/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the variables that
+/// the image declares, and the memory for device `malloc`, before the call. Measures the rest after
+/// it, and unloads the module where the group has no room.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are
-/// remembered for the call that loads them.
+/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise remembers the
+/// library's variables for the call that loads them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open(call, needs(call, code), library, real)
 }
 
-/// `cuLibraryLoadFromFile`: as `cuLibraryLoadData`, from a file.
+/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`, for a file.
 pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
     open(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a library: works without a current context, and takes only its managed variables yet,
-/// unless the program wants everything loaded at once. So is a library that cannot be read: what it
-/// takes shows when it is loaded, and only while it is opened can that be undone.
+/// Opens a library. This works without a current context, and takes only the managed variables
+/// unless loading is eager. A library whose image cannot be read is loaded at once in the current
+/// context: only a measurement tells its size, and only while it is being opened can the call be
+/// undone.
 fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -135,7 +136,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         ..needs
     };
     if tried.get() {
-        // What it took here it takes in other contexts.
+        // The library takes as much in other contexts as it took in this one.
         needs.variables = needs.variables.max(used().saturating_sub(before));
         needs.unknown = false;
     }
@@ -143,7 +144,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // Less is a matter of the driver's reserve, as code is.
+    // The driver's reserve covers smaller needs, as it covers code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -155,8 +156,8 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
     status
 }
 
-/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its
-/// variables are charged before that, the rest is measured after it.
+/// `cuLibraryGetModule`: Loads a lazily loaded library at its first use in a context. Charges its
+/// variables before that, and measures the rest after it.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     note(call, Kind::Module, module, status, || Origin {
@@ -166,7 +167,7 @@ pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library:
     status
 }
 
-/// `cuKernelGetFunction`: as `cuLibraryGetModule`.
+/// `cuKernelGetFunction`: Charged like `cuLibraryGetModule`.
 pub fn kernel_function(
     call: Call,
     real: &dyn Real,
@@ -189,8 +190,8 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after
-/// the call, for each function once.
+/// `cuModuleGetFunction`: May load the code of a lazily loaded module. Measures after the first
+/// call for each function.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -216,14 +217,14 @@ pub fn module_function(
     status
 }
 
-/// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in
-/// each context by itself.
+/// `cuLibraryGetKernel`: Charges nothing. Remembers the kernel, whose code takes memory in each
+/// context separately.
 pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
-    // A kernel belongs to no context.
+    // A kernel belongs to its library, not to a context.
     note(call, Kind::Code, kernel, status, || Origin {
         context: 0,
         owner: library,
@@ -231,7 +232,7 @@ pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque)
     status
 }
 
-/// `cuLibraryUnload`: as `cuModuleUnload`.
+/// `cuLibraryUnload`: Uncharged like `cuModuleUnload`.
 pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     let known = call.process.libraries.take(library);
     let status = unload(call, real, library);
@@ -241,18 +242,18 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     status
 }
 
-/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are
-/// forgotten before it: once the driver has freed them another thread may get them for other code,
-/// which has to be paid for.
+/// `cuModuleUnload`: Uncharges what a measurement after the call finds gone. Forgets the handles of
+/// the module's functions before the call, because the driver may then give them to code that has
+/// to be charged anew.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);
-    // With what is charged for its managed variables.
+    // `managed::free` also uncharges the managed variables of the code.
     let status = managed::free(call, code as DevicePtr, real).unwrap_or_else(|| real.call());
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // What other threads' launches have remembered meanwhile may be of this code.
+        // Launches of other threads may have remembered functions of this code during the call.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

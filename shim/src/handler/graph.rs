@@ -1,5 +1,5 @@
-//! Graphs. What their memory nodes take is paid for before a launch or an upload; what the driver
-//! itself takes for them is measured.
+//! Graphs. Memory of memory nodes is charged before a launch or upload; the memory that the driver
+//! itself takes for graphs is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use crate::handler::stream::{await_work, capturing, identity};
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: the local memory of
-/// its kernels is charged before the call, and the rest measured after it; what its memory nodes
-/// need is remembered for the launch.
+/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charge the local
+/// memory of the graph's kernels before the call, and measure the rest after it. Remember the needs
+/// of its memory nodes for the launch.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
 
-/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads,
-/// as `cuGraphUpload` as well.
+/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. Where the call also
+/// uploads the graph, the memory nodes are charged like those of `cuGraphUpload`.
 pub fn instantiate_with_params(
     call: Call,
     real: &dyn Real,
@@ -58,7 +58,7 @@ pub fn instantiate_with_params(
     )
 }
 
-/// Makes an executable graph; in the same call it may be uploaded to a stream.
+/// Makes an executable graph, which the same call may upload to a stream.
 fn make(
     call: Call,
     graph: Graph,
@@ -83,10 +83,10 @@ fn make(
     status
 }
 
-/// Remembers what an executable graph was made of.
+/// Remembers the nodes of an executable graph.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // One of a context that is gone may have had this handle.
+    // An executable graph of a context that has ended may have had the same handle.
     execs.take(exec);
     if !nodes.is_empty() {
         execs.insert(exec, Arc::new(known));
@@ -99,7 +99,7 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     }
 }
 
-/// Whether the driver may be asked about all kernels of a graph.
+/// Returns whether all kernels of a graph are known, so that the driver may be asked about them.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
     nodes
@@ -107,7 +107,7 @@ fn has_known_code(call: Call, nodes: &Nodes) -> bool {
         .all(|kernel| handles.knows(Kind::Code, kernel))
 }
 
-/// What every thread of the kernels needs at most, of those that the driver may be asked about.
+/// Returns the most local memory that a thread of the graph's known kernels needs, bytes.
 fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     let handles = &call.process.handles;
     let known = nodes
@@ -117,8 +117,8 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     needs.max().unwrap_or(0)
 }
 
-/// Makes an executable graph of one that is unknown, and asks about its nodes when the driver has
-/// accepted it.
+/// Makes an executable graph of a graph that no hook has seen being made. Asks the driver about the
+/// nodes after it has accepted the graph.
 #[cold]
 fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
@@ -139,8 +139,8 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Makes it, with what its kernels need paid ahead: their local memory is taken here (measured,
-/// H100, 580.159.04).
+/// Runs `real`, which makes an executable graph, with the needs of its kernels paid ahead: the
+/// driver takes their local memory here (measured, H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -173,20 +173,21 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the
-/// device keeps for graphs is charged before the call, and what was not needed given back after it.
+/// `cuGraphLaunch`, `cuGraphUpload`: Charge, before the call, the memory that the graph's memory
+/// nodes may need beyond what the GPU keeps for graphs. Uncharge the unused part after it.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, What::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Under the handle itself a graph would pass by us from its second launch on.
+            // With its own handle the graph would be found among the recent launches from its
+            // second launch on, and would go straight to the driver.
             launch::launch(call, What::Graph(exec | 1), stream, real)
         }),
     }
 }
 
-/// Runs `real`, which launches or uploads `exec` in `stream`, with what it `needs` paid ahead on
-/// each device.
+/// Runs `real`, which launches or uploads `exec` in `stream`, with its `needs` paid ahead on each
+/// device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
         return real.call();
@@ -209,7 +210,7 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     })
 }
 
-/// Charges what is then the graph memory's to keep.
+/// Charges bytes that graph memory keeps afterwards.
 fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
     device.charge_ahead(request).map(Charged::spend)
 }
@@ -223,7 +224,7 @@ fn pay(
     stream: Stream,
 ) -> Result<(), Refused> {
     if capturing(call.symbol, stream) {
-        // It becomes a node of another graph.
+        // The launch becomes a node of another graph.
         return Ok(());
     }
     let (memory, book) = (&device.graphs, &device.book);
@@ -234,7 +235,7 @@ fn pay(
         if memory.pay(book, launch, Some(until), quietly).is_ok() {
             return Ok(());
         }
-        // What no graph uses makes room, and then what else costs nothing.
+        // Trims unused graph memory first, and then reclaims what else is unused.
         let quietly = |rest| pay_ahead(device, Request::trimming(rest));
         if memory.pay_by_trim(book, launch, quietly).is_ok() {
             return Ok(());
@@ -258,8 +259,8 @@ fn pay(
     })
 }
 
-/// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may
-/// come back as another graph.
+/// `cuGraphExecDestroy`: Uncharges nothing, because the memory stays with the GPU. Forgets the
+/// graph, as the driver may give its handle to another one.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);
@@ -278,7 +279,8 @@ pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     status
 }
 
-/// `cuDeviceGraphMemTrim`: given back after the call is what the device no longer keeps for graphs.
+/// `cuDeviceGraphMemTrim`: Uncharges, after the call, the memory that the GPU no longer keeps for
+/// graphs.
 pub fn trim(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let status = real.call();
     if let Ok(device) = call.process.device(ordinal) {

@@ -1,5 +1,5 @@
-//! Nodes of graphs that are not executable yet: a node with a kernel loads its code, in the context
-//! that it names or else in the current one (measured, H100, 580.159.04).
+//! Nodes of graphs that are not executable yet. A kernel node loads its kernel's code, in the
+//! context that the node names or else in the current one (measured, H100, 580.159.04).
 
 use crate::abi::{
     ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
@@ -9,7 +9,7 @@ use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, which makes a node of this kernel, or puts it into one.
+/// Runs `real`, which makes a node of this kernel or puts the kernel into a node.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {
@@ -20,8 +20,8 @@ fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status
     }
 }
 
-/// `cuGraphAddKernelNode`, `cuGraphKernelNodeSetParams`: as `cuGraphAddKernelNode_v2`. Their kernels
-/// are functions of the current context.
+/// `cuGraphAddKernelNode`, `cuGraphKernelNodeSetParams`: Charged like `cuGraphAddKernelNode_v2`,
+/// for a function of the current context.
 pub fn kernel_v1(call: Call, real: &dyn Real, params: In<KernelNodeParamsV1>) -> Status {
     let params = params.read().map(|params| KernelNodeParams {
         function: params.function,
@@ -30,25 +30,25 @@ pub fn kernel_v1(call: Call, real: &dyn Real, params: In<KernelNodeParamsV1>) ->
     keep(call, params, real)
 }
 
-/// `cuGraphAddKernelNode_v2`, `cuGraphKernelNodeSetParams_v2`: as `cuLibraryGetModule`, in the
-/// context that the node names, or else in the current one.
+/// `cuGraphAddKernelNode_v2`, `cuGraphKernelNodeSetParams_v2`: Charged like `cuLibraryGetModule`,
+/// in the context that the node names or else in the current one.
 pub fn kernel(call: Call, real: &dyn Real, params: In<KernelNodeParams>) -> Status {
     keep(call, params.read(), real)
 }
 
-/// `cuGraphNodeSetParams` and `_v2`: as `cuGraphAddKernelNode_v2`.
+/// `cuGraphNodeSetParams`, `cuGraphNodeSetParams_v2`: Charged like `cuGraphAddKernelNode_v2`.
 pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
     let params = params.read();
     let kernel = params.filter(|params| params.kind == NODE_TYPE_KERNEL);
     keep(call, kernel.map(|params| params.kernel), real)
 }
 
-/// `cuGraphAddNode` and its later versions: as `cuGraphAddKernelNode_v2`; remembers what a
-/// conditional node may run, for the call that makes its graph executable. Nobody else tells
-/// (measured; only drivers of CUDA 13.5 have `cuGraphNodeGetParams`), and graphs with such nodes can
-/// be neither copied nor put into others.
+/// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
+/// graphs that a conditional node may run, for the call that makes its graph executable.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
+    // The driver tells these graphs nowhere else (measured; `cuGraphNodeGetParams` came with CUDA
+    // 13.5). Graphs with conditional nodes can be neither copied nor put into others.
     let is_conditional = || {
         params
             .read()

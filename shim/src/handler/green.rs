@@ -1,4 +1,4 @@
-//! Green contexts. Each holds the primary context alive.
+//! Green contexts. Each keeps the primary context of its device alive.
 
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -9,16 +9,17 @@ use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100,
-/// 580.159.04: 6 MiB, 12, 16, 22, each with a stream).
+/// The most that a green context takes, bytes. The memory stays taken while the primary context
+/// lives (measured, H100, 580.159.04: 6, 12, 16 and 22 MiB for one to four green contexts with a
+/// stream each).
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one
-/// are charged before the call, measured after it, and undone where they do not fit.
+/// `cuGreenCtxCreate`: Charges 6 MiB before the call, and the primary context where it does not
+/// exist yet. Measures after the call, and undoes it where the group has no room.
 pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // Where there is no primary context yet it is made here, and paid for as any other.
+        // The primary context is made here if it does not exist, and charged like any other.
         let mut primary: Context = 0;
         let place = Out::of(&mut primary);
         let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
@@ -50,9 +51,9 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
     })
 }
 
-/// `cuGreenCtxDestroy`: the primary context may go with the last of them, and is given back then.
+/// `cuGreenCtxDestroy`: Uncharges the primary context where it ends with its last green context.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // Before the call: the handle may come back as another's.
+    // Before the call: the driver may give the handle to another green context at once.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };
@@ -65,9 +66,9 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
     status
 }
 
-/// `cuGreenCtxStreamCreate`: as `cuStreamCreate`.
+/// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
-    // No context need be current.
+    // The call works without a current context.
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, real, None);
     };

@@ -1,19 +1,19 @@
-//! Functions that hand out handles, or take them back, and do nothing to memory.
+//! Functions that hand out handles or take them back, without taking or freeing memory.
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
-/// The origin of a handle that belongs to the current context.
+/// Returns the origin of a handle that belongs to the current context.
 pub fn here() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
     Origin { context, owner: 0 }
 }
 
-/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture` and its twin: charges nothing; the graph is
-/// known from here on.
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charge nothing. Remember the graph, so
+/// that later calls may ask the driver about it.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
@@ -24,12 +24,12 @@ pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     status
 }
 
-/// `cuStreamDestroy` and `_v2`: charges nothing; the stream is known no longer.
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charge nothing. Forget the stream.
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     destroy(call, real, Kind::Stream, stream)
 }
 
-/// `cuGraphDestroy`: charges nothing; the graph is known no longer.
+/// `cuGraphDestroy`: Charges nothing. Forgets the graph.
 pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
     destroy(call, real, Kind::Graph, graph)
 }
@@ -44,9 +44,8 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     status
 }
 
-/// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from
-/// here on. The driver answers 0 for some handles that are no modules, and another function then
-/// crashes with them (measured).
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
+/// that later calls may ask the driver about them.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -55,6 +54,8 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
+    // Only for known modules: the driver also accepts some handles that are none, with a count of
+    // 0, and crashes when another function gets such a handle (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -65,8 +66,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: charges nothing; the kernels of a known library are known from here
-/// on, as the functions of a module are.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known library, like
+/// `cuModuleEnumerateFunctions`.
 pub fn kernels(
     call: Call,
     real: &dyn Real,
@@ -85,8 +86,8 @@ pub fn kernels(
     })
 }
 
-/// Code that the driver has listed. It writes no more entries than there `are`, whatever the list
-/// has room for.
+/// Remembers the code that the driver has put into `list`. The driver writes at most as many
+/// entries as there `are`, whatever `room` the list has.
 fn listed(
     call: Call,
     status: Status,

@@ -1,5 +1,5 @@
-//! Linear memory that other processes open: charged to its owner as long as he has it, then to who
-//! has it open.
+//! Linear memory that other processes open. It is charged to its owner until the owner frees it,
+//! and then to the process that has it open.
 
 use gpulimit_ledger::Category;
 
@@ -13,8 +13,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another
-/// process.
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared: another process may still have
+/// it open when this one frees it.
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
@@ -24,13 +24,13 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Before the call: another thread may free it as soon as the handle is there.
+    // Before the call: another thread may free the memory as soon as the handle exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
     }
-    // The driver is asked about any other address after it has accepted it: it may lie in the midst
-    // of an allocation.
+    // Any other address may lie in the middle of an allocation. The driver is asked about it after
+    // it has accepted it.
     let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = range(dptr)
@@ -40,8 +40,8 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver
-/// shows it for this process it is charged here.
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charge nothing, because the owner is charged.
+/// This process is charged once NVML shows the memory as its own.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let status = real.call();
     let openings = &call.process.openings;
@@ -56,8 +56,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     status
 }
 
-/// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what
-/// was charged here for it is given back after the call, unless others may have it.
+/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if it
+/// was charged to this process and no other process may have it.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;
@@ -87,7 +87,7 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// Start and size of the allocation that an address is in.
+/// Returns the start and size of the allocation that holds this address.
 fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     let (mut base, mut bytes) = (0, 0);
     let asked =
@@ -95,7 +95,7 @@ fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
-/// What was opened at an address for the first time.
+/// Returns what was opened at an address for the first time.
 fn look(address: DevicePtr) -> Option<Opening> {
     let (base, bytes) = range(address)?;
     let mut device = 0;
