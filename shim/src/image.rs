@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_in_memory_goes_as_far_as_it_says() {
+    fn an_image_in_memory_has_the_length_in_its_header() {
         for image in [
             &fixture!("managed.cubin")[..],
             fixture!("managed.ptx"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn wrapped() {
+    fn a_wrapper_leads_to_its_image() {
         let inner = fixture!("zstd.fatbin");
         let gpus = || vec![90];
         let mut wrapper = WRAPPER.to_vec();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none() {
+    fn files_that_are_not_regular_have_unknown_needs() {
         for path in [c"/dev/zero", c"/nowhere", c"/"] {
             let needs = needs_of_file(FileName::at(path.as_ptr() as Opaque), &Vec::new);
             assert_eq!(needs, Needs::UNKNOWN);

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_what_show_says_and_the_reserve_is_named() {
+    fn usage_matches_show_and_names_the_reserve() {
         const MIB: u64 = 1 << 20;
         let said = |charged, reserve, max| {
             let (charged, reserve, max) = (charged * MIB, reserve * MIB, max * MIB);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_lines_a_second() {
+    fn at_most_a_few_lines_per_second() {
         let window = AtomicU64::new(0);
         let start = 5_000_000;
         let passed = (0..100).filter(|at| allowed(&window, start + at)).count() as u64;

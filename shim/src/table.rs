@@ -6,12 +6,15 @@
 //! in front of each hooked one. This file knows neither the types nor the handlers that it names;
 //! the readers import them. CONTRIBUTING.md says how to add a hook.
 //!
+//! A `library` names its soname, `missing` (the status of a function that this driver's version
+//! lacks) and `broken` (the status of a hook whose handler panicked).
+//!
 //! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, followed by at most one of `as` and
 //! `given`, and at most one of `unless` and `known by`:
 //!
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
-//! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that the
-//!   driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
+//! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
+//!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
 //! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments. It
 //!   may call the function more than once, and with other arguments than the program's.
 //! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
@@ -22,8 +25,8 @@
 //!   slow paths.
 //! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
 //!   no guard and no lock held, and `HANDLER` runs after it, with the call alone.
-//! - `unless LOOK: a`: where `LOOK(a)` is true the export goes straight to the driver, at the cost
-//!   of that look.
+//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver. It costs
+//!   that check only.
 //! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
 //!   passes in `REGISTER`. Where `a` was launched before, the export jumps to the driver's function
 //!   without a stack frame of its own (`hook/pass.rs`); on other architectures it calls that
@@ -35,7 +38,9 @@
 macro_rules! table {
     ($reader:ident) => { $reader! {
         /// libcuda.so.1
-        library cuda(CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN) {
+        library cuda(
+            CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN
+        ) {
             hooks {
                 sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1, given (dptr, bytesize);
                 sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot;
@@ -241,7 +246,10 @@ macro_rules! table {
         }
 
         /// libnvidia-ml.so.1
-        library nvml(NVML, c"libnvidia-ml.so.1", missing = NVML_ERROR_FUNCTION_NOT_FOUND, broken = NVML_ERROR_UNKNOWN) {
+        library nvml(
+            NVML, c"libnvidia-ml.so.1",
+            missing = NVML_ERROR_FUNCTION_NOT_FOUND, broken = NVML_ERROR_UNKNOWN
+        ) {
             hooks {
                 view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info, given (device, memory);
                 view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2, given (device, memory);

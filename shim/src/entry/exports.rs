@@ -17,13 +17,25 @@ use crate::table::table;
 /// each library as data.
 macro_rules! exports {
     (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, given ( $($given:ident),* ))? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+        $( $(#[$doc:meta])* library $module:ident (
+            $library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr
+        ) {
+            hooks { $(
+                $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, unless $known:path : $handle:ident)?
+                $(, known by $register:ident $launched:ident)? ;
+            )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
         $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        #[allow(
+            non_snake_case,
+            non_upper_case_globals,
+            non_camel_case_types,
+            clippy::too_many_arguments
+        )]
         pub mod $module {
             use super::*;
             use crate::driver::$module as driver;
@@ -44,16 +56,23 @@ macro_rules! exports {
             /// The functions to which the dynamic linker binds programs.
             mod exports {
                 use super::*;
-                $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, given ( $($given),* ))? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+                $( exports!(
+                    @export $name ( $($arg : $ty),* ) => $handler $(, as $way)?
+                    $(, given ( $($given),* ))? $(, unless $known : $handle)?
+                    $(, known by $register $launched)?
+                ); )*
             }
         }
     )* };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)? $(, unless $known:path : $handle:ident)?) => {
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+        $(, given $given:tt)? $(, unless $known:path : $handle:ident)?
+    ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one look, without guard
-            // and handler.
+            // The common case of calls that programs make by the million: one table lookup, without
+            // guard and handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -81,7 +100,9 @@ macro_rules! exports {
         }
     };
 
-    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?) => {{
+    (
+        @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
+    ) => {{
         // The driver's call is a tail call here, so it leaves no stack frame of the library. A
         // thread that is cancelled inside the driver is unwound by libgcc_s, and only its own
         // unwinder can unwind the frames of the portable library.
@@ -89,23 +110,35 @@ macro_rules! exports {
             return driver::$name($($arg),*);
         }
         let real = move || driver::$name($($arg),*);
-        crate::hook::enter(const { &ROWS[driver::Index::$name as usize] }, move |call: Option<crate::handler::Call>| match call {
-            Some(call) => exports!(@handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?),
+        let row = const { &ROWS[driver::Index::$name as usize] };
+        crate::hook::enter(row, move |call: Option<crate::handler::Call>| match call {
+            Some(call) => exports!(
+                @handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?
+            ),
             None => real(),
         })
     }};
 
-    (@handle $call:ident, $real:ident, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {
+    (
+        @handle $call:ident, $real:ident,
+        $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+    ) => {
         // A function pointer instead of a closure, so that the twins of a function share one
         // compiled handler.
         $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
     };
 
-    (@handle $call:ident, $real:ident, $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )) => {
+    (
+        @handle $call:ident, $real:ident,
+        $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )
+    ) => {
         $handler($call, &$real, $($given),*)
     };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?, known by $register:ident $launched:ident) => {
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
+        known by $register:ident $launched:ident
+    ) => {
         /// Jumps to the driver where the launch is known.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -114,11 +147,16 @@ macro_rules! exports {
             extern "C-unwind" fn others($($arg: $ty),*) -> Status {
                 exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
             }
-            crate::hook::pass!($register, driver::ADDRESSES, driver::Index::$name as usize, others)
+            crate::hook::pass!(
+                $register, driver::ADDRESSES, driver::Index::$name as usize, others
+            )
         }
 
         #[cfg(not(target_arch = "x86_64"))]
-        exports!(@export $name ( $($arg : $ty),* ) => $handler $(, given $given)?, unless crate::account::launched::is_recent : $launched);
+        exports!(
+            @export $name ( $($arg : $ty),* ) => $handler $(, given $given)?,
+            unless crate::account::launched::is_recent : $launched
+        );
     };}
 
 table!(exports);

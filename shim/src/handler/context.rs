@@ -312,7 +312,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     status
 }
 
-/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charge nothing. Remember whether threads in
+/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
 /// the context may sleep while they wait for the GPU, where a cancelled thread would end.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     // Before the call: other threads may wait in the context as soon as it exists.
@@ -320,8 +320,8 @@ pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     real.call()
 }
 
-/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charge, before the
-/// call, the size that the group has measured for a context. Measure after it, and destroy the
+/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charges, before the
+/// call, the size that the group has measured for a context. Measures after it, and destroys the
 /// context where the group has no room.
 pub fn create(
     call: Call,
@@ -336,7 +336,7 @@ pub fn create(
     })
 }
 
-/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharge the context and everything in it
+/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and everything in it
 /// after the call.
 pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {

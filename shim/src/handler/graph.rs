@@ -31,9 +31,9 @@ use crate::handler::stream::{await_work, capturing, identity};
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charge the local
-/// memory of the graph's kernels before the call, and measure the rest after it. Remember the needs
-/// of its memory nodes for the launch.
+/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
+/// memory of the graph's kernels before the call, and measures the rest after it. Remembers the
+/// needs of its memory nodes for the launch.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -173,8 +173,8 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: Charge, before the call, the memory that the graph's memory
-/// nodes may need beyond what the GPU keeps for graphs. Uncharge the unused part after it.
+/// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
+/// nodes may need beyond what the GPU keeps for graphs. Uncharges the unused part after it.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, What::Graph(exec), stream, real),

@@ -165,7 +165,7 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
 
 /// `cuGraphExecKernelNodeSetParams_v2`: Charges growth of local memory for the new kernel before
 /// the call, and before each launch that relies on it. Measures the first call for each kernel;
-/// later calls cost one look.
+/// later calls cost one table lookup.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,
@@ -187,7 +187,7 @@ pub fn set_kernel_v1(
     change(call, exec, Source::Kernel(kernel), real)
 }
 
-/// `cuGraphExecNodeSetParams`: Charged like the function for the kind of node.
+/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of this kind.
 pub fn set_node(call: Call, real: &dyn Real, exec: GraphExec, params: In<NodeParams>) -> Status {
     let source = match params.read() {
         Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),

@@ -12,7 +12,7 @@ pub fn here() -> Origin {
     Origin { context, owner: 0 }
 }
 
-/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charge nothing. Remember the graph, so
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph, so
 /// that later calls may ask the driver about it.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
@@ -24,7 +24,7 @@ pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     status
 }
 
-/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charge nothing. Forget the stream.
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream.
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     destroy(call, real, Kind::Stream, stream)
 }

@@ -40,7 +40,7 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charge nothing, because the owner is charged.
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the owner is charged.
 /// This process is charged once NVML shows the memory as its own.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let status = real.call();

@@ -1,5 +1,5 @@
-//! Launches: the first one of a kernel may load its code and take local memory, the first one of a
-//! graph that of its kernels.
+//! Launches. The first launch of a kernel may load its code and take local memory; the first launch
+//! of a graph may do so for its kernels.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,21 +28,21 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100
-/// (measured).
+/// Charged ahead for the first launch of a process, bytes. It may set up far more than its code: 92
+/// MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-/// What is launched.
+/// The thing that a call launches.
 #[derive(Clone, Copy)]
 pub enum What<'a> {
     /// A `CUfunction`, or a `CUkernel` in its place.
     Function(Opaque),
-    /// As [`What::Function`], one of several in a call.
+    /// A function as in [`What::Function`], one of several that the call launches.
     OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
-/// Launches a kernel, or a graph apart from its memory nodes.
+/// Launches a kernel, or a graph except for its memory nodes.
 pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -66,15 +66,15 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
                 return Ok(real.call());
             }
         }
-        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to
-        // run.
+        // A launch that becomes a node of a graph loads code, but takes no local memory yet.
         let loads = capturing(call.symbol, stream);
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
         {
             return Ok(real.call());
         }
-        // Where the group has less than that left, most programs need less: they get what there is.
+        // Where the group has less than that left, the launch gets what there is: most programs
+        // need less.
         let more = if launched.has_begun() {
             0
         } else {
@@ -100,7 +100,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
             What::Function(function) | What::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The libraries of its kernels have been loaded when it was made.
+            // The libraries of a graph's kernels are loaded when the graph is made executable.
             What::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -121,7 +121,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     })
 }
 
-/// `seen` has been launched in `context` and needs so much local memory per thread.
+/// Remembers that `seen` was launched in `context` and needs this much local memory per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {
@@ -130,7 +130,8 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
     }
 }
 
-/// Whether the driver may be asked about both before it has accepted them.
+/// Returns whether the launched handle and the stream are known, so that the driver may be asked
+/// about them before it has accepted them.
 fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
@@ -142,8 +143,8 @@ fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
     code && stream::is_known(stream)
 }
 
-/// Launches in a stream, or launches something, that is unknown. What the driver has accepted it is
-/// asked about.
+/// Launches where the handle or the stream is unknown. Asks the driver about them only after it has
+/// accepted the launch.
 #[cold]
 fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
@@ -152,7 +153,7 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // Where its library is still to be loaded, nothing tells what comes with it.
+            // The size of a library that is not loaded yet cannot be told from an unknown context.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
@@ -167,7 +168,7 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    // What a graph may take stays unknown: each of its launches comes here.
+    // The needs of an unknown graph stay unknown: each of its launches comes here.
     if let (SUCCESS, What::Function(function) | What::OneOfSeveral(function, _)) = (status, what)
         && !is_capturing(call.symbol, stream)
         && let Some(context) = context_of_accepted(call, stream)
@@ -186,11 +187,11 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
     status
 }
 
-/// The context that holds what a launch in `stream` takes; `None` for no context, and for a stream
-/// that is unknown.
+/// Returns the context whose memory a launch in `stream` takes; `None` without a current context,
+/// and for an unknown stream.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
-        // The NULL, legacy and per-thread streams of the current context.
+        // The NULL, legacy and per-thread streams belong to the current context.
         current_context()
     } else {
         let origin = call.process.handles.origin(Kind::Stream, stream)?;
@@ -199,7 +200,7 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// As [`context_of`], of a stream that the driver has just accepted.
+/// Returns the same as [`context_of`], for a stream that the driver has just accepted.
 fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     if stream::is_known(stream) {
         return context_of(call, stream);
@@ -210,14 +211,14 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, their twins and `cuLaunchGridAsync`: before the
-/// first launch of a kernel in a context its local memory, its library and the driver's reserve are
-/// paid ahead, and measured after it; later ones pass.
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Before the first launch of a
+/// kernel in a context, charges its local memory, its library and an estimate of what the driver
+/// takes. Measures after it. Later launches go straight to the driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, What::Function(function), stream, real)
 }
 
-/// `cuLaunchKernelEx` and its twin: as `cuLaunchKernel`.
+/// `cuLaunchKernelEx`: Charged like `cuLaunchKernel`.
 pub fn kernel_ex(
     call: Call,
     real: &dyn Real,
@@ -230,8 +231,8 @@ pub fn kernel_ex(
     }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be
-/// paid for before the call.
+/// `cuLaunchCooperativeKernelMultiDevice`: Charges a launch on each of several devices like
+/// `cuLaunchKernel`, all of them before the call.
 pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: u32) -> Status {
     fn each(
         call: Call,
@@ -253,7 +254,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
             &|| each(call, list, left, shortage, real),
         )
     }
-    // One launch per device: the driver refuses longer lists. An empty one may be anywhere.
+    // The driver refuses more than one launch per device. A longer list need not be readable.
     if i64::from(count) > i64::from(call.process.device_count()) {
         return real.call();
     }
@@ -262,7 +263,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real.call();
     }
-    // Two on one device the driver refuses, and we would wait for ourselves.
+    // The driver refuses two launches on one device, and this thread would wait for itself.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
@@ -277,8 +278,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // Now that no lock is held. The room is not kept: others may be faster, and then it is
-        // waited for again.
+        // No lock is held here, so the thread may wait. The room is not kept for it: another thread
+        // may take it first, and then this thread waits again.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;
@@ -290,7 +291,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// `cuLaunch`, `cuLaunchGrid`: as `cuLaunchKernel`.
+/// `cuLaunch`, `cuLaunchGrid`: Charged like `cuLaunchKernel`.
 pub fn plain(call: Call, real: &dyn Real, function: Opaque) -> Status {
     kernel(call, real, function, 0)
 }

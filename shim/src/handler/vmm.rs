@@ -1,5 +1,5 @@
-//! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a
-//! handle or a mapping.
+//! Virtual memory management. `cuMemCreate` takes physical memory, which lives as long as a handle
+//! or a mapping of it.
 
 use gpulimit_ledger::Category;
 
@@ -17,8 +17,8 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt, size_on};
 
-/// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties,
-/// whatever context is current.
+/// `cuMemCreate`: Charges whole blocks before the call, on the device that the properties name,
+/// whichever context is current.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -47,14 +47,14 @@ pub fn create(
     })
 }
 
-/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what
-/// other processes may hold, too, stays charged as long as they may.
+/// `cuMemRelease`: Uncharges the memory after the call that ends its last handle and mapping.
+/// Memory that other processes may hold stays charged as long as they may hold it.
 pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
     end(call, || vmm.releasing(handle, leaving(call)), real)
 }
 
-/// `cuMemMap`: charges nothing; the memory now lives as long as the mapping, too.
+/// `cuMemMap`: Charges nothing. The memory now lives as long as the mapping, too.
 pub fn map(
     call: Call,
     real: &dyn Real,
@@ -71,15 +71,15 @@ pub fn map(
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it
-/// ends the last reference to the memory, as by `cuMemRelease`.
+/// `cuMemUnmap`: Uncharged like `cuMemRelease`, for each of the adjacent mappings that the call
+/// ends.
 pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status {
     let vmm = &call.process.vmm;
     let announce = || vmm.unmapping(ptr, size as u64, leaving(call));
     end(call, announce, real)
 }
 
-/// `cuMemRetainAllocationHandle`: the same handle value, one reference more; charges nothing.
+/// `cuMemRetainAllocationHandle`: Charges nothing. The same handle has one reference more.
 pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
@@ -88,10 +88,10 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the
-/// memory may go to another process.
+/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
+/// hold it after its last handle and mapping here are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Before the call: another thread may release it as soon as the descriptor is there.
+    // Before the call: another thread may release the memory as soon as the descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -100,12 +100,12 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     real.call()
 }
 
-/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once
-/// the driver shows it for this process it is charged here.
+/// `cuMemImportFromShareableHandle`: Charges nothing, because the exporter is charged. This process
+/// is charged once NVML shows the memory as its own.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
-        // Where the driver gives out the same handle again.
+        // True where the driver hands out the same handle again.
         && !call.process.vmm.retained(imported, staying(call))
         && let Some(device) = location(imported)
     {
@@ -114,17 +114,18 @@ pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// The GPU of an allocation.
+/// Returns the GPU of an allocation.
 fn location(handle: AllocationHandle) -> Option<Ordinal> {
-    // `CUmemAllocationProp` is twice as large.
+    // `CUmemAllocationProp` is twice as large as `AllocationProp`.
     let mut prop = [AllocationProp::default(); 2];
     let asked =
         relaxed(|| cuda::cuMemGetAllocationPropertiesFromHandle(Out::of_all(&mut prop), handle));
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Memory that may go with the call under way: it has no name any more, so that a measurement never
-/// takes it for less than it is.
+/// Returns a function for memory that the call under way may free. It takes the memory out of the
+/// book before the call, so that a measurement during the call does not find the driver's part too
+/// small.
 fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -133,7 +134,7 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Memory that was to go and did not.
+/// Returns a function that puts memory back into the book after a call that did not free it.
 fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -142,11 +143,12 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// A call that may end allocations.
+/// Runs `real`, which may end allocations. `announce` takes them out of the account.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // Of what others may hold: whether it is in nobody's figure afterwards.
+    // For shared memory: the bytes of the GPU that NVML attributes to no process, before the call.
+    // Growth of this figure shows that other processes still hold the memory.
     let left = announced
         .leaving()
         .and_then(|at| call.process.device(at).ok());

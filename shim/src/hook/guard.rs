@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_that_was_left_without_its_end_is_none() {
+    fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
         // The state after a jump out of that hook.

@@ -1,5 +1,5 @@
 //! The fast path of launches: a tail jump to the driver on x86-64. On other architectures the
-//! export calls the driver after the same look.
+//! export calls the driver after the same lookup.
 //!
 //! An ordinary function would push the eleven arguments of a launch once more. So the exports of
 //! launches are naked functions. They look the handle up in the table of recent launches, using

@@ -8,7 +8,7 @@ use crate::abi::{Opaque, Out, SUCCESS, Status};
 use crate::driver::Real;
 use crate::handler::Call;
 
-/// `cuGetProcAddress`, `cuGetProcAddress_v2`: where the driver returns a function that is hooked,
+/// `cuGetProcAddress`, `cuGetProcAddress_v2`: Where the driver returns a function that is hooked,
 /// the program gets the hook.
 pub fn proc_address(_: Call, real: &dyn Real, pfn: Out<Opaque>) -> Status {
     let status = real.call();
