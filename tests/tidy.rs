@@ -418,11 +418,12 @@ fn signatures_of_every_hook_are_written_down() {
 fn docs_name_every_hook() {
     let mut page = String::from(
         "# Hooks\n\n\
-         The functions of the driver that gpulimit hooks, what each hook does, and a test that fails\n\
-         without it. `UPDATE=1 cargo test --test tidy` writes this page from `shim/src/table.rs`, the\n\
-         documentation of the handlers and `tests/programs/proofs.txt` (scripts/prove-hooks). The classes\n\
-         are explained in `shim/src/hook.rs`; the tests are in `tests/programs/tests/shim`. To measure\n\
-         means to ask NVML what this process holds. [unhooked.md](unhooked.md) says why other functions\n\
+         The functions of the driver that gpulimit hooks, what each hook does, and a test that\n\
+         fails without it. `UPDATE=1 cargo test --test tidy` writes this page from\n\
+         `shim/src/table.rs`, the documentation of the handlers and\n\
+         `tests/programs/proofs.txt` (scripts/prove-hooks). The classes are explained in\n\
+         `shim/src/hook.rs`; the tests are in `tests/programs/tests/shim`. To measure means to\n\
+         ask NVML what this process holds. [unhooked.md](unhooked.md) says why other functions\n\
          are not hooked.\n",
     );
     let proofs = proofs();
