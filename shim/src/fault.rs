@@ -8,7 +8,7 @@ pub fn point(name: &str) {
     assert!(!wanted, "fault {name}, requested by a test");
 }
 
-/// Does nothing.
+/// Has no effect: this build has no debug assertions.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub fn point(_: &str) {}

@@ -1,5 +1,5 @@
-//! What gpulimit does at each hooked function. The handlers are safe Rust: the pointers that a
-//! program passes are small values (`Out`, `In`), and the driver's function is a closure.
+//! The handlers: the work of gpulimit at each hooked function. They are safe Rust: the pointers
+//! that a program passes are small values (`Out`, `In`), and the driver's function is a closure.
 //!
 //! A handler gets the call, the driver's function and the arguments that its row of the hook table
 //! names. It returns the status that the program sees: the driver's own, or the driver's code for

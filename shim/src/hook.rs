@@ -1,4 +1,5 @@
-//! What one row of the hook table expands to at run time.
+//! The part of a hook that all functions share: the checks, the guard and the panic boundary around
+//! its handler.
 //!
 //! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
 //! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
@@ -21,7 +22,8 @@ use crate::account::Process;
 use crate::account::limited::limited;
 use crate::handler::Call;
 
-/// What a hook does about memory. `gpulimit doctor` and docs/hooks.md show the class of each hook.
+/// The class of a hook: how it accounts for memory. `gpulimit doctor` and docs/hooks.md show the
+/// class of each hook.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(
     non_camel_case_types,
@@ -54,7 +56,7 @@ pub enum Class {
 pub struct Row {
     /// The exported symbol.
     pub symbol: &'static std::ffi::CStr,
-    /// What the hook does about memory.
+    /// How the hook accounts for memory.
     pub class: Class,
     /// The status that a call returns when its handler panics: a panic must not unwind into the
     /// program.

@@ -89,7 +89,7 @@ pub fn join(
     devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
     capacity: &dyn Fn(u32) -> Option<u64>,
 ) -> Result<Member, Failed> {
-    message::look();
+    message::check_standard_error();
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
         Failed::Closed

@@ -31,13 +31,13 @@ impl Write for Line {
     }
 }
 
-/// Set when this process has no standard error: see [`look`].
+/// Set when this process has no standard error: see [`check_standard_error`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
 /// Checks whether standard error is open; called when the process joins its group. In a daemon that
 /// has closed standard error, the next file that it opens gets descriptor 2, and the library must
 /// never write to that file, in the daemon or in its children.
-pub fn look() {
+pub fn check_standard_error() {
     if descriptor_flags() < 0 {
         MUTE.store(true, Ordering::Relaxed);
     }

@@ -256,13 +256,13 @@ macro_rules! table {
 
                 view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Out<NvmlProcessDetailList>) => process_list::details;
             }
             calls {

@@ -13,7 +13,7 @@ mod redirect;
 use std::ffi::c_void;
 
 #[cfg(not(test))]
-pub use front::take as take_the_front;
+pub use front::take_precedence;
 pub use hooked::Hooked;
 
 use crate::account::limited::limited;

@@ -14,7 +14,7 @@ ctor::declarative::ctor! {
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {
-            super::door::take_the_front();
+            super::door::take_precedence();
             crate::membership::at_start();
         });
     }

@@ -46,7 +46,7 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     let context = current_context();
     let load = || load(call, needs, real, Some(&unload));
     let status = managed::variables(call, needs.managed, module, context, &load);
-    note(call, Kind::Module, module, status, handles::here);
+    remember_handle(call, Kind::Module, module, status, handles::current_origin);
     if let (SUCCESS, Some(module)) = (status, module.read()) {
         note_variables(call, module, context, needs.least);
     }
@@ -54,7 +54,13 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
 }
 
 /// Remembers a handle, if the driver has handed one out.
-fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: impl Fn() -> Origin) {
+fn remember_handle(
+    call: Call,
+    kind: Kind,
+    handle: Out<Opaque>,
+    status: Status,
+    origin: impl Fn() -> Origin,
+) {
     let known = &call.process.handles;
     if let (SUCCESS, Some(handle)) = (status, handle.read())
         && !known.knows(kind, handle)
@@ -85,19 +91,19 @@ pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) ->
 /// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise remembers the
 /// library's variables for the call that loads them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
-    open(call, needs(call, code), library, real)
+    open_library(call, needs(call, code), library, real)
 }
 
 /// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`, for a file.
 pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
-    open(call, needs_of_file(call, path), library, real)
+    open_library(call, needs_of_file(call, path), library, real)
 }
 
 /// Opens a library. This works without a current context, and takes only the managed variables
 /// unless loading is eager. A library whose image cannot be read is loaded at once in the current
 /// context: only a measurement tells its size, and only while it is being opened can the call be
 /// undone.
-fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
+fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
         cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
@@ -160,9 +166,9 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
 /// variables before that, and measures the rest after it.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
-    note(call, Kind::Module, module, status, || Origin {
+    remember_handle(call, Kind::Module, module, status, || Origin {
         owner: library,
-        ..handles::here()
+        ..handles::current_origin()
     });
     status
 }
@@ -178,11 +184,11 @@ pub fn kernel_function(
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
-        note(call, Kind::Code, function, status, || {
+        remember_handle(call, Kind::Code, function, status, || {
             let kernel = call.process.handles.origin(Kind::Code, kernel);
             Origin {
                 owner: kernel.map_or(0, |kernel| kernel.owner),
-                ..handles::here()
+                ..handles::current_origin()
             }
         });
         call.process.launched.note_loaded(made);
@@ -202,11 +208,11 @@ pub fn module_function(
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
-        note(call, Kind::Code, function, status, || {
+        remember_handle(call, Kind::Code, function, status, || {
             let module_of = call.process.handles.origin(Kind::Module, module);
             Origin {
                 owner: module,
-                ..module_of.unwrap_or_else(handles::here)
+                ..module_of.unwrap_or_else(handles::current_origin)
             }
         });
         if let Ok(device) = call.process.current_device() {
@@ -225,7 +231,7 @@ pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque)
         call.process.launched.note_kernel(kernel, library);
     }
     // A kernel belongs to its library, not to a context.
-    note(call, Kind::Code, kernel, status, || Origin {
+    remember_handle(call, Kind::Code, kernel, status, || Origin {
         context: 0,
         owner: library,
     });

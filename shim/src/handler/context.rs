@@ -97,7 +97,7 @@ fn make(
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // Nothing can be measured.
+                // NVML is missing, so the context cannot be measured.
                 if context.is_some() {
                     paid.settle_assumed(UNMEASURED);
                 }
@@ -315,7 +315,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
 /// the context may sleep while they wait for the GPU, where a cancelled thread would end.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // Before the call: other threads may wait in the context as soon as it exists.
+    // Done before the call, because other threads may wait in the context as soon as it exists.
     note_flags(flags);
     real.call()
 }

@@ -24,7 +24,7 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::handles;
-use crate::handler::launch::{self, What};
+use crate::handler::launch::{self, Target};
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::handler::stream::{await_work, capturing, identity};
@@ -94,7 +94,7 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     execs.set_per_thread(exec, per_thread);
     let handles = &call.process.handles;
     match has_known_code(call, nodes) {
-        true => handles.insert(Kind::Exec, exec, handles::here()),
+        true => handles.insert(Kind::Exec, exec, handles::current_origin()),
         false => drop(handles.take(Kind::Exec, exec)),
     }
 }
@@ -177,11 +177,11 @@ fn prepare(
 /// nodes may need beyond what the GPU keeps for graphs. Uncharges the unused part after it.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
-        None => launch::launch(call, What::Graph(exec), stream, real),
+        None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
             // With its own handle the graph would be found among the recent launches from its
             // second launch on, and would go straight to the driver.
-            launch::launch(call, What::Graph(exec | 1), stream, real)
+            launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
 }

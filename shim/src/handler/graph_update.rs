@@ -80,12 +80,12 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     order::sort(&mut unseen);
     unseen.dedup();
     // The call loads the lazily loaded libraries of the kernels, each library once.
-    let mut says = Needs::default();
+    let mut declared = Needs::default();
     let mut lazies: Vec<Lazy> = Vec::new();
     for kernel in &unseen {
         let lazy = Lazy::of(call, None, *kernel, context);
         if !lazy.is_empty() && !lazies.iter().any(|known| known.library == lazy.library) {
-            says = says.and(lazy.needs);
+            declared = declared.and(lazy.needs);
             lazies.push(lazy);
         }
     }
@@ -100,7 +100,7 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     };
     // The call may also load the code of kernels that were not seen before.
     let usage = Use::Graph(&need);
-    let load = || loading::run(call, device, context, usage, says, 0, real, None);
+    let load = || loading::run(call, device, context, usage, declared, 0, real, None);
     let status = attempt(real, load);
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
@@ -150,7 +150,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
 /// call succeeded.
 fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Status {
     if status == SUCCESS && call.process.execs.raise_per_thread(exec, per_thread) {
-        // The remembered launches of this graph had other kernels.
+        // The launches of this graph that are remembered had other kernels.
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
     }

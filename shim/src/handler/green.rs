@@ -53,7 +53,8 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
 
 /// `cuGreenCtxDestroy`: Uncharges the primary context where it ends with its last green context.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // Before the call: the driver may give the handle to another green context at once.
+    // Done before the call, because the driver may give the handle to another green context at
+    // once.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };

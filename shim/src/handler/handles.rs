@@ -6,7 +6,7 @@ use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
 /// Returns the origin of a handle that belongs to the current context.
-pub fn here() -> Origin {
+pub fn current_origin() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
     Origin { context, owner: 0 }

@@ -24,7 +24,8 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Before the call: another thread may free the memory as soon as the handle exists.
+    // Done before the call, because another thread may free the memory as soon as the handle
+    // exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
@@ -33,7 +34,7 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     // it has accepted it.
     let status = real.call();
     if status == SUCCESS
-        && let Some((base, _)) = range(dptr)
+        && let Some((base, _)) = allocation_range(dptr)
     {
         share(base);
     }
@@ -47,7 +48,7 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let openings = &call.process.openings;
     if let (SUCCESS, Some(address)) = (status, dptr.read())
         && !openings.again(address)
-        && let Some(opening) = look(address)
+        && let Some(opening) = find_opening(address)
         && let Ok(device) = call.process.device(opening.device)
         && openings.enter(address, opening)
     {
@@ -88,7 +89,7 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
 }
 
 /// Returns the start and size of the allocation that holds this address.
-fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
+fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     let (mut base, mut bytes) = (0, 0);
     let asked =
         relaxed(|| cuda::cuMemGetAddressRange_v2(Out::of(&mut base), Out::of(&mut bytes), address));
@@ -96,8 +97,8 @@ fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
 }
 
 /// Returns what was opened at an address for the first time.
-fn look(address: DevicePtr) -> Option<Opening> {
-    let (base, bytes) = range(address)?;
+fn find_opening(address: DevicePtr) -> Option<Opening> {
+    let (base, bytes) = allocation_range(address)?;
     let mut device = 0;
     let asked = relaxed(|| {
         cuda::cuPointerGetAttribute(

@@ -34,17 +34,17 @@ const FIRST: u64 = 128 << 20;
 
 /// The thing that a call launches.
 #[derive(Clone, Copy)]
-pub enum What<'a> {
+pub enum Target<'a> {
     /// A `CUfunction`, or a `CUkernel` in its place.
     Function(Opaque),
-    /// A function as in [`What::Function`], one of several that the call launches.
+    /// A function as in [`Target::Function`], one of several that the call launches.
     OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
 /// Launches a kernel, or a graph except for its memory nodes.
-pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
-    let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
+pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
+    let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
     if launched.contains(handle) {
         return real.call();
@@ -73,8 +73,8 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         {
             return Ok(real.call());
         }
-        // Where the group has less than that left, the launch gets what there is: most programs
-        // need less.
+        // Where the group has less than `FIRST` bytes left, the launch gets what is left: most
+        // programs need less.
         let more = if launched.has_begun() {
             0
         } else {
@@ -83,25 +83,25 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         let need = Cell::new(0);
         let per_thread = || {
             need.set(match what {
-                What::Function(function) | What::OneOfSeveral(function, _) => {
+                Target::Function(function) | Target::OneOfSeveral(function, _) => {
                     loading::per_thread(call, device, function)
                 }
-                What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+                Target::Graph(exec) => call.process.execs.per_thread(exec & !1),
             });
             need.get()
         };
         let usage = match what {
             _ if loads => Use::Load,
-            What::Function(_) => Use::Launch(&per_thread),
-            What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
-            What::Graph(_) => Use::Graph(&per_thread),
+            Target::Function(_) => Use::Launch(&per_thread),
+            Target::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
+            Target::Graph(_) => Use::Graph(&per_thread),
         };
         let lazy = match what {
-            What::Function(function) | What::OneOfSeveral(function, _) => {
+            Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
             // The libraries of a graph's kernels are loaded when the graph is made executable.
-            What::Graph(_) => Lazy::none(context),
+            Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
         if status == SUCCESS {
@@ -109,7 +109,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
             if !loads {
                 launched.begin();
             }
-            if let (What::Function(function) | What::OneOfSeveral(function, _), false) =
+            if let (Target::Function(function) | Target::OneOfSeveral(function, _), false) =
                 (what, loads)
             {
                 call.process.learn_need(function, need.get());
@@ -132,13 +132,13 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
 
 /// Returns whether the launched handle and the stream are known, so that the driver may be asked
 /// about them before it has accepted them.
-fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
+fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
-        What::Function(function) | What::OneOfSeveral(function, _) => {
+        Target::Function(function) | Target::OneOfSeveral(function, _) => {
             handles.knows(Kind::Code, function)
         }
-        What::Graph(exec) => handles.knows(Kind::Exec, exec & !1),
+        Target::Graph(exec) => handles.knows(Kind::Exec, exec & !1),
     };
     code && stream::is_known(stream)
 }
@@ -146,10 +146,10 @@ fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
 /// Launches where the handle or the stream is unknown. Asks the driver about them only after it has
 /// accepted the launch.
 #[cold]
-fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
+fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
     let per_thread = || match what {
-        What::Function(function) | What::OneOfSeveral(function, _)
+        Target::Function(function) | Target::OneOfSeveral(function, _)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
@@ -157,7 +157,7 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
-        What::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
+        Target::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
             Some(call.process.execs.per_thread(exec & !1))
         }
         _ => None,
@@ -169,7 +169,8 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
     };
     let status = measured::unknown(call, &most, real, None);
     // The needs of an unknown graph stay unknown: each of its launches comes here.
-    if let (SUCCESS, What::Function(function) | What::OneOfSeveral(function, _)) = (status, what)
+    if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
+        (status, what)
         && !is_capturing(call.symbol, stream)
         && let Some(context) = context_of_accepted(call, stream)
         && let Some(device) = call.process.context_device(context)
@@ -215,7 +216,7 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
 /// kernel in a context, charges its local memory, its library and an estimate of what the driver
 /// takes. Measures after it. Later launches go straight to the driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
-    launch(call, What::Function(function), stream, real)
+    launch(call, Target::Function(function), stream, real)
 }
 
 /// `cuLaunchKernelEx`: Charged like `cuLaunchKernel`.
@@ -249,7 +250,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         };
         launch(
             call,
-            What::OneOfSeveral(params.function, shortage),
+            Target::OneOfSeveral(params.function, shortage),
             params.stream,
             &|| each(call, list, left, shortage, real),
         )

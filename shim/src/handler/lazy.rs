@@ -43,7 +43,7 @@ pub fn load(
             Some(context) => call.process.greens.holder(context),
             None => current_context(),
         };
-        // The driver loads nothing without a context.
+        // The driver loads code only in a context.
         if holder == 0
             || launched.contains_in(loaded, holder)
             || launched.contains_in(handle, holder)

@@ -296,7 +296,7 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
     }
     let process = call.process;
     if !process.managed.is_empty() || !process.pools.lent.is_empty() {
-        return release_of_some(call, dptr, mark, &real);
+        return release_managed_or_lent(call, dptr, mark, &real);
     }
     let status = real();
     leave_small(call, dptr, mark, status);
@@ -306,7 +306,7 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
 /// Does the work of [`release`] where the process has managed memory or managed pools, to which
 /// `dptr` may belong.
 #[cold]
-fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
+fn release_managed_or_lent(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
     if let Some(status) = managed::free(call, dptr, real) {
         return status;
     }

@@ -86,7 +86,7 @@ pub enum Use<'a> {
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
 /// Does the work of [`measured::run`] in `context`, and charges the needs of its kernels ahead: the
-/// driver's reserve, the memory that the image `says` comes with their code, the growth of local
+/// driver's reserve, the memory `declared` by the image of their code, the growth of local
 /// memory, and up to `more` bytes of what the group then has left.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
@@ -94,7 +94,7 @@ pub fn run(
     device: &'static Device,
     context: Context,
     usage: Use<'_>,
-    says: Needs,
+    declared: Needs,
     more: u64,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
@@ -103,10 +103,10 @@ pub fn run(
     // questions below.
     let _undisturbed = Undisturbed::new();
     // Variables of less than a block fit into the reserve's block for code.
-    let large = if says.variables < BLOCK {
+    let large = if declared.variables < BLOCK {
         0
     } else {
-        round_up(says.variables, BLOCK)
+        round_up(declared.variables, BLOCK)
     };
     let (launches, at_most, shortage) = match usage {
         Use::Load => (false, false, None),
@@ -126,7 +126,7 @@ pub fn run(
         false => 0,
     };
     let growth = || device.kernels.growth(&memory, *need);
-    let is_first = || Runtime::is_new(says, device, &memory);
+    let is_first = || Runtime::is_new(declared, device, &memory);
     let extra = Cell::new((0, Runtime::default()));
     // The estimate is paid first, because asking for the need may load code.
     let estimate = Payment {
@@ -142,7 +142,7 @@ pub fn run(
         },
         pay: &|alone, paid| {
             let (growth, runtime) = match alone {
-                Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+                Some(_) => (growth(), Runtime::of(declared, device, context, &memory)),
                 None => (0, Runtime::default()),
             };
             extra.set((growth, runtime));

@@ -1,5 +1,5 @@
-//! Calls that take memory of an unknown size. An estimate is paid ahead, and the real size is
-//! measured after the call.
+//! Calls that take memory of an unknown size. An estimate is paid ahead (charged, or taken from the
+//! bytes that the driver's reserve keeps charged), and the real size is measured after the call.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -108,7 +108,7 @@ pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let handles = &call.process.handles;
-        handles.insert(Kind::Stream, stream, handles::here());
+        handles.insert(Kind::Stream, stream, handles::current_origin());
     }
     status
 }

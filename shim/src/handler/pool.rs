@@ -65,9 +65,9 @@ pub fn alloc_from(
     stream: Stream,
 ) -> Status {
     let pools = &call.process.pools;
-    let known = pools
-        .get(pool)
-        .or_else(|| whose(call, pool).map(|device| pools.known_or(pool, || (device, true))));
+    let known = pools.get(pool).or_else(|| {
+        device_of_drivers_pool(call, pool).map(|device| pools.known_or(pool, || (device, true)))
+    });
     let real = || real(dptr, bytesize, pool, stream);
     let Some(known) = known else {
         return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &real);
@@ -101,7 +101,7 @@ fn note_managed(
 
 /// Returns the device of a pool that no hook has seen being made, if it is the default or current
 /// pool of a device. The driver hands these pools out whenever a program asks for them.
-fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
+fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
         return None;
@@ -169,7 +169,7 @@ fn allocate_unknown(
         let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
         let whole = promise.settle(&device.book, range);
         let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
-        if whole || grown(device, pool, mark, status, undo) {
+        if whole || settle_growth(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
         } else {
             device.refuse(call.symbol, bytesize as u64);
@@ -311,7 +311,7 @@ impl Allocation {
                 }
             };
             let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
-            if grown(device, pool, mark, status, undo) {
+            if settle_growth(device, pool, mark, status, undo) {
                 return Ok(status);
             }
             tries += 1;
@@ -384,7 +384,7 @@ fn pay(
 /// Concludes an allocation that has made the pool grow. Returns true if the growth and a new
 /// headroom can be paid; otherwise undoes the allocation.
 #[cold]
-fn grown(
+fn settle_growth(
     device: &'static Device,
     pool: &'static Pool,
     mark: u64,
@@ -505,11 +505,11 @@ pub fn find(
 /// until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use the entry.
+    // Other threads may still use the entry of this pool.
     if let Some(known) = known {
         known.retire();
     }
-    // Before the call: the driver may give the handle to another pool at once.
+    // Done before the call, because the driver may give the handle to another pool at once.
     if known.is_some() {
         call.process.pools.unmade(pool);
     }

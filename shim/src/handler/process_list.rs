@@ -102,7 +102,7 @@ pub fn list<T: Listed>(
 
 /// Lists only the group's processes, with the driver's own figures. In early drivers of version 535
 /// the entries have the layout of `NvmlProcessDetail`.
-pub fn v3(
+pub fn list_v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
     device: NvmlDevice,

@@ -51,7 +51,7 @@ pub fn create(
 /// Memory that other processes may hold stays charged as long as they may hold it.
 pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
-    end(call, || vmm.releasing(handle, leaving(call)), real)
+    end(call, || vmm.releasing(handle, take_from_book(call)), real)
 }
 
 /// `cuMemMap`: Charges nothing. The memory now lives as long as the mapping, too.
@@ -75,7 +75,7 @@ pub fn map(
 /// ends.
 pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status {
     let vmm = &call.process.vmm;
-    let announce = || vmm.unmapping(ptr, size as u64, leaving(call));
+    let announce = || vmm.unmapping(ptr, size as u64, take_from_book(call));
     end(call, announce, real)
 }
 
@@ -83,7 +83,7 @@ pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status
 pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
-        call.process.vmm.retained(handle, staying(call));
+        call.process.vmm.retained(handle, put_into_book(call));
     }
     status
 }
@@ -91,7 +91,8 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
 /// hold it after its last handle and mapping here are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Before the call: another thread may release the memory as soon as the descriptor exists.
+    // Done before the call, because another thread may release the memory as soon as the descriptor
+    // exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -105,8 +106,8 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
-        // True where the driver hands out the same handle again.
-        && !call.process.vmm.retained(imported, staying(call))
+        // The driver may have handed out a known handle again.
+        && !call.process.vmm.retained(imported, put_into_book(call))
         && let Some(device) = location(imported)
     {
         call.process.vmm.imported(imported, device);
@@ -126,7 +127,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
 /// Returns a function for memory that the call under way may free. It takes the memory out of the
 /// book before the call, so that a measurement during the call does not find the driver's part too
 /// small.
-fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
+fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.book.remove(Category::Vmm, bytes);
@@ -135,7 +136,7 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
 }
 
 /// Returns a function that puts memory back into the book after a call that did not free it.
-fn staying(call: Call) -> impl Fn(Ordinal, u64) {
+fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.book.add(Category::Vmm, bytes);
@@ -155,7 +156,7 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status 
     let before = left.and_then(Device::hidden);
     let status = real.call();
     if status != SUCCESS {
-        call.process.vmm.undone(announced, staying(call));
+        call.process.vmm.undone(announced, put_into_book(call));
         return status;
     }
     for gone in call.process.vmm.done(announced) {

@@ -63,8 +63,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// What the test saw in calls by the C library: where the frames of this library began, as
-    /// found at once and from further down, and the address of a local variable.
+    /// The observations of the test in calls by the C library: where the frames of this library
+    /// began, as found at once and from further down, and the address of a local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

@@ -24,7 +24,7 @@ use crate::entry::exports::{cuda, nvml};
 ///
 /// Runs as a constructor in every program. In most programs it looks only at the program, the
 /// kernel's vDSO and this library.
-pub fn take() {
+pub fn take_precedence() {
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
     let (mut program, mut behind) = (true, false);
     any_object(&mut |info| {
@@ -32,7 +32,7 @@ pub fn take() {
         if std::mem::replace(&mut program, false) {
             return false;
         }
-        if segment(info, take as *const () as usize).is_some() {
+        if segment(info, take_precedence as *const () as usize).is_some() {
             return true;
         }
         let object = Object::of(info);

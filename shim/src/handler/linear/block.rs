@@ -99,8 +99,8 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
-    // In a full group the request may still fit into a block that is already held. Its address will
-    // tell.
+    // In a full group the request may still fit into a block that is already held. The address of
+    // the allocation will tell.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
