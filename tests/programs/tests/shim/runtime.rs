@@ -142,6 +142,9 @@ fn cudarc() {
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
     assert!(said.contains("1 passed"), "{said}");
-    assert!(errors.contains("refused 600.0 MiB"), "{errors}");
+    assert!(
+        errors.contains("refused cuMemAlloc of 600.0 MiB"),
+        "{errors}"
+    );
     world.judge_end(1024 * MIB);
 }

@@ -67,7 +67,10 @@ fn a_refusal_is_written_to_a_pipe() {
     let lines = "init\nretain 0\ncurrent 0\nalloc small 1M\nalloc large 16G\nfree small\n";
     std::fs::write(&script, lines).expect("written");
     let errors = clean(world::program(), &[&script.display().to_string()]);
-    assert!(errors.contains("gpulimit: refused 16.0 GiB"), "{errors}");
+    assert!(
+        errors.contains("gpulimit: refused cuMemAlloc of 16.0 GiB"),
+        "{errors}"
+    );
 }
 
 #[test]
