@@ -61,7 +61,7 @@ pub struct Row {
     /// The status that a call returns when its handler panics: a panic must not unwind into the
     /// program.
     pub broken: Status,
-    /// The address of the library's function of this name.
+    /// The address of the exported function that stands in front of the driver's.
     pub hook: *const c_void,
 }
 
@@ -173,7 +173,7 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     ));
     // The payload of the panic may panic in turn when it is dropped.
     std::mem::forget(panic);
-    // The guard sends the driver calls that this makes straight to the driver.
+    // The recovery calls the driver; inside the guard these calls pass the hooks by.
     let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);

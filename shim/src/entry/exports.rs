@@ -139,7 +139,7 @@ macro_rules! exports {
         @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
         known by $register:ident $launched:ident
     ) => {
-        /// Jumps to the driver where the launch is known.
+        /// Jumps straight to the driver if the handle was launched before.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]

@@ -189,7 +189,7 @@ impl Making {
         self.call.process.arrays.insert(handle, entry);
     }
 
-    /// Makes an array that takes `bytes`, whole blocks of its own.
+    /// Makes an array that takes `bytes` in blocks of its own.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let device = self.device;
         let mark = self.call.process.mark();

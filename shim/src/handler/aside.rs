@@ -6,7 +6,7 @@ use crate::account::device::Device;
 use crate::driver::Real;
 use crate::refusal::Refused;
 
-/// A reason for stepping aside.
+/// The reason why a handler lets the driver answer the call, or fails it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Aside {
     /// The thread has no current context, the device does not exist, or CUDA is not initialised.

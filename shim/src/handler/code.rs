@@ -27,7 +27,7 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
-/// Runs `real`, which loads code with these needs.
+/// Runs `real`, which loads code that needs this memory.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -150,7 +150,7 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // The driver's reserve covers smaller needs, as it covers code.
+    // The driver's reserve covers libraries with smaller needs, as it covers code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 enum Kind {
     /// The device's primary context, which all parts of the program share.
     Primary,
-    /// Another context.
+    /// A context that the program makes beside the primary one.
     Further,
 }
 
@@ -271,7 +271,7 @@ pub fn retain_primary(
         {
             device.contexts.primary.store(handle, Ordering::Release);
             device.contexts.retained();
-            // The call stores the context's flags.
+            // `is_primary_active` also stores the flags of the context.
             is_primary_active(ordinal);
         }
         status

@@ -60,7 +60,7 @@ fn set_charged(
         lock: &|| hold(Place::Alone, || context.alone.write()),
         pay: &|_, paid| {
             match due() {
-                // The limit can no longer be changed, and the driver says so.
+                // A heap that is in use cannot be resized: the driver refuses the call.
                 _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
                 due => paid.raise(Request::trimming(due)),
             }
@@ -78,7 +78,7 @@ fn set_charged(
 /// Returns the bytes by which local memory grows with this stack limit.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // The driver refuses more than the GPU has by itself.
+    // The driver itself refuses a stack limit that needs more memory than the GPU has.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,
@@ -96,7 +96,8 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Launches from here on ask again what they need, and wait for this call.
+        // Launches from now on check again whether their local memory is there, and wait until this
+        // call ends.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -116,8 +117,8 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // The driver has dropped local memory, as after a failed launch: less is left than every
-        // context has from the start.
+        // The context now has less local memory than it had from the start. The first measurement
+        // took the old amount for the least possible, so measure again.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }

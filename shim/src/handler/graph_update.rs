@@ -30,7 +30,7 @@ use crate::image::Needs;
 enum Source {
     /// All kernels of this graph.
     Graph(Graph),
-    /// One kernel, or none.
+    /// This kernel; `None` for a node without a kernel.
     Kernel(Option<Opaque>),
 }
 
@@ -138,7 +138,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // The needs of the graph's launches are unknown from now on.
+        // Some kernels are unknown, so the needs of this graph's launches are unknown from now on.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);

@@ -17,7 +17,7 @@ pub fn current_origin() -> Origin {
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
-        // A graph belongs to no context.
+        // A graph does not belong to a context.
         let handles = &call.process.handles;
         handles.insert(Kind::Graph, graph, Origin::default());
     }

@@ -96,7 +96,7 @@ fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
-/// Returns what was opened at an address for the first time.
+/// Asks the driver about memory of another process that was just opened at this address.
 fn find_opening(address: DevicePtr) -> Option<Opening> {
     let (base, bytes) = allocation_range(address)?;
     let mut device = 0;

@@ -32,7 +32,7 @@ use crate::handler::stream::{self, capturing, is_capturing};
 /// MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-/// The thing that a call launches.
+/// The function or graph that a call launches.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
     /// A `CUfunction`, or a `CUkernel` in its place.
@@ -153,7 +153,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // The size of a library that is not loaded yet cannot be told from an unknown context.
+            // Where its library is not loaded yet, the launch takes more than local memory, and how
+            // much is unknown.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
@@ -255,7 +256,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
             &|| each(call, list, left, shortage, real),
         )
     }
-    // The driver refuses more than one launch per device. A longer list need not be readable.
+    // One launch per device: the driver refuses longer lists, which are not read here.
     if i64::from(count) > i64::from(call.process.device_count()) {
         return real.call();
     }
@@ -264,7 +265,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real.call();
     }
-    // The driver refuses two launches on one device, and this thread would wait for itself.
+    // The driver refuses two launches on one device, and here the thread would wait for its own
+    // lock.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {

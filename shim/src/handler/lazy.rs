@@ -149,7 +149,7 @@ pub struct Lazy {
 }
 
 impl Lazy {
-    /// Returns a value for a call that loads no library.
+    /// Returns the `Lazy` of a call that loads no library.
     pub fn none(context: Context) -> Lazy {
         Lazy {
             library: None,
@@ -180,7 +180,7 @@ impl Lazy {
                 Ok(library) => lazy.library = Some(library),
                 // This driver cannot tell the library of a kernel.
                 Err(CUDA_ERROR_NOT_FOUND) => {}
-                // A function of a module: its module is loaded.
+                // The handle is a function of a module, which is loaded already.
                 Err(_) => return lazy,
             }
         }

@@ -125,7 +125,8 @@ fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
     Ok(device)
 }
 
-/// Makes an allocation that fits into a block. Its address tells whether it took a new block.
+/// Makes an allocation that fits into a block. The address of the allocation tells whether it took
+/// a new block.
 fn small(
     call: Call,
     device: &'static Device,

@@ -46,7 +46,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
-    // A `CUkernel` that the program did not get by name is not known as one.
+    // A handle that is not known as a `CUkernel` may still be one: only kernels that the program
+    // got by name are known.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
         true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
@@ -241,8 +242,8 @@ pub fn note_failure(
 ) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
-        // The last measurement counted the dropped memory as still there: it was the least possible
-        // figure.
+        // The first measurement took the dropped memory for the least possible amount, so measure
+        // again.
         device.measure();
     }
 }

@@ -30,7 +30,8 @@ pub fn run(
     }
 }
 
-/// Does the rest of [`run`], after the payment.
+/// Runs `real`, for which `paid` was paid ahead, and measures: the part of [`run`] after the
+/// payment.
 pub fn conclude(
     call: Call,
     device: &'static Device,

@@ -256,7 +256,7 @@ struct Allocation {
     bytes: u64,
     dptr: Out<DevicePtr>,
     stream: Stream,
-    /// The mark of its beginning.
+    /// The mark of measurements when the allocation began (`Process::mark`).
     mark: u64,
 }
 

@@ -91,7 +91,7 @@ fn clamp_v1(bytes: u64) -> u32 {
 }
 
 /// Returns the group's total and used bytes on the device behind an NVML handle; `None` where no
-/// limit applies to it. `total` is the machine's figure.
+/// limit applies to it. `total` is the driver's figure for the whole device, in bytes.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
     // A GPU that is divided by MIG has no limit of its own: limits apply to its instances, which
@@ -116,7 +116,7 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
     (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
-/// Returns whether the device behind an NVML handle certainly has no limit.
+/// Returns true only where the device behind an NVML handle certainly has no limit.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS

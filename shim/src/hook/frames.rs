@@ -98,7 +98,7 @@ mod tests {
         let [at_once, from_further_down, here] = SEEN.lock().expect("no panic").expect("called");
         assert_eq!(at_once, from_further_down);
         assert!(at_once < outside, "{at_once:#x} {outside:#x}");
-        // The library has one small frame there.
+        // The difference is one small frame of the library.
         assert!(at_once.abs_diff(here) < 500, "{here:#x} {at_once:#x}");
         if cfg!(target_arch = "x86_64") {
             assert!(here < at_once, "{here:#x} {at_once:#x}");

@@ -157,7 +157,7 @@ mod tests {
     fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
-        // The state after a jump out of that hook.
+        // This is the state after a jump out of the hook.
         INSIDE.set(place);
         assert_eq!(alone(|| 7), Some(7), "from further up");
         let mut word = MaybeUninit::<usize>::uninit();
