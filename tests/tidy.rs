@@ -417,10 +417,14 @@ fn signatures_of_every_hook_are_written_down() {
 #[test]
 fn docs_name_every_hook() {
     let mut page = String::from(
-        "# Hooks\n\nEvery function of the driver that gpulimit stands in front of, and a test that fails without the hook. Made from\n\
-         `shim/src/table.rs`, the handlers' documentation and `tests/programs/proofs.txt` (scripts/prove-hooks) by\n\
-         `UPDATE=1 cargo test --test tidy`. The classes are explained in `shim/src/hook.rs`, the tests are in `tests/programs/tests/shim`.\n\
-         [unhooked.md](unhooked.md) says why the others are not hooked.\n",
+        "# Hooks\n\n\
+         The functions of the driver that gpulimit hooks, what each hook does, and a test that\n\
+         fails without it. `UPDATE=1 cargo test --test tidy` writes this page from\n\
+         `shim/src/table.rs`, the documentation of the handlers and\n\
+         `tests/programs/proofs.txt` (scripts/prove-hooks). The classes are explained in\n\
+         `shim/src/hook.rs`; the tests are in `tests/programs/tests/shim`. To measure means to\n\
+         ask NVML what this process holds. [unhooked.md](unhooked.md) says why other functions\n\
+         are not hooked.\n",
     );
     let proofs = proofs();
     let mut library = String::new();

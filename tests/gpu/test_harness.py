@@ -199,7 +199,7 @@ class Refusal(unittest.TestCase):
 
     def test_the_line_as_documented(self) -> None:
         line = (
-            "gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 3.6 of 4.0 GiB; "
+            "gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): group train uses 3.6 of 4.0 GiB; "
             "pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5"
         )
         found = LINE.match(line)

@@ -27,13 +27,25 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
 /// them.
 macro_rules! functions {
     (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+        $( $(#[$doc:meta])* library $module:ident (
+            $library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr
+        ) {
+            hooks { $(
+                $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, unless $known:path : $handle:ident)?
+                $(, known by $register:ident $launched:ident)? ;
+            )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
         $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        #[allow(
+            non_snake_case,
+            non_upper_case_globals,
+            non_camel_case_types,
+            clippy::too_many_arguments
+        )]
         pub mod $module {
             use super::*;
             use crate::driver::library::Library;

@@ -8,7 +8,7 @@ from harness import CAP, GIB, Outcome, capped, check, judged, python, started
 
 SIZE = r"[\d.]+ (?:GiB|MiB|KiB|B|bytes)"
 LINE = re.compile(
-    rf"^gpulimit: refused (?P<size>{SIZE}) by (?P<call>\w+) on GPU (?P<gpu>\d+) \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
+    rf"^gpulimit: refused (?P<call>\w+) of (?P<size>{SIZE}) on GPU (?P<gpu>\d+) \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
     rf"group (?P<group>[\w.-]+) uses (?P<used>[\d.]+(?: \w+)?) of (?P<max>{SIZE})(?: and keeps {SIZE} in reserve)?; pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
     r"(?P<parts>.*allocations [\d.]+.*driver [\d.]+.*)$"
 )

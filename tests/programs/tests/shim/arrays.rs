@@ -95,7 +95,9 @@ fn fill_with_arrays(knobs: &[(&str, &str)], slack: u64) {
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuArray3DCreate on GPU 0"), "{errors}");
+    let is_told =
+        |line: &str| line.contains("refused cuArray3DCreate of ") && line.contains(" on GPU 0 ");
+    assert!(errors.lines().any(is_told), "{errors}");
     world.judge_end(CAP);
 }
 
@@ -123,7 +125,7 @@ fn every_function_is_refused_at_the_limit() {
         world.judge(CAP);
         let (_, errors) = program.end();
         assert!(
-            errors.contains(&format!(" by {call} on GPU 0")),
+            errors.contains(&format!("refused {call} of ")) && errors.contains(" on GPU 0 "),
             "{command}: {errors}"
         );
         assert_eq!(errors.lines().count(), 1, "{errors}");

@@ -254,7 +254,9 @@ fn a_launch_that_does_not_fit_is_refused_before_the_driver_call() {
     make(&mut program, "fits", &[400], true, 0);
     program.expect(&[("launch-graph fits s", "0"), ("launch-graph large s", "2")]);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuGraphLaunch on GPU 0"), "{errors}");
+    let is_told =
+        |line: &str| line.contains("refused cuGraphLaunch of ") && line.contains(" on GPU 0 ");
+    assert!(errors.lines().any(is_told), "{errors}");
     world.judge_end(CAP);
 }
 

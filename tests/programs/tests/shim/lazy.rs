@@ -84,7 +84,7 @@ fn every_first_use_is_refused_below_what_it_takes() {
         world.judge(cap);
         let (_, errors) = program.end();
         let plain = function.split('_').next().unwrap();
-        assert!(errors.contains(&format!("by {plain} on")), "{errors}");
+        assert!(errors.contains(&format!("refused {plain} of ")), "{errors}");
         world.judge_end(cap);
     }
 }

@@ -41,7 +41,7 @@ fn a_stack_limit_is_refused_below_what_it_takes() {
                 assert_eq!(world.usage(0).refusals, 1);
                 program.expect(&[(&format!("limit {STACK}"), "0 1024")]);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+                assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
             } else {
                 program.end_quietly();
             }
@@ -95,7 +95,7 @@ fn a_stack_that_takes_more_than_expected_is_undone() {
     assert_eq!(world.usage(0).refusals, 1);
     assert!(world.machine().used().abs_diff(world.counted(0)) <= BLOCK);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+    assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
     world.settle();
 }
 
@@ -214,7 +214,7 @@ fn a_kernel_is_refused_below_what_it_takes() {
                 program.expect(&[(way, "2")]);
                 assert_eq!(world.usage(0).refusals, 2);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuLaunch"), "{errors}");
+                assert!(errors.contains("refused cuLaunch"), "{errors}");
             }
             world.judge_end(cap);
         }
@@ -652,7 +652,7 @@ fn device_malloc_is_refused_below_what_it_takes() {
                 assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked: {first}");
                 let (_, errors) = program.end();
                 assert!(
-                    errors.contains("no memory") || errors.contains("by cu"),
+                    errors.contains("no memory") || errors.contains("refused cu"),
                     "{errors}"
                 );
                 world.judge_end(cap);
@@ -777,7 +777,7 @@ fn a_heap_that_does_not_fit_is_refused() {
         ]);
         world.judge(cap);
         let (_, errors) = program.end();
-        assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+        assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
         world.judge_end(cap);
     }
 }
@@ -911,7 +911,7 @@ fn green_contexts_stop_at_the_limit() {
         program.expect(&[("init", "0"), ("green a 0", "2")]);
         assert_eq!(world.machine().used(), 0, "{cap}");
         let (_, errors) = program.end();
-        assert!(errors.contains("by cuGreenCtxCreate"), "{errors}");
+        assert!(errors.contains("refused cuGreenCtxCreate"), "{errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
         world.settle();
     }

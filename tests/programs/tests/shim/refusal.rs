@@ -5,20 +5,20 @@ use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
-/// `gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 0.5 of 4.0 GiB; pid 4711 (python) …`
+/// `gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): group train uses 0.5 of 4.0 GiB; pid 4711 (python) …`
 #[track_caller]
 fn check(line: &str, call: &str, pid: u32) {
     let rest = line
         .strip_prefix("gpulimit: refused ")
         .unwrap_or_else(|| panic!("{line}"));
-    let (size, rest) = rest.split_once(" by ").unwrap_or_else(|| panic!("{line}"));
+    let (name, rest) = rest.split_once(" of ").unwrap_or_else(|| panic!("{line}"));
+    assert_eq!(name, call, "{line}");
+    let (size, rest) = rest
+        .split_once(" on GPU 0 (GPU-")
+        .unwrap_or_else(|| panic!("{line}"));
     let (amount, unit) = size.split_once(' ').unwrap_or_else(|| panic!("{line}"));
     assert!(amount.parse::<f64>().is_ok(), "{line}");
     assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
-    let (name, rest) = rest
-        .split_once(" on GPU 0 (GPU-")
-        .unwrap_or_else(|| panic!("{line}"));
-    assert_eq!(name, call, "{line}");
     let (uuid, rest) = rest
         .split_once("\u{2026}): group world uses ")
         .unwrap_or_else(|| panic!("{line}"));
@@ -96,7 +96,10 @@ fn a_refusal_names_the_holders() {
     let (_, errors) = program.end();
     let holder = format!("; pid {} (gpu-script) 518.0 MiB: driver 518.0", other.pid());
     assert!(errors.contains(&holder), "{errors}");
-    assert!(errors.contains("by cuDevicePrimaryCtxRetain"), "{errors}");
+    assert!(
+        errors.contains("refused cuDevicePrimaryCtxRetain of "),
+        "{errors}"
+    );
     other.expect(&[("alloc a 400M", "0")]);
     world.judge(CAP);
 }

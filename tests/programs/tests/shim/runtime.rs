@@ -72,8 +72,9 @@ fn run(program: &Path, runtime: Option<&Path>) {
          cudaDeviceReset 0\n"
     );
     assert_eq!(said, expected, "{errors}");
-    for call in ["cuMemAlloc ", "cuMemAllocAsync ", "cuArray3DCreate "] {
-        assert!(errors.contains(&format!("by {call}")), "{call}: {errors}");
+    for call in ["cuMemAlloc", "cuMemAllocAsync", "cuArray3DCreate"] {
+        let told = format!("refused {call} of ");
+        assert!(errors.contains(&told), "{call}: {errors}");
     }
     world.judge_end(cap);
 }
@@ -141,6 +142,9 @@ fn cudarc() {
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
     assert!(said.contains("1 passed"), "{said}");
-    assert!(errors.contains("refused 600.0 MiB"), "{errors}");
+    assert!(
+        errors.contains("refused cuMemAlloc of 600.0 MiB"),
+        "{errors}"
+    );
     world.judge_end(1024 * MIB);
 }

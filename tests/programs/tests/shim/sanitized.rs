@@ -67,7 +67,10 @@ fn writing_a_refusal_to_a_pipe_has_no_memory_errors() {
     let lines = "init\nretain 0\ncurrent 0\nalloc small 1M\nalloc large 16G\nfree small\n";
     std::fs::write(&script, lines).expect("written");
     let errors = assert_no_errors(world::program(), &[&script.display().to_string()]);
-    assert!(errors.contains("gpulimit: refused 16.0 GiB"), "{errors}");
+    assert!(
+        errors.contains("gpulimit: refused cuMemAlloc of 16.0 GiB"),
+        "{errors}"
+    );
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn another_kernel_is_refused_below_what_it_takes() {
                 assert_eq!(world.machine().gpu(0).peak, GRAPHS, "{way}: not asked");
                 assert_eq!(world.usage(0).refusals, 2);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuGraphExec"), "{errors}");
+                assert!(errors.contains("refused cuGraphExec"), "{errors}");
             }
             world.judge_end(cap);
         }

@@ -205,7 +205,7 @@ fn a_job_gets_what_its_shards_are_worth() {
         "{one}"
     );
     assert!(
-        one.contains("gpulimit: refused 2.0 GiB by cuMemAlloc"),
+        one.contains("gpulimit: refused cuMemAlloc of 2.0 GiB"),
         "{one}"
     );
     let two = node.says(BOB, &run("--gres=shard:2"));
