@@ -57,6 +57,8 @@ const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
 /// A function to call when a context is destroyed, with the value that was stored in the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
+/// Values that other libraries keep in a context, by key, each with its destructor.
+pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
 /// A context. Never freed: a handle that outlives its context still points to an object that says
 /// that the context was destroyed.
@@ -79,8 +81,7 @@ pub struct Context {
     state: Mutex<State>,
     /// Small requests; the shard is the size modulo [`SHARDS`].
     pub small: [SmallShard; SHARDS],
-    /// Values that other libraries keep in the context, by key.
-    pub storage: Mutex<HashMap<usize, (usize, Option<Destructor>)>>,
+    storage: Mutex<Storage>,
     /// When the work of its streams ends.
     pub(crate) work: Ends,
 }
@@ -136,6 +137,7 @@ fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
+/// Destroyed contexts, to be used again by [`Context::create`].
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Whether a context holds the memory that the first launch takes.
@@ -188,6 +190,10 @@ pub fn pop() -> Option<&'static Context> {
     CURRENT.replace(BELOW.with_borrow_mut(Vec::pop))
 }
 
+fn spare() -> MutexGuard<'static, Vec<&'static Context>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns every context ever made, destroyed ones included.
 pub fn all() -> Vec<&'static Context> {
     CONTEXTS
@@ -238,17 +244,14 @@ impl Context {
     /// # Errors
     /// `OUT_OF_MEMORY` when the GPU has no room for it.
     pub fn create(device: usize, flags: u32) -> Outcome<&'static Context> {
-        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let context = spare.unwrap_or_else(|| Context::make(device, false, None));
+        let reused = spare().pop();
+        let context = reused.unwrap_or_else(|| Context::make(device, false, None));
         context.device.store(device as u32, Relaxed);
         context.flags.store(flags, Relaxed);
         match context.start() {
             Ok(()) => Ok(context),
             Err(status) => {
-                SPARE
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(context);
+                spare().push(context);
                 Err(status)
             }
         }
@@ -316,10 +319,7 @@ impl Context {
     /// # Errors
     /// `CONTEXT_IS_DESTROYED` the second time, `INVALID_CONTEXT` for a primary context.
     pub fn destroy(&'static self) -> Outcome<()> {
-        if self.is_primary {
-            return Err(Status::INVALID_CONTEXT);
-        }
-        if self.base.is_some() {
+        if self.is_primary || self.base.is_some() {
             return Err(Status::INVALID_CONTEXT);
         }
         if !self.is_active() {
@@ -332,17 +332,13 @@ impl Context {
         {
             pop();
         }
-        SPARE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self);
+        spare().push(self);
         Ok(())
     }
 
     /// Frees all that the context holds.
     fn end(&self) -> Outcome<()> {
-        let stored =
-            std::mem::take(&mut *self.storage.lock().unwrap_or_else(PoisonError::into_inner));
+        let stored = std::mem::take(&mut *self.storage());
         for (key, (value, destructor)) in stored {
             if let Some(destructor) = destructor {
                 destructor(self.handle(), key, value);
@@ -374,6 +370,11 @@ impl Context {
             LAUNCHED.store(false, Relaxed);
         }
         Ok(())
+    }
+
+    /// Returns the values that other libraries keep in the context, by key.
+    pub fn storage(&self) -> MutexGuard<'_, Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

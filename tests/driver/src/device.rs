@@ -35,6 +35,14 @@ impl Pci {
     pub fn bus_id(self) -> String {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
     }
+
+    /// Returns whether a text names this place. The domain and the function may be left out, and
+    /// the domain may have eight digits.
+    pub fn is_named(self, text: &str) -> bool {
+        let (id, text) = (self.bus_id(), text.to_uppercase());
+        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&text[..])
+            || text == format!("0000{id}")
+    }
 }
 
 /// Returns the PCI address of the GPU with this index in PCI order.

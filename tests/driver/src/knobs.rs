@@ -81,6 +81,10 @@ pub struct Orders {
     pub failure: Option<i32>,
 }
 
+fn unreadable(knob: &str, value: &str) -> String {
+    format!("knob {knob}: cannot read {value:?}")
+}
+
 fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
     let mut bytes = [0u8; NAME_WORDS * 8];
     bytes
@@ -153,7 +157,7 @@ impl Knobs {
     /// # Errors
     /// A line that names the knob and the value.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         match knob {
             "gpus" => {
@@ -250,7 +254,7 @@ impl Knobs {
         of: impl Fn(&Rule) -> &AtomicU64,
         of_all: &AtomicU64,
     ) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         let mut all = 0;
         let mut rules = Vec::new();

@@ -92,7 +92,8 @@ pub struct Space {
 }
 
 /// Free ranges: the start of each and its length.
-struct Gaps(BTreeMap<u64, u64>);
+#[derive(Default, Debug)]
+pub struct Gaps(BTreeMap<u64, u64>);
 
 impl Gaps {
     fn new(blocks: Range<u64>) -> Self {
@@ -100,25 +101,25 @@ impl Gaps {
     }
 
     /// Takes a range of this length: the lowest gap that fits. `align` rounds up its start.
-    fn take(&mut self, blocks: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
+    pub fn take(&mut self, wanted: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
         let found = self.0.iter().find_map(|(start, length)| {
             let aligned = align(*start);
-            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+            (aligned + wanted <= start + length).then_some((*start, *length, aligned))
         });
         let (start, length, aligned) = found?;
         self.0.remove(&start);
         if aligned > start {
             self.0.insert(start, aligned - start);
         }
-        if start + length > aligned + blocks {
+        if start + length > aligned + wanted {
             self.0
-                .insert(aligned + blocks, start + length - aligned - blocks);
+                .insert(aligned + wanted, start + length - aligned - wanted);
         }
         Some(aligned)
     }
 
     /// Gives a range back, and joins it with its free neighbours.
-    fn give(&mut self, mut start: u64, mut length: u64) {
+    pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
         {
@@ -130,6 +131,27 @@ impl Gaps {
             length += span;
         }
         self.0.insert(start, length);
+    }
+
+    /// Takes a range out of the free range that contains it.
+    pub fn cut(&mut self, range: Range<u64>) {
+        if let Some((&start, &length)) = self.0.range(..=range.start).next_back() {
+            self.0.remove(&start);
+            if range.start > start {
+                self.0.insert(start, range.start - start);
+            }
+            if start + length > range.end {
+                self.0.insert(range.end, start + length - range.end);
+            }
+        }
+    }
+
+    /// Returns start and length of every free range.
+    pub fn all(&self) -> Vec<(u64, u64)> {
+        self.0
+            .iter()
+            .map(|(start, length)| (*start, *length))
+            .collect()
     }
 }
 

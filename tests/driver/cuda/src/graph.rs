@@ -3,14 +3,13 @@
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::graph::{Exec, Graph, Kind, Need, Node};
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
 
 use crate::context::{given, here};
 use crate::device;
 use crate::module;
-use crate::stream::implicit;
+use crate::stream::enqueue;
 
 /// `CUgraphNodeType`.
 const KERNEL: i32 = 0;
@@ -443,10 +442,8 @@ pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
 pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     exec.upload(Name { handle, twin })
 }
@@ -454,10 +451,8 @@ pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
 pub fn launch(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Ok(()),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Ok(());
     }
     exec.launch(Name { handle, twin })
 }

@@ -61,7 +61,7 @@ fn known(handle: usize) -> Outcome<()> {
 }
 
 /// Enters a call on a stream, and returns whether the call is captured instead of executed.
-fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
+pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
         Some(stream) => stream.captures(),
