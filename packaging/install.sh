@@ -96,8 +96,8 @@ trusted() {
     done
 }
 trusted "$prefix"
-# inside PATH: stops if a path in the record is not below the prefix. Whoever wrote the record, the
-# script only removes files below the prefix.
+# inside PATH: stops if a path in the record is not below the prefix. Even with a
+# forged record the script only removes files below the prefix.
 inside() {
     case /$1/ in
         */../* | */./* | *//*)

@@ -8,7 +8,7 @@ pub struct Case {
     pub what: &'static str,
 }
 
-/// What changes along a series of measurements.
+/// The quantity that changes along a series of measurements.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
     /// 4 KiB allocations that the process holds during the measurement.

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 const MANY: [u32; 2] = [1_000_000, 25_000];
 /// The most bytes that the library may take for a live allocation.
 const AIM_EACH: f64 = 64.0;
-/// The most bytes that the library may take besides that.
+/// The most bytes that the library may take, without live allocations.
 const AIM_BASE: u64 = 1 << 20;
 
 /// The cases: in turns with 4 KiB and 2 MiB.

@@ -26,13 +26,11 @@ type Handle = *mut c_void;
 
 /// `worker HOW CASE LIVE THREADS [TIMES]`, where HOW is
 /// - `time`: prints the nanoseconds of processor time per iteration, and those that pass between
-///   one
-///   iteration and the next;
+///   one iteration and the next;
 /// - `rival`: prints `ready` and loops until it is killed;
 /// - `count`: runs [`measured`] once with TIMES iterations;
 /// - `memory`: prints the resident bytes of this process, those that no other process has, and
-///   those
-///   of NVML.
+///   those of NVML.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments

@@ -34,7 +34,7 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// What loading a module that uses device malloc takes besides 1 MiB per multiprocessor, in MiB.
+/// The MiB that loading a module with device malloc takes, besides 1 MiB per multiprocessor.
 /// Both together are the 138 MiB that were measured on an H100.
 const HEAP_TABLES: u64 = 6;
 /// Total bytes that the modules of a context take for device printf or assert, without their own
@@ -46,10 +46,10 @@ const ASSERT: u64 = 90 << 20;
 /// The smallest stack limit that is invalid. Measured for this value; 400,000 is refused only
 /// because it needs more memory than an H100 has.
 const STACK_END: u64 = 512 << 10;
-/// What a green context takes, in bytes: memory of its own, and a part of blocks that it shares
+/// The bytes that a green context takes: memory of its own, and a part of blocks that it shares
 /// with other green contexts. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// What streams cost in two kinds of memory: bytes per stream, and how many streams a new context
+/// The cost of streams in two kinds of memory: bytes per stream, and how many streams a new context
 /// has room for. Measured (H100, 580.159.04): a block is taken at the streams 2, 6, 10 and so on,
 /// and another at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
 /// steps, 4,096 streams 2,240 MiB.
@@ -97,7 +97,7 @@ struct State {
     uses_printf: bool,
     /// Bytes that loading modules has taken for the device runtime.
     tables: u64,
-    /// Bytes held for the device runtime: `tables` and the heap.
+    /// Bytes held for the device runtime: `tables` and the heap of device malloc.
     device_runtime: u64,
     /// The number of green contexts ever made.
     greens: u64,
@@ -257,7 +257,7 @@ impl Context {
         }
     }
 
-    /// Takes what a context costs, and activates it.
+    /// Takes the memory that a context costs, and activates the context.
     fn start(&self) -> Outcome<()> {
         let driver = driver()?;
         let bytes = driver.machine.knobs.context_bytes.load(Relaxed);
@@ -305,7 +305,7 @@ impl Context {
         Ok(())
     }
 
-    /// Destroys what the primary context holds, however often it is still retained.
+    /// Destroys the primary context, however often it is still retained.
     ///
     /// # Errors
     /// Never for an initialised driver.
@@ -336,7 +336,7 @@ impl Context {
         Ok(())
     }
 
-    /// Frees all that the context holds.
+    /// Frees all memory that the context holds, and deactivates the context.
     fn end(&self) -> Outcome<()> {
         let stored = std::mem::take(&mut *self.storage());
         for (key, (value, destructor)) in stored {
@@ -600,7 +600,7 @@ impl Context {
         }
     }
 
-    /// Takes what one more stream costs; it is freed with the context.
+    /// Takes the memory that one more stream costs; it is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -619,7 +619,7 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what the context's first executable graph costs (measured); it is freed with the
+    /// Takes the memory of the context's first executable graph (measured); it is freed with the
     /// context.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ const MULTIPROCESSORS: u64 = 132;
 /// Threads that one multiprocessor can hold.
 pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
-/// Where a GPU sits on the PCI bus.
+/// The place of a GPU on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pci {
     /// PCI domain.

@@ -67,7 +67,7 @@ struct Block {
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
-/// What a freed request leaves behind.
+/// The rest of a block after a request in it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// The block, in which other requests live.

@@ -24,7 +24,7 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_PROCESSES: usize = 4000;
 /// The most exported allocations at a time.
 pub const MAX_OBJECTS: usize = 90;
-/// What the GPU itself keeps back: part of NVML's total and used figures, but not of CUDA's total.
+/// The bytes that a GPU keeps back: part of NVML's total and used figures, not of CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0009;
@@ -45,7 +45,7 @@ pub struct Machine {
     pub births: AtomicU64,
     /// The holders of exported memory, see [`crate::shared`].
     pub objects: [Object; MAX_OBJECTS],
-    /// What each process holds, then what each object holds.
+    /// One slot for each process, then one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
 }
 
@@ -71,7 +71,7 @@ pub struct DeviceWords {
     pub peak: AtomicU64,
 }
 
-/// What one process holds, and its state.
+/// The memory that one process holds, and the state of the process.
 #[repr(C, align(64))]
 pub struct Slot {
     /// 0 = free. Otherwise the owner: its pid (in its own namespace) in the high half, a unique
@@ -88,11 +88,11 @@ pub struct Slot {
     pub state: AtomicU64,
     /// Per GPU: the blocks that a checkpoint moved away.
     pub away: [AtomicU64; MAX_DEVICES],
-    /// Per GPU: what the process holds.
+    /// Per GPU: the memory that the process holds.
     pub held: [Held; MAX_DEVICES],
 }
 
-/// What one process holds on one GPU, see [`crate::grant`].
+/// The memory that one process holds on one GPU, see [`crate::grant`].
 #[repr(C)]
 pub struct Held {
     /// Blocks held and the last operation on them.
@@ -152,7 +152,7 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the state file anew.
+    /// Opens the state file, for a file description of its own.
     ///
     /// # Errors
     /// When it cannot be opened.

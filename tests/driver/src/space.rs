@@ -22,7 +22,7 @@ const LOW_BYTES: u64 = 3 << 30;
 /// A single copy or fill moves at most this many bytes of real data.
 pub const DATA_LIMIT: usize = 16 << 20;
 
-/// What a block of the address space is used for.
+/// The use of a block of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Use {
@@ -52,7 +52,7 @@ impl Entry {
         Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
 
-    /// Returns what the block is used for.
+    /// Returns the block's use.
     pub fn usage(self) -> Use {
         match self.0 & 15 {
             1 => Use::Small,
@@ -348,7 +348,8 @@ impl Space {
     /// Fills memory with a pattern of `width` bytes, with the same restrictions as [`Space::copy`].
     ///
     /// # Safety
-    /// The same as for [`Space::copy`].
+    /// The caller must be allowed to write an address outside the device space, as for
+    /// [`Space::copy`].
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;

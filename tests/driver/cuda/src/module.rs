@@ -66,7 +66,7 @@ struct Function {
     kernel: bool,
     local: u64,
     needs: Needs,
-    /// Whether its code takes memory of its own.
+    /// Whether the function's code takes memory of its own.
     long: bool,
 }
 
