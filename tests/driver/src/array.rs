@@ -58,7 +58,7 @@ enum Memory {
 pub struct Mapping {
     /// The kind of the array handle.
     pub kind: Kind,
-    /// The array.
+    /// The handle of the array.
     pub array: u64,
     /// The part of the array.
     pub part: Part,

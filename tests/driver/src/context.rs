@@ -308,7 +308,7 @@ impl Context {
     /// Destroys the primary context, however often it is still retained.
     ///
     /// # Errors
-    /// Never for an initialised driver.
+    /// `NOT_INITIALIZED` unless the driver is initialised.
     pub fn reset(&self) -> Outcome<()> {
         let _one = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_active() { self.end() } else { Ok(()) }

@@ -61,7 +61,7 @@ impl Default for Free {
 }
 
 struct Block {
-    /// 0 = vacant.
+    /// The address of the block; 0 = vacant.
     address: u64,
     /// The live extents by the grain at which they start, in chunks that are made when first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,

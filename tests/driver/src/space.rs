@@ -3,7 +3,6 @@
 //! The space is one huge reservation of host addresses, in blocks of 2 MiB. A device address is the
 //! host address of the same byte, so copies and fills really move data. Host pages are allocated
 //! when touched, and freed with the block.
-//! touched and go with the block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;

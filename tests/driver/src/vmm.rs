@@ -265,7 +265,7 @@ pub fn check(handle: u64) -> Outcome<()> {
 /// Unmaps a range, which must consist of whole mappings.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it does not.
+/// `INVALID_VALUE` when the range does not consist of whole mappings.
 pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;

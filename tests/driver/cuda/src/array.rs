@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays.
+//! Handlers of the functions for arrays and mipmapped arrays.
 
 use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;

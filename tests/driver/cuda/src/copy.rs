@@ -1,5 +1,5 @@
-//! Copies and fills. They are done at once; large ones move only the first part of the data (see
-//! [`space`]).
+//! Handlers of the functions that copy and fill memory. Copies and fills are done at once; large
+//! ones move only the first part of the data (see [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::{Outcome, Status};

@@ -1,4 +1,4 @@
-//! Initialisation, errors and the GPUs.
+//! Handlers of the functions for initialisation, errors and the GPUs.
 
 use gpulimit_sim::driver::{self, driver};
 use gpulimit_sim::machine::Machine;

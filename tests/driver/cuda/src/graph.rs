@@ -1,4 +1,4 @@
-//! Graphs, modelled as far as they take memory.
+//! Handlers of the functions for graphs, which are modelled as far as they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -11,14 +11,14 @@ use crate::device;
 use crate::module;
 use crate::stream::enqueue;
 
-/// `CUgraphNodeType`.
+/// The values of `CUgraphNodeType`.
 const KERNEL: i32 = 0;
 const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
 const CONDITIONAL: i32 = 13;
-/// `CUgraphConditionalNodeType`.
+/// The values of `CUgraphConditionalNodeType`.
 const IF: u32 = 0;
 const WHILE: u32 = 1;
 const SWITCH: u32 = 2;
@@ -376,7 +376,7 @@ pub fn instantiate_with_params(
     params.put([flags, stream, 0, rest >> 32 << 32])
 }
 
-/// `CUgraphExecUpdateResult`.
+/// The values of `CUgraphExecUpdateResult`.
 const SUCCESS: i32 = 0;
 const TOPOLOGY_CHANGED: i32 = 2;
 

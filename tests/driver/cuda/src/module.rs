@@ -1,4 +1,4 @@
-//! Modules, libraries, functions and launches.
+//! Handlers of the functions for modules, libraries, functions and launches.
 //!
 //! The simulated driver reads from an image only what takes memory. In PTX text these are the
 //! `.global` variables, and for each `.entry` the `.local` memory, the length of the code, and

@@ -1,4 +1,4 @@
-//! Streams, events and capture.
+//! Handlers of the functions for streams, events and capture.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;

@@ -23,7 +23,7 @@ pub struct Symbol {
     pub version: i32,
     /// Whether it is the twin for the per-thread default stream.
     pub per_thread: bool,
-    /// The exported address.
+    /// The address of the exported function.
     pub address: Address,
 }
 

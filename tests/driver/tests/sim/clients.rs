@@ -1,4 +1,4 @@
-//! Real programs on the simulated driver: NVIDIA's own libcudart, and cudarc.
+//! Tests with real programs on the simulated driver: NVIDIA's own libcudart, and cudarc.
 
 use crate::rig::{Library, MIB, Machine, alone, role, root, used};
 

@@ -1,4 +1,4 @@
-//! Linear memory that other processes open.
+//! Tests of linear memory that other processes open.
 
 use gpulimit_sim::ipc::Handle;
 

@@ -1,4 +1,4 @@
-//! Latency, failure, and several GPUs.
+//! Tests of the knobs for latency and failure, and of machines with several GPUs.
 
 use std::time::{Duration, Instant};
 
