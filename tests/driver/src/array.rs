@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
 use crate::driver::driver;
@@ -58,7 +58,7 @@ enum Memory {
 pub struct Mapping {
     /// The kind of the array handle.
     pub kind: Kind,
-    /// The array.
+    /// The handle of the array.
     pub array: u64,
     /// The part of the array.
     pub part: Part,
@@ -103,18 +103,10 @@ struct State {
     blocks: HashMap<usize, Vec<u32>>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
-}
-
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Creates an array, or a mipmapped array with at most `levels` levels.
@@ -133,7 +125,7 @@ pub fn create(context: &Context, shape: Shape, levels: Option<u32>) -> Outcome<u
         Some(levels) => (Kind::Mipmapped, levels.clamp(1, shape.levels())),
     };
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let memory = if shape.flags & (SPARSE | DEFERRED) != 0 {
         Memory::Mapped
     } else {
@@ -234,7 +226,7 @@ impl State {
 /// an array of this kind.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     if !matches!(state.array(kind, handle)?.memory, Memory::Borrowed) {
         state.remove(handle);
     }
@@ -247,7 +239,7 @@ pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
 /// `INVALID_HANDLE`, or `INVALID_VALUE` when the array has no such level.
 pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let whole = state.array(Kind::Mipmapped, handle)?;
     if level >= whole.levels {
         return Err(Status::INVALID_VALUE);
@@ -284,7 +276,7 @@ pub fn level(handle: u64, level: u32) -> Outcome<u64> {
 /// # Errors
 /// `INVALID_HANDLE`.
 pub fn shape(handle: u64) -> Outcome<Shape> {
-    Ok(state().get().array(Kind::Array, handle)?.shape)
+    Ok(state().array(Kind::Array, handle)?.shape)
 }
 
 /// Returns the bytes that must be mapped into an array with deferred mapping.
@@ -292,8 +284,8 @@ pub fn shape(handle: u64) -> Outcome<Shape> {
 /// # Errors
 /// `INVALID_HANDLE`, `INVALID_VALUE` for other arrays (NVIDIA's documentation).
 pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
-    let mut guard = state();
-    let array = guard.get().array(kind, handle)?;
+    let guard = state();
+    let array = guard.array(kind, handle)?;
     if array.shape.flags & DEFERRED == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -355,7 +347,7 @@ impl Array {
 /// for a part that does not consist of whole tiles.
 pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     for mapping in mappings {
         state
             .array(mapping.kind, mapping.array)?
@@ -370,7 +362,7 @@ pub fn map(mappings: &[Mapping]) -> Outcome<()> {
 /// Destroys all arrays of a context that is being destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let gone = state
         .arrays
         .iter()

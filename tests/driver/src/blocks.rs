@@ -221,7 +221,7 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
     let shard = &context.small[entry.shard()];
     let mut heap = shard.lock();
-    // Between reading the entry and taking the lock, the block may have been freed and used anew.
+    // Between reading the entry and taking the lock, the block may have been freed and taken again.
     if space().entry(address) != entry {
         return Err(Status::INVALID_VALUE);
     }

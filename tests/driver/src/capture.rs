@@ -71,7 +71,7 @@ pub fn exchange_mode(mode: i32) -> Outcome<i32> {
 
 /// Invalidates the captures that `fits` selects, and returns whether there were any.
 #[cold]
-fn spoil(mut fits: impl FnMut(&Capture) -> bool) -> bool {
+fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     let mut any = false;
     for capture in captures().iter().filter(|capture| fits(capture)) {
         capture.stream.capture.store(INVALIDATED, Release);
@@ -101,7 +101,7 @@ fn judge_call() -> Outcome<()> {
         capture.thread == thread && capture.mode != RELAXED
             || mode == GLOBAL && capture.mode == GLOBAL
     };
-    if mode != RELAXED && spoil(forbids) {
+    if mode != RELAXED && invalidate(forbids) {
         Err(Status::STREAM_CAPTURE_UNSUPPORTED)
     } else {
         Ok(())
@@ -115,7 +115,9 @@ fn judge_call() -> Outcome<()> {
 /// `STREAM_CAPTURE_UNSUPPORTED`; the captures are then invalid.
 #[inline(always)]
 pub fn synchronizes(context: &Context) -> Outcome<()> {
-    if COUNT.load(Relaxed) != 0 && spoil(|capture| std::ptr::eq(capture.stream.context, context)) {
+    if COUNT.load(Relaxed) != 0
+        && invalidate(|capture| std::ptr::eq(capture.stream.context, context))
+    {
         return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     Ok(())
@@ -130,7 +132,7 @@ pub fn synchronizes(context: &Context) -> Outcome<()> {
 pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     match stream {
         Some(stream) if stream.captures()? => {
-            spoil(|capture| std::ptr::eq(capture.stream, stream));
+            invalidate(|capture| std::ptr::eq(capture.stream, stream));
             Err(Status::STREAM_CAPTURE_UNSUPPORTED)
         }
         _ => Ok(()),
@@ -144,7 +146,7 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
 /// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then invalid.
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
-    if COUNT.load(Relaxed) != 0 && spoil(|capture| capture.holds_legacy(context)) {
+    if COUNT.load(Relaxed) != 0 && invalidate(|capture| capture.holds_legacy(context)) {
         return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
     Ok(())
@@ -226,10 +228,10 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     if capture.mode != RELAXED && capture.thread != THREAD.with(|thread| *thread) {
         return Err(Status::STREAM_CAPTURE_WRONG_THREAD);
     }
-    let spoilt = stream.capture.load(Acquire) == INVALIDATED;
+    let invalid = stream.capture.load(Acquire) == INVALIDATED;
     let mut capture = remove(&mut captures, index);
     drop(captures);
-    if spoilt {
+    if invalid {
         capture.graph.destroy();
         return Err(Status::STREAM_CAPTURE_INVALIDATED);
     }

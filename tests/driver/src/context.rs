@@ -34,7 +34,7 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// What loading a module that uses device malloc takes besides 1 MiB per multiprocessor, in MiB.
+/// The MiB that loading a module with device malloc takes, besides 1 MiB per multiprocessor.
 /// Both together are the 138 MiB that were measured on an H100.
 const HEAP_TABLES: u64 = 6;
 /// Total bytes that the modules of a context take for device printf or assert, without their own
@@ -46,10 +46,10 @@ const ASSERT: u64 = 90 << 20;
 /// The smallest stack limit that is invalid. Measured for this value; 400,000 is refused only
 /// because it needs more memory than an H100 has.
 const STACK_END: u64 = 512 << 10;
-/// What a green context takes, in bytes: memory of its own, and a part of blocks that it shares
+/// The bytes that a green context takes: memory of its own, and a part of blocks that it shares
 /// with other green contexts. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// What streams cost in two kinds of memory: bytes per stream, and how many streams a new context
+/// The cost of streams in two kinds of memory: bytes per stream, and how many streams a new context
 /// has room for. Measured (H100, 580.159.04): a block is taken at the streams 2, 6, 10 and so on,
 /// and another at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
 /// steps, 4,096 streams 2,240 MiB.
@@ -57,6 +57,8 @@ const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
 /// A function to call when a context is destroyed, with the value that was stored in the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
+/// Values that other libraries keep in a context, by key, each with its destructor.
+pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
 /// A context. Never freed: a handle that outlives its context still points to an object that says
 /// that the context was destroyed.
@@ -79,8 +81,7 @@ pub struct Context {
     state: Mutex<State>,
     /// Small requests; the shard is the size modulo [`SHARDS`].
     pub small: [SmallShard; SHARDS],
-    /// Values that other libraries keep in the context, by key.
-    pub storage: Mutex<HashMap<usize, (usize, Option<Destructor>)>>,
+    storage: Mutex<Storage>,
     /// When the work of its streams ends.
     pub(crate) work: Ends,
 }
@@ -96,7 +97,7 @@ struct State {
     uses_printf: bool,
     /// Bytes that loading modules has taken for the device runtime.
     tables: u64,
-    /// Bytes held for the device runtime: `tables` and the heap.
+    /// Bytes held for the device runtime: `tables` and the heap of device malloc.
     device_runtime: u64,
     /// The number of green contexts ever made.
     greens: u64,
@@ -136,6 +137,7 @@ fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
+/// Destroyed contexts, to be used again by [`Context::create`].
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Whether a context holds the memory that the first launch takes.
@@ -188,6 +190,10 @@ pub fn pop() -> Option<&'static Context> {
     CURRENT.replace(BELOW.with_borrow_mut(Vec::pop))
 }
 
+fn spare() -> MutexGuard<'static, Vec<&'static Context>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns every context ever made, destroyed ones included.
 pub fn all() -> Vec<&'static Context> {
     CONTEXTS
@@ -238,23 +244,20 @@ impl Context {
     /// # Errors
     /// `OUT_OF_MEMORY` when the GPU has no room for it.
     pub fn create(device: usize, flags: u32) -> Outcome<&'static Context> {
-        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let context = spare.unwrap_or_else(|| Context::make(device, false, None));
+        let reused = spare().pop();
+        let context = reused.unwrap_or_else(|| Context::make(device, false, None));
         context.device.store(device as u32, Relaxed);
         context.flags.store(flags, Relaxed);
         match context.start() {
             Ok(()) => Ok(context),
             Err(status) => {
-                SPARE
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(context);
+                spare().push(context);
                 Err(status)
             }
         }
     }
 
-    /// Takes what a context costs, and activates it.
+    /// Takes the memory that a context costs, and activates the context.
     fn start(&self) -> Outcome<()> {
         let driver = driver()?;
         let bytes = driver.machine.knobs.context_bytes.load(Relaxed);
@@ -302,10 +305,10 @@ impl Context {
         Ok(())
     }
 
-    /// Destroys what the primary context holds, however often it is still retained.
+    /// Destroys the primary context, however often it is still retained.
     ///
     /// # Errors
-    /// Never for an initialised driver.
+    /// `NOT_INITIALIZED` unless the driver is initialised.
     pub fn reset(&self) -> Outcome<()> {
         let _one = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_active() { self.end() } else { Ok(()) }
@@ -316,10 +319,7 @@ impl Context {
     /// # Errors
     /// `CONTEXT_IS_DESTROYED` the second time, `INVALID_CONTEXT` for a primary context.
     pub fn destroy(&'static self) -> Outcome<()> {
-        if self.is_primary {
-            return Err(Status::INVALID_CONTEXT);
-        }
-        if self.base.is_some() {
+        if self.is_primary || self.base.is_some() {
             return Err(Status::INVALID_CONTEXT);
         }
         if !self.is_active() {
@@ -332,17 +332,13 @@ impl Context {
         {
             pop();
         }
-        SPARE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self);
+        spare().push(self);
         Ok(())
     }
 
-    /// Frees all that the context holds.
+    /// Frees all memory that the context holds, and deactivates the context.
     fn end(&self) -> Outcome<()> {
-        let stored =
-            std::mem::take(&mut *self.storage.lock().unwrap_or_else(PoisonError::into_inner));
+        let stored = std::mem::take(&mut *self.storage());
         for (key, (value, destructor)) in stored {
             if let Some(destructor) = destructor {
                 destructor(self.handle(), key, value);
@@ -374,6 +370,11 @@ impl Context {
             LAUNCHED.store(false, Relaxed);
         }
         Ok(())
+    }
+
+    /// Returns the values that other libraries keep in the context, by key.
+    pub fn storage(&self) -> MutexGuard<'_, Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -599,7 +600,7 @@ impl Context {
         }
     }
 
-    /// Takes what one more stream costs; it is freed with the context.
+    /// Takes the memory that one more stream costs; it is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -618,7 +619,7 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what the context's first executable graph costs (measured); it is freed with the
+    /// Takes the memory of the context's first executable graph (measured); it is freed with the
     /// context.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ const MULTIPROCESSORS: u64 = 132;
 /// Threads that one multiprocessor can hold.
 pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
-/// Where a GPU sits on the PCI bus.
+/// The place of a GPU on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pci {
     /// PCI domain.
@@ -34,6 +34,14 @@ impl Pci {
     /// Returns the bus id as text, for example `0000:1B:00.0`.
     pub fn bus_id(self) -> String {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
+    }
+
+    /// Returns whether a text names this place. The domain and the function may be left out, and
+    /// the domain may have eight digits.
+    pub fn is_named(self, text: &str) -> bool {
+        let (id, text) = (self.bus_id(), text.to_uppercase());
+        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&text[..])
+            || text == format!("0000{id}")
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::context::Context;
 use crate::machine::{MAX_DEVICES, Machine};
@@ -24,14 +24,14 @@ pub struct Gpu {
     /// The default pool.
     pub default_pool: &'static Pool,
     /// The pool that `cuMemAllocAsync` uses.
-    pub current_pool: Mutex<&'static Pool>,
+    current_pool: Mutex<&'static Pool>,
     /// Live contexts.
     pub contexts: AtomicU32,
 }
 
 /// The initialised driver.
 pub struct Driver {
-    /// The machine.
+    /// The machine whose GPUs the driver uses.
     pub machine: &'static Machine,
     process: &'static Process,
     gpus: [OnceLock<Gpu>; MAX_DEVICES],
@@ -81,7 +81,7 @@ pub fn init() -> Outcome<()> {
 /// Returns the driver, once initialised.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` before, and in a forked child.
+/// `NOT_INITIALIZED` before the initialisation, and in a forked child.
 pub fn driver() -> Outcome<&'static Driver> {
     if STATE.load(Acquire) != READY {
         return Err(Status::NOT_INITIALIZED);
@@ -137,12 +137,9 @@ impl Driver {
         }
     }
 
-    /// Returns the pool that `cuMemAllocAsync` uses on the GPU.
-    pub fn current_pool(&self, device: usize) -> &'static Pool {
-        *self
-            .gpu(device)
-            .current_pool
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Locks and returns the pool that `cuMemAllocAsync` uses on the GPU; it may be replaced.
+    pub fn current_pool(&self, device: usize) -> MutexGuard<'_, &'static Pool> {
+        let pool = &self.gpu(device).current_pool;
+        pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

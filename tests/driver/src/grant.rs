@@ -24,11 +24,12 @@ const COUNT_BITS: u32 = 24;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const CHANGE: u64 = (1 << (COUNT_BITS + 1)) - 1;
 const BIAS: i64 = 1 << COUNT_BITS;
-const NOBODY: u64 = 0xfff;
+/// The slot in the word of a GPU without operations.
+const NO_SLOT: u64 = 0xfff;
 const SEQUENCE: u64 = (1 << 28) - 1;
 
 /// A GPU's word before its first operation.
-pub const EMPTY: u64 = NOBODY << COUNT_BITS;
+pub const EMPTY: u64 = NO_SLOT << COUNT_BITS;
 
 fn count(word: u64) -> u64 {
     word & COUNT
@@ -51,8 +52,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
     let words = &machine.devices[device];
     'look: loop {
         let word = words.word.load(SeqCst);
-        let slot = (word >> COUNT_BITS) & NOBODY;
-        if slot == NOBODY {
+        let slot = (word >> COUNT_BITS) & NO_SLOT;
+        if slot == NO_SLOT {
             return word;
         }
         words.peak.fetch_max(count(word), AcqRel);

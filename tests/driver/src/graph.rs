@@ -28,17 +28,17 @@ const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
 
-/// What a kernel needs besides its code.
+/// The memory that a kernel needs besides its code.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
     /// Bytes of local memory per thread.
     pub local: u64,
-    /// Whether it needs the heap of device malloc.
+    /// Whether the kernel needs the heap of device malloc.
     pub heap: bool,
 }
 
 impl Need {
-    /// Returns what both kernels need together.
+    /// Returns the memory that both kernels need together.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -47,14 +47,14 @@ impl Need {
     }
 }
 
-/// What a node does.
+/// The work of a node.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Launches a kernel.
     Kernel {
         /// The `CUfunction` or `CUkernel`; 0 for another captured call.
         function: usize,
-        /// What the kernel needs.
+        /// The memory that the kernel needs.
         need: Need,
     },
     /// Takes no memory; the number is the node's `CUgraphNodeType`.
@@ -105,7 +105,7 @@ impl Node {
         }
     }
 
-    /// Returns what the node does.
+    /// Returns the node's work.
     pub fn kind(&self) -> Kind {
         *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -398,7 +398,7 @@ impl Graph {
     }
 }
 
-/// What a launch does with memory.
+/// The memory that a launch takes and frees.
 #[derive(Default)]
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
@@ -449,7 +449,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns what all these kernels need together.
+    /// Returns the memory that all these kernels need together.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -463,7 +463,7 @@ impl Plan {
     fn kept(&self) -> impl Iterator<Item = Range> {
         let mut freed = self.freed.clone();
         let allocated = self.allocated.iter().map(|(range, _)| *range);
-        // Of several allocations at one address all but the last are freed.
+        // All but the last of several allocations at one address are freed.
         allocated.filter(move |range| {
             let at = freed.iter().position(|freed| *freed == range.start);
             at.map(|at| freed.swap_remove(at)).is_none()
@@ -551,7 +551,7 @@ impl Exec {
         }
     }
 
-    /// Makes room for what the present kernels need.
+    /// Makes room for the memory that the present kernels need.
     fn grow_again(&self) -> Outcome<()> {
         let need = Plan::need(&self.kernels());
         self.context.grow_local(need.local, need.heap)
@@ -592,7 +592,7 @@ impl Exec {
     /// Replaces the kernels of the child graph that a node had.
     ///
     /// # Errors
-    /// The same as [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
+    /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
     pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
         let Kind::Child(child) = node.kind() else {
             return Err(Status::INVALID_VALUE);

@@ -61,13 +61,13 @@ impl Default for Free {
 }
 
 struct Block {
-    /// 0 = vacant.
+    /// The address of the block; 0 = vacant.
     address: u64,
     /// The live extents by the grain at which they start, in chunks that are made when first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
-/// What a freed request leaves behind.
+/// The rest of a block after a request in it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// The block, in which other requests live.
@@ -343,7 +343,11 @@ mod tests {
         for (address, (bytes, block)) in live {
             assert!(*address >= end, "requests overlap");
             end = address + bytes.next_multiple_of(GRAIN);
-            assert_eq!(address / BLOCK, (end - 1) / BLOCK, "a request straddles two blocks");
+            assert_eq!(
+                address / BLOCK,
+                (end - 1) / BLOCK,
+                "a request straddles two blocks"
+            );
             for inside in [0, bytes / 2, bytes - 1] {
                 let found = heap.find(*block, address + inside);
                 assert_eq!(found, Some((*address, *bytes)));
@@ -369,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_random_mix() {
+    fn a_long_random_mix_keeps_the_heap_consistent() {
         let (mut heap, mut live) = (Heap::default(), Live::new());
         let mut indices = BTreeMap::new();
         let (mut seed, mut fresh) = (7u64, 1);

@@ -7,7 +7,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
 use crate::driver::driver;
@@ -39,18 +39,10 @@ struct State {
     mapped: BTreeMap<u64, Mapping>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
-}
-
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a handle of linear memory for other processes.
@@ -65,7 +57,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
     let first = found.start / BLOCK * BLOCK;
     let bytes = (found.start - first + found.bytes).next_multiple_of(BLOCK);
     let mut guard = state();
-    let [object, birth] = match guard.get().exported.entry(first) {
+    let [object, birth] = match guard.exported.entry(first) {
         Entry::Occupied(known) => known.get().name(),
         Entry::Vacant(place) => {
             let (shared, ()) = Shared::share(Some(device), bytes, |_| Ok(()))?;
@@ -86,7 +78,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
 
 /// Gives back the blocks at an address, unless other processes have them open.
 pub fn give(device: usize, address: u64, bytes: u64) {
-    let shared = state().get().exported.remove(&address);
+    let shared = state().exported.remove(&address);
     match (shared, driver()) {
         (Some(shared), _) => shared.let_go(),
         (None, Ok(driver)) => driver.give(device, bytes),
@@ -105,7 +97,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
         return Err(Status::INVALID_VALUE);
     }
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let same = |mapping: &Mapping| {
         mapping.context == context.index && mapping.shared.name() == [object, birth]
     };
@@ -136,7 +128,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
 /// `INVALID_VALUE` when the address is not open.
 pub fn close(address: u64) -> Outcome<()> {
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let found = mapped.range_mut(..=address).next_back();
     let (first, mapping) = found.ok_or(Status::INVALID_VALUE)?;
     let (_, count) = mapping
@@ -166,8 +158,8 @@ impl Mapping {
 
 /// Finds the open memory that contains an address: its start, bytes and GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
-    let mut guard = state();
-    let (_, mapping) = guard.get().mapped.range(..=address).next_back()?;
+    let guard = state();
+    let (_, mapping) = guard.mapped.range(..=address).next_back()?;
     let (start, (bytes, _)) = mapping.open.range(..=address).next_back()?;
     (address < start + bytes).then_some((*start, *bytes, mapping.shared.device))
 }
@@ -175,7 +167,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
 /// Closes all memory that is open in a context that is being destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let all = std::mem::take(mapped).into_iter();
     let (gone, stay): (BTreeMap<_, _>, _) =
         all.partition(|(_, mapping)| mapping.context == context.index);

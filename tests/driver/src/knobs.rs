@@ -25,11 +25,11 @@ pub struct Knobs {
     pub devices: AtomicU32,
     /// Per GPU: the total memory by `cuDeviceTotalMem`, in bytes.
     pub capacity: [AtomicU64; MAX_DEVICES],
-    /// What a context costs, in bytes.
+    /// The bytes that a context costs.
     pub context_bytes: AtomicU64,
-    /// What the first kernel launch of a process takes, in bytes.
+    /// The bytes that the first kernel launch of a process takes.
     pub first_launch_bytes: AtomicU64,
-    /// How long a dead process's memory stays used, in ms.
+    /// The ms for which a dead process's memory stays used.
     pub kill_lag: AtomicU64,
     /// The version by `cuDriverGetVersion`.
     pub driver_version: AtomicU32,
@@ -45,11 +45,11 @@ pub struct Knobs {
     pub own_exports: AtomicU32,
     /// MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
-    /// How long every kernel keeps its stream busy, in ns.
+    /// The ns for which every kernel keeps its stream busy.
     pub work: AtomicU64,
-    /// How long every call waits before its work, in ns, unless a rule names the symbol.
+    /// The ns that every call waits before its work, unless a rule names the symbol.
     pub latency: AtomicU64,
-    /// How long every call waits after its work, in ns, unless a rule names the symbol.
+    /// The ns that every call waits after its work, unless a rule names the symbol.
     pub delay: AtomicU64,
     /// Not 0: waits are random, between 0 and the time that is set; this is the seed.
     pub jitter: AtomicU64,
@@ -70,15 +70,19 @@ pub struct Rule {
     failure: AtomicU64,
 }
 
-/// What the next call of a symbol does besides its work.
+/// The orders for the next call of a symbol: waits, or failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// How long it waits before its work, in ns.
+    /// The wait before the call's work, in ns.
     pub latency: u64,
-    /// How long it waits after its work, in ns.
+    /// The wait after the call's work, in ns.
     pub delay: u64,
-    /// The code to fail with.
+    /// The code with which the call fails, in place of its work.
     pub failure: Option<i32>,
+}
+
+fn unreadable(knob: &str, value: &str) -> String {
+    format!("knob {knob}: cannot read {value:?}")
 }
 
 fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
@@ -153,7 +157,7 @@ impl Knobs {
     /// # Errors
     /// A line that names the knob and the value.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         match knob {
             "gpus" => {
@@ -250,7 +254,7 @@ impl Knobs {
         of: impl Fn(&Rule) -> &AtomicU64,
         of_all: &AtomicU64,
     ) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         let mut all = 0;
         let mut rules = Vec::new();

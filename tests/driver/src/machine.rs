@@ -5,17 +5,16 @@
 //! decides which process owns a slot.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::knobs::{Knobs, Rule, Settings};
+use crate::knobs::{Knobs, Settings};
 
 /// Physical memory is handed out in blocks of this many bytes.
 pub const BLOCK: u64 = 2 << 20;
@@ -25,7 +24,7 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_PROCESSES: usize = 4000;
 /// The most exported allocations at a time.
 pub const MAX_OBJECTS: usize = 90;
-/// What the GPU itself keeps back: part of NVML's total and used figures, but not of CUDA's total.
+/// The bytes that a GPU keeps back: part of NVML's total and used figures, not of CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0009;
@@ -46,7 +45,7 @@ pub struct Machine {
     pub births: AtomicU64,
     /// The holders of exported memory, see [`crate::shared`].
     pub objects: [Object; MAX_OBJECTS],
-    /// What each process holds, then what each object holds.
+    /// One slot for each process, then one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
 }
 
@@ -72,7 +71,7 @@ pub struct DeviceWords {
     pub peak: AtomicU64,
 }
 
-/// What one process holds, and its state.
+/// The memory that one process holds, and the state of the process.
 #[repr(C, align(64))]
 pub struct Slot {
     /// 0 = free. Otherwise the owner: its pid (in its own namespace) in the high half, a unique
@@ -89,11 +88,11 @@ pub struct Slot {
     pub state: AtomicU64,
     /// Per GPU: the blocks that a checkpoint moved away.
     pub away: [AtomicU64; MAX_DEVICES],
-    /// Per GPU: what the process holds.
+    /// Per GPU: the memory that the process holds.
     pub held: [Held; MAX_DEVICES],
 }
 
-/// What one process holds on one GPU, see [`crate::grant`].
+/// The memory that one process holds on one GPU, see [`crate::grant`].
 #[repr(C)]
 pub struct Held {
     /// Blocks held and the last operation on them.
@@ -102,15 +101,20 @@ pub struct Held {
     pub intent: AtomicU64,
 }
 
-/// Returns milliseconds of the machine's monotonic clock; never 0.
-pub fn now_ms() -> u64 {
+/// Returns the time of the machine's monotonic clock.
+pub fn monotonic() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: `time` is a local variable that clock_gettime may write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000).max(1)
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Returns milliseconds of the machine's monotonic clock; never 0.
+pub fn now_ms() -> u64 {
+    (monotonic().as_millis() as u64).max(1)
 }
 
 /// Returns the path of the machine's state: `GPULIMIT_SIM_STATE`, or a file per user in shared
@@ -148,7 +152,7 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the state file anew.
+    /// Opens the state file, for a file description of its own.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -209,16 +213,13 @@ impl Machine {
     }
 
     fn map(file: &File) -> io::Result<&'static Machine> {
+        let foreign = "not a simulated machine of this version; remove it";
         if file.metadata()?.len() != size_of::<Machine>() as u64 {
-            return Err(io::Error::other(
-                "not a simulated machine of this version; remove it",
-            ));
+            return Err(io::Error::other(foreign));
         }
         let machine = Machine::map_raw(file)?;
         if machine.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(io::Error::other(
-                "not a simulated machine of this version; remove it",
-            ));
+            return Err(io::Error::other(foreign));
         }
         Ok(machine)
     }
@@ -241,11 +242,6 @@ impl Machine {
             Ok(&*address.cast::<Machine>())
         }
     }
-
-    /// Returns the latency and failure rules.
-    pub fn rules(&self) -> &[Rule] {
-        &self.knobs.rules
-    }
 }
 
 /// Removes the state file and the files of exported memory. Processes that have the state mapped
@@ -256,8 +252,5 @@ pub fn remove_state() {
             let _ = std::fs::remove_file(object_path(object.birth.load(Ordering::SeqCst)));
         }
     }
-    if let Ok(path) = CString::new(state_path().as_os_str().as_bytes()) {
-        // SAFETY: `path` is NUL-terminated and alive.
-        unsafe { libc::unlink(path.as_ptr()) };
-    }
+    let _ = std::fs::remove_file(state_path());
 }

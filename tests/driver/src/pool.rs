@@ -6,14 +6,14 @@
 //! pointer freed, whatever is freed or trimmed before; the simulated driver does not model this.
 #![allow(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use crate::driver::{Driver, driver};
 use crate::machine::BLOCK;
-use crate::space::{Entry, Use, space};
+use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
 use crate::{Outcome, Status};
 
@@ -65,7 +65,7 @@ struct State {
     used_high: u64,
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
-    free: BTreeMap<u64, u64>,
+    free: Gaps,
     /// Freed ranges that only their own stream may use again until the work of that stream ends.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
@@ -236,7 +236,7 @@ impl Pool {
             .extend((address..address + bytes).step_by(STEP as usize));
         state.reserved += bytes;
         state.reserved_high = state.reserved_high.max(state.reserved);
-        state.put(address, bytes);
+        state.free.give(address, bytes);
         Ok(())
     }
 
@@ -263,18 +263,13 @@ impl Pool {
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
         state.settle();
         state.merge();
-        let gaps: Vec<(u64, u64)> = state
-            .free
-            .iter()
-            .map(|(start, length)| (*start, *length))
-            .collect();
-        for (start, length) in gaps.into_iter().rev() {
+        for (start, length) in state.free.all().into_iter().rev() {
             let first = start.next_multiple_of(STEP);
             let mut end = (start + length) / STEP * STEP;
             while end > first && more(state.reserved) {
                 end -= STEP;
                 state.steps.remove(&end);
-                state.cut(end..end + STEP);
+                state.free.cut(end..end + STEP);
                 state.reserved -= STEP;
                 space().mark(end, STEP / BLOCK, Entry::NONE);
                 if let Some(device) = self.taken_from() {
@@ -343,7 +338,10 @@ impl Pool {
         state.quick.clear();
         state.pending.clear();
         state.used = 0;
-        state.free = state.steps.iter().map(|step| (*step, STEP)).collect();
+        state.free = Gaps::default();
+        for step in &state.steps.clone() {
+            state.free.give(*step, STEP);
+        }
         self.shrink(driver, &mut state, |_| true);
     }
 
@@ -454,20 +452,7 @@ impl State {
             return Some(self.quick.swap_remove(position).1);
         }
         self.merge();
-        self.take_first(size)
-    }
-
-    fn take_first(&mut self, size: u64) -> Option<u64> {
-        let (start, length) = self
-            .free
-            .iter()
-            .find(|(_, length)| **length >= size)
-            .map(|(s, l)| (*s, *l))?;
-        self.free.remove(&start);
-        if length > size {
-            self.free.insert(start + size, length - size);
-        }
-        Some(start)
+        self.free.take(size, |start| start)
     }
 
     /// Takes a gap whose memory another stream may still use; this stream then waits for the other
@@ -490,9 +475,9 @@ impl State {
         self.pending = kept;
         let lent: Vec<Pending> = lent;
         for Pending { range, .. } in &lent {
-            self.put(range.start, range.end - range.start);
+            self.free.give(range.start, range.end - range.start);
         }
-        let found = self.take_first(size);
+        let found = self.free.take(size, |start| start);
         let taken = found.map_or(0..0, |start| start..start + size);
         let mut free_at = 0;
         for Pending { range, queue, end } in lent {
@@ -502,7 +487,7 @@ impl State {
                 free_at = free_at.max(end);
             }
             for range in [before, after].into_iter().filter(|rest| !rest.is_empty()) {
-                self.cut(range.clone());
+                self.free.cut(range.clone());
                 self.pending.push(Pending { range, queue, end });
             }
         }
@@ -533,41 +518,13 @@ impl State {
             .extract_if(.., |pending| work::is_over(pending.end))
             .collect();
         for Pending { range, .. } in ended {
-            self.put(range.start, range.end - range.start);
+            self.free.give(range.start, range.end - range.start);
         }
     }
 
     fn merge(&mut self) {
         while let Some((size, address)) = self.quick.pop() {
-            self.put(address, size);
-        }
-    }
-
-    /// Adds a free range to its free neighbours.
-    fn put(&mut self, mut start: u64, mut length: u64) {
-        if let Some((&before, &span)) = self.free.range(..start).next_back()
-            && before + span == start
-        {
-            self.free.remove(&before);
-            start = before;
-            length += span;
-        }
-        if let Some(span) = self.free.remove(&(start + length)) {
-            length += span;
-        }
-        self.free.insert(start, length);
-    }
-
-    /// Takes a range out of the free range in which it lies.
-    fn cut(&mut self, range: Range<u64>) {
-        if let Some((&start, &length)) = self.free.range(..=range.start).next_back() {
-            self.free.remove(&start);
-            if range.start > start {
-                self.free.insert(start, range.start - start);
-            }
-            if start + length > range.end {
-                self.free.insert(range.end, start + length - range.end);
-            }
+            self.free.give(address, size);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, now_ms};
+use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
 use crate::{checkpoint, device, grant, shared};
 
 /// The lock bytes lie far behind the file's data.
@@ -205,15 +205,7 @@ impl ObjectsLock {
 /// Returns a number that no other owner of the slot has.
 fn birth() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is a local variable that clock_gettime may write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    let ns = (time.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64);
+    let ns = monotonic().as_nanos() as u64;
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 

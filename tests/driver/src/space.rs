@@ -3,7 +3,6 @@
 //! The space is one huge reservation of host addresses, in blocks of 2 MiB. A device address is the
 //! host address of the same byte, so copies and fills really move data. Host pages are allocated
 //! when touched, and freed with the block.
-//! touched and go with the block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -22,7 +21,7 @@ const LOW_BYTES: u64 = 3 << 30;
 /// A single copy or fill moves at most this many bytes of real data.
 pub const DATA_LIMIT: usize = 16 << 20;
 
-/// What a block of the address space is used for.
+/// The use of a block of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Use {
@@ -52,7 +51,7 @@ impl Entry {
         Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
 
-    /// Returns what the block is used for.
+    /// Returns the block's use.
     pub fn usage(self) -> Use {
         match self.0 & 15 {
             1 => Use::Small,
@@ -92,7 +91,8 @@ pub struct Space {
 }
 
 /// Free ranges: the start of each and its length.
-struct Gaps(BTreeMap<u64, u64>);
+#[derive(Default, Debug)]
+pub struct Gaps(BTreeMap<u64, u64>);
 
 impl Gaps {
     fn new(blocks: Range<u64>) -> Self {
@@ -100,25 +100,25 @@ impl Gaps {
     }
 
     /// Takes a range of this length: the lowest gap that fits. `align` rounds up its start.
-    fn take(&mut self, blocks: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
+    pub fn take(&mut self, wanted: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
         let found = self.0.iter().find_map(|(start, length)| {
             let aligned = align(*start);
-            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+            (aligned + wanted <= start + length).then_some((*start, *length, aligned))
         });
         let (start, length, aligned) = found?;
         self.0.remove(&start);
         if aligned > start {
             self.0.insert(start, aligned - start);
         }
-        if start + length > aligned + blocks {
+        if start + length > aligned + wanted {
             self.0
-                .insert(aligned + blocks, start + length - aligned - blocks);
+                .insert(aligned + wanted, start + length - aligned - wanted);
         }
         Some(aligned)
     }
 
     /// Gives a range back, and joins it with its free neighbours.
-    fn give(&mut self, mut start: u64, mut length: u64) {
+    pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
         {
@@ -130,6 +130,27 @@ impl Gaps {
             length += span;
         }
         self.0.insert(start, length);
+    }
+
+    /// Takes a range out of the free range that contains it.
+    pub fn cut(&mut self, range: Range<u64>) {
+        if let Some((&start, &length)) = self.0.range(..=range.start).next_back() {
+            self.0.remove(&start);
+            if range.start > start {
+                self.0.insert(start, range.start - start);
+            }
+            if start + length > range.end {
+                self.0.insert(range.end, start + length - range.end);
+            }
+        }
+    }
+
+    /// Returns start and length of every free range.
+    pub fn all(&self) -> Vec<(u64, u64)> {
+        self.0
+            .iter()
+            .map(|(start, length)| (*start, *length))
+            .collect()
     }
 }
 
@@ -326,7 +347,8 @@ impl Space {
     /// Fills memory with a pattern of `width` bytes, with the same restrictions as [`Space::copy`].
     ///
     /// # Safety
-    /// The same as for [`Space::copy`].
+    /// The caller must be allowed to write an address outside the device space, as for
+    /// [`Space::copy`].
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;

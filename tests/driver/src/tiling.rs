@@ -30,17 +30,17 @@ const STACK: u64 = 16;
 /// The shape of an array: `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// In elements.
+    /// The width in elements.
     pub width: u64,
-    /// In elements; 0 for one dimension.
+    /// The height in elements; 0 for one dimension.
     pub height: u64,
-    /// In elements or layers; 0 for one or two dimensions.
+    /// The depth in elements, or the number of layers; 0 for one or two dimensions.
     pub depth: u64,
-    /// `CUarray_format`.
+    /// The `CUarray_format`.
     pub format: u32,
     /// The number of channels of an element.
     pub channels: u32,
-    /// `CUDA_ARRAY3D_…`
+    /// The flags `CUDA_ARRAY3D_…`
     pub flags: u32,
 }
 

@@ -3,7 +3,7 @@
 //! Exported allocations are in [`crate::shared`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::driver;
 use crate::machine::BLOCK;
@@ -40,18 +40,10 @@ struct State {
     last_handle: u64,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
-}
-
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn aligned(bytes: u64) -> Outcome<()> {
@@ -72,7 +64,7 @@ pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
         return Err(Status::INVALID_VALUE);
     }
     let address = space().take(bytes, alignment)?;
-    state().get().reserved.insert(address, bytes);
+    state().reserved.insert(address, bytes);
     Ok(address)
 }
 
@@ -82,7 +74,7 @@ pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
 /// `INVALID_VALUE` when the range is not exactly one reservation, or memory is mapped in it.
 pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
     if state.reserved.get(&address) != Some(&bytes)
         || state.mapped.range(address..end).next().is_some()
@@ -103,7 +95,7 @@ pub fn create(device: Option<usize>, bytes: u64, properties: Properties) -> Outc
     if let Some(device) = device {
         driver()?.take(device, bytes)?;
     }
-    Ok(state().get().add(Physical {
+    Ok(state().add(Physical {
         bytes,
         device,
         properties,
@@ -152,7 +144,7 @@ impl Physical {
 /// `INVALID_VALUE` for an unknown or imported handle, or one that was not created for export.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
-    let physical = guard.get().physical(handle)?;
+    let physical = guard.physical(handle)?;
     // The lowest bit of requestedHandleTypes means a file descriptor.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
@@ -173,7 +165,7 @@ pub fn export(handle: u64) -> Outcome<i32> {
 /// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
 pub fn import(descriptor: i32) -> Outcome<u64> {
     let (shared, properties) = Shared::import(descriptor)?;
-    Ok(state().get().add(Physical {
+    Ok(state().add(Physical {
         bytes: shared.bytes,
         device: shared.device,
         properties,
@@ -189,7 +181,7 @@ pub fn import(descriptor: i32) -> Outcome<u64> {
 /// `INVALID_VALUE` for a handle that was never created or is fully released.
 pub fn release(handle: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let physical = state.physical(handle)?;
     physical.handles = physical
         .handles
@@ -205,7 +197,7 @@ pub fn release(handle: u64) -> Outcome<()> {
 /// `INVALID_VALUE` when no memory is mapped there.
 pub fn retain(address: u64) -> Outcome<u64> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let (_, mapping) = state.mapping(address)?;
     state.physical(mapping.handle)?.handles += 1;
     Ok(mapping.handle)
@@ -229,7 +221,7 @@ impl State {
 pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     aligned(bytes)?;
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     if offset != 0 || state.physical(handle)?.handles == 0 || state.physical(handle)?.bytes != bytes
     {
         return Err(Status::INVALID_VALUE);
@@ -264,7 +256,7 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
 /// # Errors
 /// `INVALID_VALUE` when the handle is unknown or released.
 pub fn check(handle: u64) -> Outcome<()> {
-    match state().get().physical(handle)?.handles {
+    match state().physical(handle)?.handles {
         0 => Err(Status::INVALID_VALUE),
         _ => Ok(()),
     }
@@ -273,10 +265,10 @@ pub fn check(handle: u64) -> Outcome<()> {
 /// Unmaps a range, which must consist of whole mappings.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it does not.
+/// `INVALID_VALUE` when the range does not consist of whole mappings.
 pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let whole = state.whole(address, bytes)?;
     for start in whole {
         if let Some(mapping) = state.mapped.remove(&start) {
@@ -315,7 +307,7 @@ impl State {
 /// `INVALID_VALUE` when something in it is not mapped.
 pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     for start in state.whole(address, bytes)? {
         if let Some(mapping) = state.mapped.get_mut(&start) {
             mapping.access = access;
@@ -329,7 +321,7 @@ pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
 /// # Errors
 /// `INVALID_VALUE` when no memory is mapped there.
 pub fn access(address: u64) -> Outcome<u64> {
-    Ok(state().get().mapping(address)?.1.access)
+    Ok(state().mapping(address)?.1.access)
 }
 
 /// Returns the properties with which a handle was created.
@@ -337,13 +329,13 @@ pub fn access(address: u64) -> Outcome<u64> {
 /// # Errors
 /// `INVALID_VALUE` for an unknown handle.
 pub fn properties(handle: u64) -> Outcome<Properties> {
-    Ok(state().get().physical(handle)?.properties)
+    Ok(state().physical(handle)?.properties)
 }
 
 /// Finds the mapping that contains an address: its start, bytes and GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let (start, mapping) = state.mapping(address).ok()?;
     let device = state.physical.get(&mapping.handle)?.device;
     Some((start, mapping.bytes, device))
@@ -352,7 +344,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
 /// Drops all physical memory of a GPU whose last context was destroyed.
 pub fn clear_all(device: usize) {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let gone: Vec<u64> = state
         .physical
         .iter()

@@ -1,14 +1,13 @@
-//! Arrays and mipmapped arrays.
+//! Handlers of the functions for arrays and mipmapped arrays.
 
 use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::tiling::{GRAIN, Shape};
 use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
 use crate::device;
-use crate::stream::implicit;
+use crate::stream::enqueue;
 use gpulimit_sim::abi::{In, Out};
 
 fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()> {
@@ -162,10 +161,8 @@ fn mapping(info: In<u8>) -> Outcome<Mapping> {
 }
 
 pub fn map(list: In<u8>, count: u32, handle: usize, twin: bool) -> Outcome<()> {
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     if list.is_null() || count == 0 {
         return Err(Status::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Contexts.
+//! Handlers of the functions for contexts.
 
 use std::sync::atomic::Ordering::Relaxed;
 

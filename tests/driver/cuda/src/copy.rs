@@ -1,12 +1,11 @@
-//! Copies and fills. They are done at once; large ones move only the first part of the data (see
-//! [`space`]).
+//! Handlers of the functions that copy and fill memory. Copies and fills are done at once; large
+//! ones move only the first part of the data (see [`space`]).
 
 use gpulimit_sim::space::space;
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::{Outcome, Status};
 
 use crate::context::here;
-use crate::stream::implicit;
+use crate::stream::{enqueue, implicit};
 use gpulimit_sim::abi::In;
 
 pub fn copy(to: u64, from: u64, bytes: usize, twin: bool) -> Outcome<()> {
@@ -27,16 +26,11 @@ fn copy_now(to: u64, from: u64, bytes: usize) -> Outcome<()> {
 }
 
 pub fn copy_async(to: u64, from: u64, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        found => {
-            let context = here()?;
-            if found.is_none() {
-                implicit(context, stream, twin)?;
-            }
-            copy_now(to, from, bytes)
-        }
+    if enqueue(stream, twin)? {
+        return Ok(());
     }
+    here()?;
+    copy_now(to, from, bytes)
 }
 
 pub fn copy_peer(
@@ -99,16 +93,11 @@ fn fill_async(
     stream: usize,
     twin: bool,
 ) -> Outcome<()> {
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        found => {
-            let context = here()?;
-            if found.is_none() {
-                implicit(context, stream, twin)?;
-            }
-            fill_now(to, value, width, count)
-        }
+    if enqueue(stream, twin)? {
+        return Ok(());
     }
+    here()?;
+    fill_now(to, value, width, count)
 }
 
 pub fn fill8(to: u64, value: u8, count: usize, twin: bool) -> Outcome<()> {

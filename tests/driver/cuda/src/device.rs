@@ -1,4 +1,4 @@
-//! Initialisation, errors and the GPUs.
+//! Handlers of the functions for initialisation, errors and the GPUs.
 
 use gpulimit_sim::driver::{self, driver};
 use gpulimit_sim::machine::Machine;
@@ -121,14 +121,10 @@ pub fn bus_id(text: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
 }
 
 pub fn by_bus_id(out: Out<i32>, text: Text) -> Outcome<()> {
-    let wanted = text.str()?.to_uppercase();
+    let wanted = text.str()?;
     let machine = driver()?.machine;
-    let found = device::visible(machine).iter().position(|index| {
-        let id = device::pci(device::gpu_of(machine, *index)).bus_id();
-        // The domain and the function may be left out.
-        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
-            || wanted == format!("0000{id}")
-    });
+    let is_wanted = |index: &usize| device::pci(device::gpu_of(machine, *index)).is_named(wanted);
+    let found = device::visible(machine).iter().position(is_wanted);
     out.put(found.ok_or(Status::INVALID_DEVICE)? as i32)
 }
 

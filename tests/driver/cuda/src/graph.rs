@@ -1,25 +1,24 @@
-//! Graphs, modelled as far as they take memory.
+//! Handlers of the functions for graphs, which are modelled as far as they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::graph::{Exec, Graph, Kind, Need, Node};
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
 
 use crate::context::{given, here};
 use crate::device;
 use crate::module;
-use crate::stream::implicit;
+use crate::stream::enqueue;
 
-/// `CUgraphNodeType`.
+/// The values of `CUgraphNodeType`.
 const KERNEL: i32 = 0;
 const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
 const CONDITIONAL: i32 = 13;
-/// `CUgraphConditionalNodeType`.
+/// The values of `CUgraphConditionalNodeType`.
 const IF: u32 = 0;
 const WHILE: u32 = 1;
 const SWITCH: u32 = 2;
@@ -377,7 +376,7 @@ pub fn instantiate_with_params(
     params.put([flags, stream, 0, rest >> 32 << 32])
 }
 
-/// `CUgraphExecUpdateResult`.
+/// The values of `CUgraphExecUpdateResult`.
 const SUCCESS: i32 = 0;
 const TOPOLOGY_CHANGED: i32 = 2;
 
@@ -443,10 +442,8 @@ pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
 pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     exec.upload(Name { handle, twin })
 }
@@ -454,10 +451,8 @@ pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
 pub fn launch(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Ok(()),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Ok(());
     }
     exec.launch(Name { handle, twin })
 }

@@ -1,4 +1,5 @@
-//! Green contexts: parts of a primary context, modelled as far as they take memory.
+//! Handlers of the functions for green contexts: parts of a primary context, modelled as far as
+//! they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::context::{self, Context};

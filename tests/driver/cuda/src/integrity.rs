@@ -12,7 +12,7 @@ pub struct Gpu {
     pub place: [u32; 3],
 }
 
-/// What the answer depends on besides the GPUs.
+/// The facts that the answer depends on, besides the GPUs.
 pub struct Question {
     pub driver_version: u32,
     pub version: u32,

@@ -1,4 +1,4 @@
-//! Linear memory and attributes of pointers.
+//! Handlers of the functions for linear memory and attributes of pointers.
 
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;

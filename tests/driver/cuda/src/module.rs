@@ -1,4 +1,4 @@
-//! Modules, libraries, functions and launches.
+//! Handlers of the functions for modules, libraries, functions and launches.
 //!
 //! The simulated driver reads from an image only what takes memory. In PTX text these are the
 //! `.global` variables, and for each `.entry` the `.local` memory, the length of the code, and
@@ -15,7 +15,7 @@
 //! `cuModuleGetFunction` had returned both.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
@@ -66,7 +66,7 @@ struct Function {
     kernel: bool,
     local: u64,
     needs: Needs,
-    /// Whether its code takes memory of its own.
+    /// Whether the function's code takes memory of its own.
     long: bool,
 }
 
@@ -80,12 +80,10 @@ struct State {
     free: Vec<usize>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    let mut guard: MutexGuard<'_, Option<State>> =
-        STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    work(guard.get_or_insert_default())
+    work(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The number below all handles.
@@ -554,12 +552,22 @@ fn load_code(handle: usize) -> Outcome<()> {
 }
 
 impl State {
-    fn function(&mut self, module: usize, name: &str) -> Outcome<usize> {
+    /// Returns the handle of a function of a module, or of a kernel of a library.
+    fn named(&mut self, owner: usize, kernel: bool, name: &str) -> Outcome<usize> {
         let last = self.function_number();
-        let found = self.modules.get_mut(&module);
-        let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = found.image.function(module, false, name)?;
-        let handle = *found.functions.entry(name.to_owned()).or_insert(last);
+        let found = match kernel {
+            true => {
+                let library = self.libraries.get_mut(&owner);
+                library.map(|library| (&library.image, &mut library.kernels))
+            }
+            false => {
+                let module = self.modules.get_mut(&owner);
+                module.map(|module| (&module.image, &mut module.functions))
+            }
+        };
+        let (image, handles) = found.ok_or(Status::INVALID_HANDLE)?;
+        let function = image.function(owner, kernel, name)?;
+        let handle = *handles.entry(name.to_owned()).or_insert(last);
         if handle != last {
             self.free.push(last);
         }
@@ -567,17 +575,12 @@ impl State {
         Ok(handle)
     }
 
+    fn function(&mut self, module: usize, name: &str) -> Outcome<usize> {
+        self.named(module, false, name)
+    }
+
     fn kernel(&mut self, library: usize, name: &str) -> Outcome<usize> {
-        let last = self.function_number();
-        let found = self.libraries.get_mut(&library);
-        let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = found.image.function(library, true, name)?;
-        let handle = *found.kernels.entry(name.to_owned()).or_insert(last);
-        if handle != last {
-            self.free.push(last);
-        }
-        self.functions.insert(handle, function);
-        Ok(handle)
+        self.named(library, true, name)
     }
 }
 

@@ -1,6 +1,6 @@
-//! Stream-ordered memory and pools.
+//! Handlers of the functions for stream-ordered memory and pools.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -24,11 +24,8 @@ pub fn allocate(dptr: Out<u64>, bytes: usize, handle: usize, twin: bool) -> Outc
         Some(stream) => stream.context,
         None => implicit(context::current()?, handle, twin)?,
     };
-    dptr.put(
-        driver
-            .current_pool(context.device())
-            .allocate(bytes as u64, Name { handle, twin })?,
-    )
+    let pool = *driver.current_pool(context.device());
+    dptr.put(pool.allocate(bytes as u64, Name { handle, twin })?)
 }
 
 pub fn allocate_from(
@@ -72,7 +69,7 @@ fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     }
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+/// The values `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
 const PINNED: i32 = 1;
 const MANAGED: i32 = 2;
 
@@ -107,10 +104,14 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
 /// The default pools of managed memory, each with its location's kind and id.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
-fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
-    let mut pools = MANAGED_DEFAULTS
+fn managed_defaults() -> MutexGuard<'static, Vec<([i32; 2], &'static Pool)>> {
+    MANAGED_DEFAULTS
         .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
+    let mut pools = managed_defaults();
     if let Some((_, pool)) = pools.iter().find(|(known, _)| *known == place) {
         return Ok(*pool);
     }
@@ -122,25 +123,16 @@ fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
 pub fn destroy(pool: usize) -> Outcome<()> {
     let driver = driver()?;
     let pool = Pool::from_handle(pool)?;
-    let defaults = MANAGED_DEFAULTS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if defaults
-        .iter()
-        .any(|(_, default)| std::ptr::eq(*default, pool))
-    {
+    let is_default = |(_, default): &([i32; 2], &Pool)| std::ptr::eq(*default, pool);
+    if managed_defaults().iter().any(is_default) {
         return Err(Status::INVALID_VALUE);
     }
-    drop(defaults);
     if let Some(device) = pool.device() {
         let gpu = driver.gpu(device);
         if std::ptr::eq(pool, gpu.default_pool) {
             return Err(Status::INVALID_VALUE);
         }
-        let mut current = gpu
-            .current_pool
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = driver.current_pool(device);
         if std::ptr::eq(*current, pool) {
             *current = gpu.default_pool;
         }
@@ -207,11 +199,7 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         // other current pool (measured, H200, 580.159.04).
         return Ok(());
     }
-    *driver()?
-        .gpu(index)
-        .current_pool
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner) = pool;
+    *driver()?.current_pool(index) = pool;
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Streams, events and capture.
+//! Handlers of the functions for streams, events and capture.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -61,7 +61,7 @@ fn known(handle: usize) -> Outcome<()> {
 }
 
 /// Enters a call on a stream, and returns whether the call is captured instead of executed.
-fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
+pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
         Some(stream) => stream.captures(),

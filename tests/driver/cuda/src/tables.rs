@@ -4,7 +4,6 @@
 //! begins with its size in bytes, except the context-local storage. The addresses of two tables are
 //! part of the integrity answer.
 
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -150,34 +149,21 @@ extern "C" fn storage_put(
     destructor: Option<Destructor>,
 ) -> i32 {
     code(owner(handle).map(|context| {
-        let mut storage = context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        storage.insert(key, (value, destructor));
+        context.storage().insert(key, (value, destructor));
     }))
 }
 
 extern "C" fn storage_delete(handle: usize, key: usize) -> i32 {
     code(owner(handle).map(|context| {
-        context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key);
+        context.storage().remove(&key);
     }))
 }
 
 extern "C" fn storage_get(out: Out<usize>, handle: usize, key: usize) -> i32 {
     let stored = owner(handle).and_then(|context| {
-        let storage = context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        storage
-            .get(&key)
-            .map(|stored| stored.0)
-            .ok_or(Status::INVALID_HANDLE)
+        let storage = context.storage();
+        let stored = storage.get(&key).ok_or(Status::INVALID_HANDLE)?;
+        Ok(stored.0)
     });
     code(stored.and_then(|value| out.put(value)))
 }

@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Handlers of the functions for virtual memory management.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;

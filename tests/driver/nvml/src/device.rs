@@ -111,12 +111,8 @@ pub fn by_uuid(uuid: Text, out: Out<usize>) -> Answer {
 
 pub fn by_bus_id(id: Text, out: Out<usize>) -> Answer {
     let machine = machine()?;
-    let wanted = id.str()?.to_uppercase();
-    let found = gpus(machine).find(|unit| {
-        let id = device::pci(unit.gpu(machine)).bus_id();
-        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
-            || wanted == format!("0000{id}")
-    });
+    let wanted = id.str()?;
+    let found = gpus(machine).find(|unit| device::pci(unit.gpu(machine)).is_named(wanted));
     Ok(out.put(found.ok_or(Code::NOT_FOUND)?.handle())?)
 }
 
