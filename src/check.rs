@@ -82,18 +82,8 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             "{}: warning: no rule holds for {}: their programs have no limit; a last rule with \
              user = \"*\" holds for all others",
             path.display(),
-            some(&left)
+            output::some(&left)
         ));
-    }
-}
-
-/// Returns the first of these names, and how many more there are.
-pub fn some(names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    match names.len() - shown.len() {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

@@ -322,6 +322,14 @@ impl View {
     }
 }
 
+/// Returns the name of the group that a process is in, which is this one or below it.
+pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
+    match &*process.below {
+        "" => group.name().into(),
+        below => format!("{}/{below}", group.name()),
+    }
+}
+
 /// Who tells what the driver still holds.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {

@@ -314,24 +314,18 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     } else {
         Default::default()
     };
-    let some = |pids: &[u32]| {
-        let some: Vec<String> = pids.iter().take(8).map(u32::to_string).collect();
-        some.join(", ")
-    };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: whether processes use it cannot be seen, their memory maps do not answer ({} in all, such as {}); end them and call `gpulimit uninstall` again",
+            "{} stays: cannot see whether it is used by processes whose memory maps do not answer ({}); end them and run `gpulimit uninstall` again",
             inside.display(),
-            silent.len(),
-            some(&silent)
+            output::some(&silent)
         )));
     }
     if !users.is_empty() {
         output::print(&format!(
-            "{} stays: programs use it ({} in all, such as {}); call `gpulimit uninstall` again when they have ended\n",
+            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have ended\n",
             inside.display(),
-            users.len(),
-            some(&users)
+            output::some(&users)
         ))?;
         return Ok(ExitCode::SUCCESS);
     }

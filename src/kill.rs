@@ -96,7 +96,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             None => format!("({})", process.identity.command()),
         };
         match send_to(&ledger, process, target, args.signal) {
-            Ok(_) => note(&of(&group, process), &who),
+            Ok(_) => note(&groups::of_process(&group, process), &who),
             // Gone meanwhile.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error)),
@@ -177,22 +177,8 @@ fn why(error: &Error) -> String {
 
 /// A line on processes that may hold slots which name others.
 fn unseen(silent: &[u32]) -> Option<String> {
-    let some: Vec<String> = silent.iter().take(8).map(u32::to_string).collect();
-    (!some.is_empty()).then(|| {
-        format!(
-            "processes whose memory maps do not answer may be members ({} in all): {}",
-            silent.len(),
-            some.join(", ")
-        )
-    })
-}
-
-/// The group that a process is in.
-fn of(group: &Group, process: &ProcessUsage) -> String {
-    match &*process.below {
-        "" => group.name().into(),
-        below => format!("{}/{below}", group.name()),
-    }
+    let why = "processes whose memory maps do not answer may be members";
+    (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
 /// Sends a signal; one that is to end the process is an event.
@@ -249,7 +235,7 @@ pub fn end_all(
         "cannot kill {} ({}) in group '{}': {}{unseen}",
         process.identity.pid,
         process.identity.command(),
-        of(group, process),
+        groups::of_process(group, process),
         why(&error)
     )))
 }

@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::terminal;
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
 /// Whether somebody is still there to read what we print.
@@ -55,6 +56,16 @@ pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
     if let Err(failure) = print(&fitted.collect::<String>()) {
         note(&format!("done, but {failure}"));
+    }
+}
+
+/// Lists the first of these, and says how many more there are.
+pub fn some(all: &[impl Display]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
+    match all.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

@@ -9,7 +9,7 @@ use super::table::{Column, Table, figure};
 use super::{accounts, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_group::is_within;
+use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, ProcessUsage};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
@@ -213,19 +213,13 @@ fn of(
     process: &ProcessUsage,
     commands: &Commands,
 ) -> Vec<Line> {
-    let mut group = view.group.name().to_owned();
-    let mut title = view.title.clone();
-    if !process.below.is_empty() {
-        group = format!("{group}/{}", process.below);
-        title = match selection
-            .groups
-            .iter()
-            .find(|known| known.root() == view.group.root() && known.name() == group)
-        {
-            Some(known) => selection.title(known),
-            None => group.clone(),
-        };
-    }
+    let group = groups::of_process(&view.group, process);
+    let is_it = |known: &&Group| known.root() == view.group.root() && known.name() == group;
+    let title = match selection.groups.iter().find(is_it) {
+        _ if process.below.is_empty() => view.title.clone(),
+        Some(known) => selection.title(known),
+        None => group.clone(),
+    };
     let pid = commands.pids.here(&process.identity);
     let command = commands.command(process, pid);
     let line = |gpu| Line {

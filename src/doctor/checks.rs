@@ -2,11 +2,11 @@
 
 use super::{Finding, root};
 use crate::accounts::Database;
-use crate::check::some;
 use crate::env;
 use crate::install::{self, Preload};
 use crate::library;
 use crate::nvml::Driver;
+use crate::output;
 use crate::probe::ask;
 use crate::trust::Trusted;
 use gpulimit_base::units::gib;
@@ -303,7 +303,7 @@ fn rules() -> Vec<Finding> {
                 CHECK,
                 format!(
                     "no rule holds for {}: their programs have no limit",
-                    some(&left)
+                    output::some(&left)
                 ),
                 "add a rule with user = \"*\" at the end of the policy, and apply it",
             ));

@@ -5,7 +5,7 @@ use super::Finding;
 use super::files::Files;
 use crate::elf::{self, Kind};
 use crate::look::{self, PATIENCE};
-use crate::{accounts, env as own_env, install, library};
+use crate::{accounts, env as own_env, groups, install, library};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
@@ -472,11 +472,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
         let bytes = process.devices.iter().fold(0u64, |sum, usage| {
             sum.saturating_add(usage.charged.saturating_sub(usage.idle))
         });
-        let name = match process.below.as_str() {
-            "" => group.name().to_owned(),
-            below => format!("{}/{below}", group.name()),
-        };
-        return Some((name, bytes));
+        return Some((groups::of_process(&group, &process), bytes));
     }
     None
 }
