@@ -33,29 +33,29 @@ pub struct Args {
     /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
-    /// Only say what would change
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
 
-    /// Say it in JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-Groups that the file names are made or changed to what it says. Groups that an
-earlier apply made and that it no longer names are removed when no program runs
-in them. Groups that were made by hand and that it does not name are left
-alone. The rules are written last, and hold for programs that start to use a
-GPU from then on, in /run/gpulimit whatever their environment says.
+Makes or changes the groups that the file names. Removes the groups that an
+earlier apply made and that the file no longer names, unless programs run in
+them. Leaves alone other groups that were made by hand. Writes the rules last;
+they apply to programs that start to use a GPU from then on, whatever their
+environment says. Rules have an effect only in /run/gpulimit.
 
 Examples:
   gpulimit apply --dry-run
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
-Exit status: 0 also when there was nothing to change; 1 when the file is wrong
-or a step failed. Where users could be the cause of that, all other steps are
-done; else what was done before stays: apply again.";
+Exit status: 0 on success, also when there was nothing to change; 1 when the
+file has mistakes or a step failed. If a step fails at a group of another user,
+apply continues with the other steps; else it stops there, and can be repeated.";
 
 /// What mistakes in the file mean here.
 const UNCHANGED: &str = ": nothing was changed";
@@ -83,7 +83,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
         output::note(&format!(
-            "the rules hold only where {} is {SYSTEM} and root's: elsewhere the environment says which group a program is in",
+            "the rules in {} have no effect: programs follow only the rules that root puts into {SYSTEM}; without rules the environment selects the group",
             root.path().display()
         ));
     }
@@ -112,8 +112,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     }
     if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
         output::note(&format!(
-            "warning: {} does not name the library, so that the rules hold only for programs that \
-             are started with it: `gpulimit install` puts it into every program",
+            "warning: {} does not name the library, so the rules hold only for programs that are \
+             started with it: run `gpulimit install` to load it into every program",
             install::FILE
         ));
     }
@@ -122,7 +122,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         .iter()
         .filter_map(|step| Some((step, step.failure()?)))
     {
-        output::note(&format!("{}: not changed, {why}", step.name()));
+        output::note(&format!("{}: not changed: {why}", step.name()));
         status = ExitCode::FAILURE;
     }
     Ok(status)
@@ -195,7 +195,7 @@ pub fn wanted(
             };
             if seen.contains(&(selector, *key)) {
                 let why = format!(
-                    "'{}' names a GPU that has a {key} already: one for each GPU",
+                    "'{}' names a GPU that already has a value for {key}: give one value for each GPU",
                     gpu.value
                 );
                 wrong(why, true);
@@ -230,7 +230,7 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
         // What is written there is read as root's word.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit applies a policy only in a directory that nobody else can replace; run it as that user, or unset GPULIMIT_ROOT"
+                "{why}: as root, gpulimit applies a policy only in a directory that other users cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
             ))
         })?;
     }
@@ -238,14 +238,14 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     let mode = about.permissions().mode() & 0o7777;
     if effective_user() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
         return Err(Failure::new(format_args!(
-            "{path} is closed to users (mode {mode:04o}), who have to read the rules in it: run `chmod 0755 {path}`"
+            "users cannot read the rules in {path} (mode {mode:04o}): run `chmod 0755 {path}`"
         )));
     }
     root.hold_alone(LOCK).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock => Failure::new(format_args!(
             "another `gpulimit apply` is changing {path}: wait until it has ended"
         )),
-        _ => Failure::new(format_args!("cannot write in {path}: {error}")),
+        _ => Failure::new(format_args!("cannot lock {path}: {error}")),
     })
 }
 
@@ -271,7 +271,7 @@ pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     match text {
         Some(text) if text.len() as u64 > rules::LONGEST => Err(Failure::new(
-            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
+            "the rules name too many users for one file: name unix groups instead of users, or one group for all users instead of one for each",
         )),
         text => Ok(text),
     }

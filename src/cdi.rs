@@ -19,7 +19,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// What is to be done
+    /// What to do
     what: What,
 
     /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
     output: PathBuf,
 
-    /// Where the files go that all containers get, beside the library
+    /// The directory for the files that all containers get, besides the library
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
 }
@@ -46,20 +46,19 @@ enum What {
 }
 
 const HELP: &str = "\
-A container that gets the device gpulimit.dev/mem=8g has a group of its own
-with max=8g, which goes with it; one that gets gpulimit.dev/mem=lab is in the
-group lab, and a group lab/alice is the device lab.alice. Without --cap and
---group there is a ladder of sizes from 1g to 80g. The library is preloaded
-into all programs of the container, whatever their environment. NVIDIA's
-toolkit describes the GPUs themselves (nvidia-ctk cdi generate).
-docs/containers.md has more.
+A container with the device gpulimit.dev/mem=8g gets its own group with max=8g,
+which is removed with the container. A container with gpulimit.dev/mem=lab runs
+in the group lab; the group lab/alice is the device lab.alice. Without --cap and
+--group, devices for sizes from 1g to 80g are written. Every program of the
+container loads the library, whatever its environment says. NVIDIA's toolkit
+describes the GPUs themselves (nvidia-ctk cdi generate). See docs/containers.md.
 
 Examples:
   gpulimit cdi generate
   gpulimit cdi generate --cap 4g --cap 8g --cap half=50% --group lab/alice
   docker run --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g IMAGE
 
-Exit status: 0 when it is written, 1 when not, 2 for a mistake in the options.";
+Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
 /// Kind of the devices: VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
@@ -89,13 +88,16 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
         return Err(Failure::usage(format_args!(
-            "--files is '{}', expected an absolute path",
+            "invalid --files '{}': expected an absolute path",
             args.files.display()
         )));
     }
     let library = library::find()?;
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::new(format_args!("cannot tell our own path: {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::new(format_args!(
+            "cannot find the path of this program: {error}"
+        ))
+    })?;
     let root = Root::locate(&env)?;
     if effective_user() == 0 {
         let all = Trusted::root();
@@ -107,7 +109,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
         for checked in checks {
             checked.map_err(|why| {
                 Failure::new(format_args!(
-                    "{why}: containers and the hooks that root runs for them would use what others put there; install gpulimit where only root can write, and name such a place in {} and GPULIMIT_ROOT if you set them",
+                    "{why}: other users could change what containers load and what root runs for them; install gpulimit where only root can write, and let {} and GPULIMIT_ROOT name such a place if you set them",
                     library::VARIABLE
                 ))
             })?;
@@ -189,7 +191,7 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
         let device = Device::cap(&text)?;
         if !is_device(device.name()) {
             return Err(Failure::usage(format_args!(
-                "a device cannot be called '{}': give the cap a name of letters, digits, dots, dashes and underscores, as in half=50%",
+                "invalid device name '{}': name the cap with letters, digits, dots, dashes and underscores, as in half=50%",
                 device.name().escape_debug()
             )));
         }
@@ -205,7 +207,7 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
             .any(|other| other.name() == device.name())
         {
             return Err(Failure::usage(format_args!(
-                "two devices would be called '{}': leave one out, or give the cap a name of its own, as in small=4G",
+                "two devices have the name '{}': leave one out, or give the cap another name, as in small=4G",
                 device.name()
             )));
         }
@@ -216,6 +218,9 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
 /// The size of a cap, as the command line says it.
 fn size(text: &str) -> Result<Extent, Failure> {
     text.parse().map_err(|error| {
-        Failure::usage(format_args!("--cap is '{}': {error}", text.escape_debug()))
+        Failure::usage(format_args!(
+            "invalid --cap '{}': {error}",
+            text.escape_debug()
+        ))
     })
 }

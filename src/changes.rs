@@ -58,7 +58,7 @@ impl Changes {
                 .find(|setting| matches!(setting, Setting::Option(..)))
         {
             return Err(Failure::usage(format_args!(
-                "{} is a key of the whole group and not of one GPU: set it without --device",
+                "{} applies to the whole group, not to one GPU: set it without --device",
                 setting.name()
             )));
         }
@@ -193,8 +193,9 @@ impl Changes {
                     .filter(|(theirs, _)| is_above(own, *theirs, capacity))
                     .min_by_key(|(theirs, _)| bytes(Some(*theirs), capacity));
                 if let Some((theirs, name)) = smaller {
-                    let line =
-                        format!("max={own} is above max={theirs} of group {name}, which holds");
+                    let line = format!(
+                        "max={own} is above max={theirs} of group {name}: the lower limit applies"
+                    );
                     if !lines.contains(&line) {
                         lines.push(line);
                     }

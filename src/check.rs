@@ -21,15 +21,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Says everything that is wrong with the file, each with its line, and changes
-nothing. Users, unix groups and GPUs that this machine does not have are said,
-but are no mistake here: `gpulimit apply` refuses them. Warns about limits that
-make no sense on this machine's GPUs, and about users whom no rule covers.
+Prints all mistakes in the file with their lines, and changes nothing. Also
+prints users, unix groups and GPUs that this machine does not have; they are not
+mistakes here, but `gpulimit apply` rejects them. Warns about limits that make
+no sense on this machine's GPUs, and about users whom no rule covers.
 
 Examples:
   gpulimit check /etc/gpulimit/gpulimit.toml
 
-Exit status: 0 when the file is right, 1 when it is not.";
+Exit status: 0 when the file has no mistakes, 1 when it has.";
 
 /// Checks a policy file.
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
@@ -45,7 +45,7 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     tidy(&mut absent);
     // What this machine has says nothing about another machine.
     for mistake in &absent {
-        output::note(&format!("{mistake} (right on another machine)"));
+        output::note(&format!("{mistake} (may be valid on another machine)"));
     }
     warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
@@ -55,7 +55,7 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
         found.policy.rules.len(),
         match absent.is_empty() {
             true => "",
-            false => "; on this machine `gpulimit apply` refuses it",
+            false => "; on this machine `gpulimit apply` rejects it",
         }
     ))?;
     Ok(ExitCode::SUCCESS)
@@ -79,8 +79,8 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     let left = compile::uncovered(&plan.rules, &Database);
     if !left.is_empty() {
         output::note(&format!(
-            "{}: warning: no rule holds for {}: their programs have no limit; a last rule with \
-             user = \"*\" holds for all others",
+            "{}: warning: no rule covers {}: their programs have no limit; add a last rule with \
+             user = \"*\" for all other users",
             path.display(),
             output::some(&left)
         ));

@@ -18,7 +18,7 @@ pub struct Args {
     /// The group; lab/alice is a group below lab
     group: String,
 
-    /// Its other keys, as `gpulimit set` takes them; max=4G is the same as --max 4G
+    /// Other keys, as for `gpulimit set`; max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// The user who may run programs in it and make groups below it; yourself without this
+    /// The user who may run programs in it and make groups below it [default: yourself]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
@@ -37,15 +37,15 @@ pub struct Args {
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Make the groups above it, too, where there are none
+    /// Also make the groups above it that do not exist
     #[arg(long)]
     parents: bool,
 }
 
 const HELP: &str = "\
-The limits belong to whoever makes the group: its owner and members cannot
-change them. A group counts in all groups above it. `gpulimit set --help`
-explains the keys.
+Only the user who makes the group can change its limits: its owner and members
+cannot. The usage of a group counts in all groups above it. `gpulimit set
+--help` explains the keys.
 
 Examples:
   gpulimit create lab --max 60G
@@ -87,7 +87,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     })?;
     if !created.new {
         return Err(Failure::new(format_args!(
-            "there is a group '{name}' already, which stays as it is: `gpulimit set {name} KEY=VALUE` changes it"
+            "group '{name}' already exists and was not changed: change it with `gpulimit set {name} KEY=VALUE`"
         )));
     }
     let gpus = warnings::capacities(driver, None);
@@ -104,7 +104,7 @@ pub fn no_job(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
         Kind::Job => Err(Failure::usage(format_args!(
-            "the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"
+            "the name '{name}' is reserved for the groups of single jobs, which are removed automatically: choose another name"
         ))),
     }
 }
@@ -112,7 +112,7 @@ pub fn no_job(name: &str) -> Result<(), Failure> {
 fn access(args: &Args) -> Result<Access, Failure> {
     let unknown = |what, name: &str| {
         Failure::usage(format_args!(
-            "there is no {what} '{}': give a name or a number",
+            "unknown {what} '{}': give a name or a number",
             name.escape_debug()
         ))
     };
@@ -130,7 +130,7 @@ fn access(args: &Args) -> Result<Access, Failure> {
             ),
             None => {
                 return Err(Failure::usage(format_args!(
-                    "'{}' is no kind of members: expected owner, all, or @ and a unix group",
+                    "invalid --members '{}': expected owner, all, or @UNIXGROUP",
                     other.escape_debug()
                 )));
             }
@@ -176,7 +176,7 @@ fn denied(error: GroupError, args: &Args) -> Failure {
     };
     match (&args.owner, args.members.strip_prefix('@')) {
         (Some(owner), _) => Failure::new(format_args!(
-            "cannot create {path}: {cause}; to give a group to another user ({owner}) is for root"
+            "cannot create {path}: {cause}; only root can give a group to another user ({owner})"
         )),
         (None, Some(members)) => Failure::new(format_args!(
             "cannot create {path}: {cause}; only root and its members can give a group to @{members}"

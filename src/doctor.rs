@@ -20,16 +20,17 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Look at this process: whether the library is in it and why not, its group, and by which rule
+    /// Check this process: whether it has loaded the library, and if not, why; its group, and the
+    /// rule that assigned it
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
-    /// Look at this container, by id or name: its first process, and whether programs in it get the
+    /// Check this container, by id or name: its first process, and whether programs in it load the
     /// library
     #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
     container: Option<String>,
 
-    /// Say which group the programs of this user get, and by which rule
+    /// Print the group that the programs of this user get, and the rule that assigns it
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
@@ -39,14 +40,14 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Looks at the driver, NVML, the library and its hooks, the groups, and the
-environment; or at one process, container or user. Makes a group to see whether
-that can be done, and removes it; changes nothing else.
+Checks the driver, NVML, the library and its hooks, the groups, and the
+environment; or one process, container or user. Makes a group to test whether
+that works, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor
   gpulimit doctor --pid 4711          why does this process have no limit?
-  gpulimit doctor --container web     the same of a container
+  gpulimit doctor --container web     the same for a container
   gpulimit doctor --user alice        which group does she get?
   gpulimit doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
@@ -154,7 +155,7 @@ fn too_few_descriptors() -> Option<Finding> {
                 return Some(Finding::error(
                     "descriptors",
                     format!(
-                        "nothing can be found out: only {} more files can be opened here, and {NEEDED} are needed ({error})",
+                        "cannot run the checks: only {} more files can be opened here, and {NEEDED} are needed ({error})",
                         open.len()
                     ),
                     "raise the limit on open files (`ulimit -n`)",

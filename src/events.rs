@@ -24,24 +24,24 @@ pub struct Args {
     /// Show the events of this group and of those below it only
     group: Option<String>,
 
-    /// Go on with what happens from now on, until interrupted
+    /// Keep printing new events until interrupted
     #[arg(long, short)]
     follow: bool,
 
-    /// Print JSON, an object a line: sizes are bytes, unknown figures null
+    /// Print JSON, one object per line: sizes are bytes, unknown figures null
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-By time, in UTC. An event is written down in the group whose limit it is about;
-a group keeps the last 95 of its own.
+Prints events in the order of their time, in UTC. Each event is recorded in the
+group whose limit it concerns; a group keeps its last 95 events.
 
   refusal  a request was refused
   wait     a request began to wait
-  granted  a request that waited fits
+  granted  a request that waited was granted
   high     usage went above high
-  reap     what a dead process held was given back
+  reap     the memory of a dead process was given back
   kill     a process was killed, or told to end
   limits   the limits were changed
 
@@ -225,18 +225,18 @@ impl Line {
             None => gib(what.charged).to_string(),
         };
         let said = match what.kind {
-            EventKind::Refusal => format!("{bytes} refused to {who}, {state} charged"),
+            EventKind::Refusal => format!("{who} was refused {bytes}, {state} charged"),
             EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above high with {bytes} more, {state} charged")
+                format!("{who} goes above high with another {bytes}, {state} charged")
             }
-            EventKind::Reap => format!("{bytes} of {who} given back, which has ended"),
-            EventKind::Kill => format!("{who} killed or told to end, it had {bytes}"),
+            EventKind::Reap => format!("{bytes} given back, which {who} held when it ended"),
+            EventKind::Kill => format!("{who} was killed or told to end, it used {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
             EventKind::Oom => {
                 format!(
-                    "{who} asked for {bytes}, and others or all are killed for it, {state} charged"
+                    "{who} asked for {bytes}, processes are killed to make room, {state} charged"
                 )
             }
         };

@@ -18,16 +18,16 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print the value of this key alone: max, high, low, min, on_limit, wait_timeout, oom,
+    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout, oom,
     /// count_context
     #[arg(value_parser = key)]
     key: Option<Name>,
 
-    /// What counts for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// Print the values for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// What holds with the groups above: max is the smallest limit on the way up
+    /// Take the groups above into account: max is the smallest limit of all levels
     #[arg(long)]
     effective: bool,
 
@@ -37,8 +37,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for
-included. With KEY, the value alone.
+Prints KEY=VALUE lines that `gpulimit set` accepts, with the GPU that a line is
+for. With KEY, prints only the value.
 
 Examples:
   gpulimit get lab
@@ -145,7 +145,7 @@ fn values(
         }
         if ids.is_empty() {
             return Err(Failure::new(
-                "no GPU is known here: name one by its full UUID with --device",
+                "no GPU found: name one by its full UUID with --device",
             ));
         }
         let value = |id| Ok((Selector::Device(id), effective(view, key, id, driver)?));
@@ -184,7 +184,7 @@ fn effective(
     let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
     if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
         return Err(Failure::new(format_args!(
-            "how much memory GPU {} has is not known here, and a limit is a part of it",
+            "cannot compute max of GPU {}: it is a percentage, and the GPU's memory is unknown here",
             gpu.label
         )));
     }

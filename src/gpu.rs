@@ -15,7 +15,7 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
         (Some(driver), _) => find(text, driver.gpus()),
         (None, Ok(id)) => Ok(id),
         (None, Err(_)) => Err(Failure::usage(format_args!(
-            "cannot tell which GPU '{}' is, as NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or see `gpulimit doctor`",
+            "cannot find GPU '{}', because NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or run `gpulimit doctor`",
             text.escape_debug()
         ))),
     }
@@ -54,7 +54,7 @@ fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
         [(_, id)] => Ok(id),
         [] => Err(unknown(text, gpus)),
         _ => Err(Failure::usage(format_args!(
-            "'{}' is the beginning of more than one GPU: {}",
+            "'{}' names more than one GPU: {}",
             text.escape_debug(),
             list(found)
         ))),
@@ -65,13 +65,13 @@ fn cut(gpu: &Gpu) -> Failure {
     let instances = gpu.instances.iter().flatten().map(|id| (gpu, *id));
     let instances = list(instances.collect());
     Failure::usage(format_args!(
-        "GPU {} ({}) is cut into MIG instances, which alone can have limits: {}without --device the limit holds for each instance",
+        "GPU {} ({}) is split into MIG instances, and only these can have limits: {}a limit without --device applies to each instance",
         gpu.index,
         gpu.id,
         if instances.is_empty() {
             "there is none yet; ".to_owned()
         } else {
-            format!("name them ({instances}); ")
+            format!("name one of them ({instances}); ")
         }
     ))
 }
@@ -83,7 +83,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
         all.extend(gpu.instances.iter().flatten().map(|id| (gpu, *id)));
     }
     Failure::usage(format_args!(
-        "no GPU '{}': there is {}; give an index, a UUID or its beginning, or a PCI bus id",
+        "unknown GPU '{}' (known: {}): give an index, a UUID or its beginning, or a PCI bus id",
         text.escape_debug(),
         if all.is_empty() {
             "none".into()

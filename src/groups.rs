@@ -380,7 +380,7 @@ pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
 /// A ledger that somebody asked for by name and that is not his to read.
 pub fn unreadable(path: PathBuf) -> Failure {
     Failure::new(format_args!(
-        "you may not read {}: it belongs to the group's members",
+        "you may not read {}: only members of the group can",
         path.display()
     ))
 }

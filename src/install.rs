@@ -28,7 +28,7 @@ pub fn is_installed() -> bool {
 #[derive(clap::Args)]
 #[command(after_help = INSTALL_HELP)]
 pub struct Install {
-    /// The library to install, in place of the one that belongs to this program
+    /// The library to install, instead of the one that belongs to this program
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -39,8 +39,7 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Take out this library and no other copy of it, and leave the file, which belongs to a
-    /// package
+    /// Remove only the entry of this library, and keep its file, which belongs to a package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -49,36 +48,37 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Where the library goes: PREFIX/lib/gpulimit
+    /// Copy the library to PREFIX/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// The root of the file system to work on, as of an image that is being built
+    /// The root directory of the system to change, such as an image that is being built
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
 }
 
 const INSTALL_HELP: &str = "\
-Puts the library where all programs find it and its path first into
-/etc/ld.so.preload, which the dynamic linker reads at every start, whatever the
-environment says. What others have put there stays. The library is tried first,
-and all is put back where programs do not start with it. Running programs are
-not affected. A library that is in a system directory stays where it is.
+Copies the library to a place that all programs can read, and puts its path
+first into /etc/ld.so.preload, which the dynamic linker reads when it starts any
+program, whatever the environment says. Other entries of that file stay. First
+tests the library, and undoes everything if programs do not start with it.
+Running programs are not affected. A library in a system directory is not
+copied.
 
 Examples:
   gpulimit install
   gpulimit install --library ./libgpulimit.so --dry-run
   gpulimit install --root /mnt/image
 
-Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options.";
+Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
 const UNINSTALL_HELP: &str = "\
-Takes the library out of /etc/ld.so.preload. What others have put there stays.
-The file of the library goes when no program uses it any longer; until then it
-stays, and that is said. The one that belongs to this program stays, too:
-whoever put it there removes it.
+Removes the library from /etc/ld.so.preload. Other entries of that file stay.
+Removes the library's file as well, unless programs still use it; then
+`uninstall` says so, and can be run again later. Keeps the library that belongs
+to this program.
 
 Examples:
   gpulimit uninstall
@@ -96,7 +96,7 @@ impl Place {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
                 return Err(Failure::usage(format_args!(
-                    "{option} is '{}', expected an absolute path",
+                    "invalid {option} '{}': expected an absolute path",
                     path.display()
                 )));
             }
@@ -160,7 +160,7 @@ impl Place {
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
-            "{why}: every program of the machine would run what is put there; have root own it alone (`chown root`, `chmod go-w`), put a directory in the place of a link, or name another place"
+            "{why}: every program of the machine would run code from there; let only root change it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
         ))
     })
 }
@@ -223,7 +223,7 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     let preload = Preload::read(&path)?;
     let text = preload.with(target)?;
     if preload.text() == Some(text.as_str()) {
-        output::print(&format!("{FILE} has it already\n"))?;
+        output::print(&format!("{FILE} already names the library\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if !place.dry_run {
@@ -237,14 +237,14 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
         file::change(&path, preload.text(), &text, check)?;
     }
     place.say(
-        "entered it in",
-        "would enter it in",
+        "added the library to",
+        "would add the library to",
         format_args!(
             "{FILE}{}",
             if place.is_here() {
-                ": programs that start from now on have it"
+                ": programs that start from now on load it"
             } else {
-                "; whether programs start there was not tried"
+                "; whether programs start there was not tested"
             }
         ),
     )?;
@@ -266,7 +266,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
         place.say(
             "made",
             "would make",
-            format_args!("{SYSTEM}; at boot that is for systemd-tmpfiles to do"),
+            format_args!("{SYSTEM}; at boot, systemd-tmpfiles makes it"),
         )?;
     } else {
         Root::at(&path)?;
@@ -284,7 +284,7 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
         None => preload.without(&library::is_ours),
     };
     match without {
-        None => output::print(&format!("{FILE} does not have it\n"))?,
+        None => output::print(&format!("{FILE} does not name the library\n"))?,
         Some(text) => {
             if !place.dry_run {
                 if text.trim().is_empty() {
@@ -293,7 +293,11 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
                     file::change(&path, preload.text(), &text, || Ok(()))?;
                 }
             }
-            place.say("took it out of", "would take it out of", FILE)?;
+            place.say(
+                "removed the library from",
+                "would remove the library from",
+                FILE,
+            )?;
         }
     }
     match args.library {

@@ -20,7 +20,7 @@ pub struct Args {
 
 const HELP: &str = "\
 Starts gpulimit-k8s-device-plugin, which is beside this program or in PATH,
-with these options. It belongs on each node of a cluster, by config/kubernetes;
+with these options. config/kubernetes runs it on each node of a cluster;
 docs/kubernetes.md explains it.
 
 Examples:
@@ -39,7 +39,7 @@ pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<E
     let error = signals::become_command(Command::new(&program).args(args.options), inherited);
     Err(match error.kind() {
         ErrorKind::NotFound => Failure::new(format_args!(
-            "there is no {NAME}, neither beside this program nor in PATH: build it with `cargo build --release -p gpulimit-k8s`"
+            "cannot find {NAME} beside this program or in PATH: build it with `cargo build --release -p gpulimit-k8s`"
         )),
         _ => cannot("run", &program)(error),
     })

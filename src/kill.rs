@@ -21,7 +21,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// These processes of the group only
+    /// Signal only these processes of the group
     #[arg(value_name = "PID", value_parser = process)]
     pids: Vec<u32>,
 
@@ -31,10 +31,9 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The processes of a group are those of the groups below it as well, and only
-those that have used a GPU. PID is the number that `gpulimit ps` shows. A signal
-goes only to a process that is proven to be a member; one that gets no signal is
-named, and the exit status is 1.
+Signals the processes of the group and of the groups below it that have used a
+GPU. PID is the number that `gpulimit ps` shows. Only processes that are proven
+to be members get the signal; others are named, and the exit status is 1.
 
 Examples:
   gpulimit kill lab
@@ -43,7 +42,7 @@ Examples:
 
 fn process(text: &str) -> Result<u32, &'static str> {
     text.parse()
-        .map_err(|_| "expected the number of a process, as `gpulimit ps` shows it")
+        .map_err(|_| "expected a pid as `gpulimit ps` shows it")
 }
 
 /// Sends the signal.
@@ -108,7 +107,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     if args.pids.is_empty() {
         for target in &unnamed {
             if target.send(args.signal).is_ok() {
-                note(group.name(), &format!("{} (named by no slot)", target.pid));
+                note(group.name(), &format!("{} (in no slot)", target.pid));
                 found += 1;
             }
         }
@@ -136,7 +135,7 @@ pub fn proven<'a>(
     let path = group.ledger_path();
     if !group.owns(ledger)? {
         return Err(Failure::new(format_args!(
-            "{} is not this group's own, so that nobody gets a signal: whoever owns its directory has put it there",
+            "{} is not the ledger of this group: the owner of its directory put it there; no process was signalled",
             path.display()
         )));
     }
@@ -163,13 +162,13 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
 fn why(error: &Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => {
-            "no process of that number here has the group's ledger mapped as a member has".into()
+            "no process with this pid has mapped the group's ledger as a member does".into()
         }
         ErrorKind::PermissionDenied => {
-            "it belongs to another user, or the owner of the group could not signal it".into()
+            "it belongs to another user, or the owner of the group may not signal it".into()
         }
         ErrorKind::TimedOut => {
-            "its memory map did not answer, so that it is not proven to be a member".into()
+            "reading its memory map took too long, so it cannot be proven to be a member".into()
         }
         _ => error.to_string(),
     }
@@ -177,7 +176,7 @@ fn why(error: &Error) -> String {
 
 /// A line on processes that may hold slots which name others.
 fn unseen(silent: &[u32]) -> Option<String> {
-    let why = "processes whose memory maps do not answer may be members";
+    let why = "processes whose memory maps cannot be read in time may be members";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
@@ -261,7 +260,7 @@ pub fn remaining(killed: &[Target]) -> String {
                 .unwrap_or(tracer);
             let process = about(tracer);
             let name = field(&process, "Name");
-            format!(", which {tracer} ({name}) traces and does not let end")
+            format!(", kept from ending by its tracer {tracer} ({name})")
         });
         Some(format!("{} ({name}){held}", target.pid))
     };

@@ -40,11 +40,11 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let (places, remedy) = match &given {
         Some(path) => (
             vec![PathBuf::from(path)],
-            "point GPULIMIT_LIBRARY to it, or unset it",
+            "set GPULIMIT_LIBRARY to its path, or unset it",
         ),
         None => (
             places,
-            "build or install it, or name its path in GPULIMIT_LIBRARY",
+            "build or install it, or set GPULIMIT_LIBRARY to its path",
         ),
     };
     let Some(path) = places.iter().find(|path| path.is_file()) else {
@@ -92,14 +92,14 @@ pub fn check(path: &Path) -> Result<String, Failure> {
         .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
     {
         return Err(Failure::new(format_args!(
-            "the path of the library, '{}', has a space or a colon in it, which separate paths in LD_PRELOAD: move it, or name a symbolic link without them in {VARIABLE}",
+            "the path of the library, '{}', has a space or a colon, which separate paths in LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
             path.display()
         )));
     }
     if effective_user() == 0 {
         Trusted::of_this_program().check_new(path).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit opens only a library that nobody else can change; run `chown root` and `chmod go-w` on it, or name another one in {VARIABLE}"
+                "{why}: as root, gpulimit opens only a library that other users cannot change; run `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
             ))
         })?;
     }
@@ -111,7 +111,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
-            "{} is of version {text}, which does not work together with this gpulimit {}: install both of one version",
+            "{} has version {text}, which does not work with this gpulimit {}: install the same version of both",
             path.display(),
             version::text()
         ))),
@@ -126,7 +126,7 @@ pub fn try_to_load(path: &Path) -> Result<(), Failure> {
 
 fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(format_args!(
-        "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
+        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to another one",
         path.display()
     ))
 }
@@ -141,7 +141,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         .open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() > LONGEST {
-        let why = "it is not a regular file, or far too large";
+        let why = "it is not a regular file, or larger than 1 GiB";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let mut bytes = Vec::new();

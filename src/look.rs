@@ -111,9 +111,9 @@ pub fn ask(
     });
     match looked {
         Err(error) if error.kind() != ErrorKind::TimedOut => Err(error),
-        Ok(()) if answers.len() < pids.len() => {
-            Err(io::Error::other("the look ended without an answer"))
-        }
+        Ok(()) if answers.len() < pids.len() => Err(io::Error::other(
+            "the child process that looks ended without an answer",
+        )),
         _ => Ok(answers),
     }
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// List the groups below this one only
+    /// List only the groups below this one
     group: Option<String>,
 
     /// Print JSON
@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Full names, one per line, each before those below it.
+Prints full names, one per line, each group before those below it.
 
 Examples:
   gpulimit ls

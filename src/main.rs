@@ -69,15 +69,16 @@ Examples:
   gpulimit run --max 4G -- python train.py      a program that sees 4 GiB
   gpulimit run --max 50% --name lab -- ./a.out  runs of one name share a limit
   gpulimit create lab/alice --max 8G            a group below lab
-  gpulimit show                                 what groups may use, and use
+  gpulimit show                                 limits and usage of groups
   gpulimit set lab --max 8G                     change it while programs run
-  gpulimit doctor                               what is wrong, and what to do
+  gpulimit doctor                               find and fix problems
 
-Sizes: bytes, or a number with K, M, G or T (base 1024); 50% of the GPU; -2G,
-all of it but 2 GiB; or max, no limit. --max 4G and max=4G are the same.
+Sizes: bytes, or a number with K, M, G or T (base 1024); 50% (of the GPU); -2G
+(all but 2 GiB); or max (no limit). --max 4G and max=4G are the same.
 
-Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit for root and where an
-administrator lets you make groups, else in /dev/shm/gpulimit-<uid>.";
+Groups are in $GPULIMIT_ROOT if it is set. Else they are in /run/gpulimit, for
+root and where an administrator lets you make groups, or in
+/dev/shm/gpulimit-<uid>.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -87,41 +88,41 @@ enum Verb {
     Create(create::Args),
     /// Change a group's limits while its programs run
     Set(set::Args),
-    /// Print what is said of a group, for scripts
+    /// Print a group's settings, for scripts
     Get(get::Args),
     /// Remove groups
     Rm(rm::Args),
     /// List the names of groups
     Ls(ls::Args),
-    /// Show groups as they are in each other, with usage and limit
+    /// Show the group hierarchy, with usage and limit
     Tree(tree::Args),
-    /// Show groups: limits, usage, peak, free memory and refusals of each GPU
+    /// Show groups: limits, usage, peak, free memory and refusals on each GPU
     Show(show::Args),
-    /// Show the processes in groups and what each uses
+    /// Show the processes in groups and their memory
     Ps(ps::Args),
-    /// Show what happened: refusals, waits, kills, changes of limits
+    /// Show events: refusals, waits, kills, changes of limits
     Events(events::Args),
     /// Send a signal to the processes of a group
     Kill(kill::Args),
-    /// Remove what nobody needs any longer
+    /// Remove stale groups and the charges of dead processes
     Gc(gc::Args),
-    /// Make the groups and rules what a policy file says
+    /// Apply a policy file: make, change and remove groups and rules
     Apply(apply::Args),
-    /// Find out whether a policy file is right, without a change
+    /// Check a policy file, without changing anything
     Check(check::Args),
-    /// Find out what works, what does not, and what to do about it
+    /// Check this machine, and say how to fix what does not work
     Doctor(doctor::Args),
-    /// Put the library into every program of the machine, by /etc/ld.so.preload
+    /// Load the library into every program of the machine (/etc/ld.so.preload)
     Install(install::Install),
-    /// Take the library out of every program again
+    /// Undo install
     Uninstall(install::Uninstall),
-    /// Describe caps and groups to container engines, as devices (CDI)
+    /// Describe limits and groups as devices for container engines (CDI)
     Cdi(cdi::Args),
-    /// Give a container its group and take it away again, for OCI runtimes to call
+    /// Make and remove the group of a container (called by OCI runtimes)
     OciHook(oci_hook::Args),
     /// Hand out GPU memory to the pods of a Kubernetes node
     K8sDevicePlugin(k8s_device_plugin::Args),
-    /// Print the script that completes command lines in a shell
+    /// Print the completion script for a shell
     Completions(completions::Args),
     /// Print or write the manual pages
     Man(man::Args),

@@ -14,15 +14,14 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write the pages of all verbs into this directory; without it the first page goes to standard
-    /// output
+    /// Write all pages into this directory; without it, print the page of gpulimit itself
     #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
 
 const HELP: &str = "\
-The pages are made from what --help says: gpulimit.1, and one for each verb, as
-gpulimit-run.1.
+The pages have the text of --help: gpulimit.1, and one page for each verb, such
+as gpulimit-run.1.
 
 Examples:
   gpulimit man | man -l -
@@ -92,20 +91,17 @@ const ENVIRONMENT: [(&str, &str); 5] = [
     ),
     (
         "GPULIMIT_GROUP",
-        "The group to be in. It must exist, and wins over GPULIMIT_MAX.",
+        "The group to join. It must exist, and takes precedence over GPULIMIT_MAX.",
     ),
     (
         "GPULIMIT_ROOT",
-        "Where the groups are: an absolute path. A policy of the machine is not affected.",
+        "The directory of the groups, an absolute path. A policy of the machine ignores it.",
     ),
     (
         "GPULIMIT_LIBRARY",
-        "The library that programs are started with, where it is not beside the program.",
+        "The path of libgpulimit.so, if it is not beside gpulimit.",
     ),
-    (
-        "NO_COLOR",
-        "Where it is not empty, tables have no bold type.",
-    ),
+    ("NO_COLOR", "If set and not empty, output has no bold type."),
 ];
 
 /// Files that verbs read or write.
@@ -114,23 +110,26 @@ const FILES: [(&str, &str); 5] = [
         "/run/gpulimit",
         "The groups of root, and of users where an administrator lets them make groups.",
     ),
-    ("/dev/shm/gpulimit-UID", "The groups of a user elsewhere."),
+    (
+        "/dev/shm/gpulimit-UID",
+        "The groups of the user with this UID on other machines.",
+    ),
     (
         "/etc/gpulimit/gpulimit.toml",
         "The policy of the machine, for gpulimit apply.",
     ),
     (
         "/etc/ld.so.preload",
-        "Names the library after gpulimit install.",
+        "Names the library, after gpulimit install.",
     ),
     (
         "/etc/cdi/gpulimit.json",
-        "What gpulimit cdi generate writes for container engines.",
+        "Devices for container engines, written by gpulimit cdi generate.",
     ),
 ];
 
 /// The exit status where the help says nothing else.
-const STATUS: &str = "0 when it is done, 1 when it is not (one sentence on standard error says why), 2 for a mistake in the options.";
+const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a mistake in the options.";
 
 /// What stands below the options in the help, by section.
 #[derive(Default)]

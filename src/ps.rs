@@ -20,7 +20,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show the processes of this group and of those below it only
+    /// Show only the processes of this group and of the groups below it
     group: Option<String>,
 
     /// Print JSON: sizes are bytes, unknown figures null
@@ -29,15 +29,14 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-TOTAL counts against the limit: allocations, pools, managed memory, and what
-the driver takes for contexts and code. nvidia-smi shows the same without
-managed memory. A process that is `draining` has ended, and the driver has not
-freed its memory yet. ALLOCATIONS are plain and virtual memory, arrays and
-graphs; --json shows each. PID is the number here: a process in a container
-knows another one of itself, `own_pid` in JSON. One that cannot be seen from
-here has none. COMMAND has arguments only where the caller may read them in
-/proc, and is `-` where the process keeps others from looking. A terminal that is too narrow for all columns gets those that
-say most.
+TOTAL counts against the limit: allocations, pools, managed memory, and the
+driver's memory for contexts and code. nvidia-smi shows the same without managed
+memory. A `draining` process has ended, but the driver has not freed its memory
+yet. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json shows
+each. PID is the pid in the caller's pid namespace, and `-` for a process that
+is not visible there; `own_pid` in JSON is the pid in the process's own
+namespace. COMMAND shows arguments only if the caller may read them in /proc,
+and `-` if reading them takes too long. A narrow terminal shows fewer columns.
 
 Examples:
   gpulimit ps

@@ -18,18 +18,18 @@ pub struct Args {
     #[arg(required = true)]
     groups: Vec<String>,
 
-    /// Remove the groups below them, too
+    /// Also remove the groups below them
     #[arg(long, short)]
     recursive: bool,
 
-    /// Kill the programs that run in them first
+    /// First kill the programs that run in them
     #[arg(long, short)]
     force: bool,
 }
 
 const HELP: &str = "\
-A group in which programs run, or with groups below it, stays, and nothing of
-it is removed. Groups of ended jobs below it are removed with it.
+A group in which programs run, or with groups below it, is not removed. Groups
+of ended jobs below a group are removed with it.
 
 Examples:
   gpulimit rm lab
@@ -145,7 +145,7 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
             return Err(match remaining.as_str() {
                 "" => GroupError::InUse { name: name.into() }.into(),
                 who => Failure::new(format_args!(
-                    "killed in group '{name}', and still there: {who}"
+                    "killed in group '{name}', but not gone yet: {who}"
                 )),
             });
         }

@@ -22,8 +22,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max
-    /// 4G
+    /// Other keys to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as
+    /// --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -37,12 +37,12 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-All changes of one call are made at once. They hold for programs that run as
-for those that start later. A smaller max takes nothing away: it refuses growth
-until the usage is below it.
+All changes of one call take effect at the same time, for running programs and
+for later ones. A smaller max does not take memory away: it refuses growth until
+the usage is below it.
 
 Keys of the group:
-  on_limit=fail       or wait, until others give memory back
+  on_limit=fail       or wait, until other processes give memory back
   wait_timeout=10m    how long a request waits, such as 30s or 10m
   oom=none            kill-largest or kill-group before a request is refused
   count_context=yes   whether the memory of CUDA contexts counts, yes or no
@@ -100,7 +100,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
             if error.kind() == ErrorKind::PermissionDenied =>
         {
             Failure::new(format_args!(
-                "you may not change the limits of group '{}': they belong to whoever administers it ({})",
+                "you may not change the limits of group '{}': only the owner of {} can",
                 group.name(),
                 group.limits_path().display()
             ))

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show this group and those below it only
+    /// Show only this group and the groups below it
     group: Option<String>,
 
     /// Print JSON: sizes are bytes, unknown figures null
@@ -23,13 +23,12 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-MAX is the group's own limit, EFFECTIVE a smaller one of a group above and
-whose it is. USAGE is what the processes of the group and of those below it
-use, managed memory included; FREE is what they could still get; PEAK is the
-most that was charged at once; REFUSED counts refused requests. What is not
-known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they
-say something. A terminal that is too narrow for all columns gets those that
-say most.
+MAX is the group's own limit; EFFECTIVE is a smaller limit of a group above, and
+that group's name. USAGE is the memory that the processes of the group and of
+the groups below it use, with managed memory; FREE is how much more they can
+get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
+figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
+a group has them. A narrow terminal shows fewer columns.
 
 Examples:
   gpulimit show

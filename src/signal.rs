@@ -29,10 +29,7 @@ pub fn parse(text: &str) -> Result<i32, String> {
         .or_else(number)
         .ok_or_else(|| {
             let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-            format!(
-                "no signal of this name: expected 1 to 64, or {}",
-                names.join(", ")
-            )
+            format!("unknown signal: expected 1 to 64, or {}", names.join(", "))
         })
 }
 

@@ -8,19 +8,19 @@ use gpulimit_limits::{Key, OptionKey, Setting};
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
-    /// Hard limit of each GPU: 4G, 512M, 50%, -2G (all but 2 GiB), or max (none)
+    /// Hard limit on each GPU: 4G, 512M, 50%, -2G (all but 2 GiB), or max (no limit)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max: Option<Extent>,
 
-    /// Above this size members give back what they hold unused before they grow
+    /// Above this size, processes give back unused memory before they get more
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub high: Option<Extent>,
 
-    /// Memory that is not asked back, and that the growth of others takes last
+    /// Memory that the group keeps: other groups get it only when nothing else is left
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub low: Option<Extent>,
 
-    /// Memory that the growth of others below the same group never takes
+    /// Memory that the group keeps: groups beside it never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
 }

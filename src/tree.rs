@@ -15,17 +15,17 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show this group and those below it only
+    /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: a group has those directly below it in `groups`
+    /// Print JSON: `groups` of a group has the groups directly below it
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-USAGE is that of the group and of all below it. A smaller limit of a group
-above counts as well.
+USAGE includes all groups below the group. A smaller limit of a group above
+applies as well.
 
 Examples:
   gpulimit tree

@@ -247,7 +247,7 @@ impl Allocations {
             match self.remove(name, force) {
                 Ok(()) => swept.removed.push(name.clone()),
                 Err(trouble) => {
-                    let why = format!("{name}: cannot be removed: {trouble}");
+                    let why = format!("cannot remove {name}: {trouble}");
                     swept.troubles.push(why);
                 }
             }

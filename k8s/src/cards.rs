@@ -32,7 +32,7 @@ impl Cards {
             // One that is broken is no reason to do without the others.
             match of_gpu(&nvml, index) {
                 Ok(cards) => found.extend(cards),
-                Err(error) => crate::say(format_args!("GPU {index} is left out: {error}")),
+                Err(error) => crate::say(format_args!("cannot use GPU {index}: {error}")),
             }
         }
         Ok(Self {

@@ -50,7 +50,7 @@ pub async fn ask<A>(
     // It connects with the call: that it cannot is a status as well.
     let answer = match timeout(ANSWER, call(kubelet.connect_lazy())).await {
         Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded("no answer came")),
+        Err(_) => Err(Status::deadline_exceeded("no answer in time")),
     };
     answer.map(Response::into_inner).map_err(|status| {
         // Of a connection that breaks the status says "transport error": its first cause says more.

@@ -61,7 +61,7 @@ impl Node {
     /// All that must be there before kubelet hears of us: containers may start as soon as it has.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
-            format!("no GPUs: NVML (libnvidia-ml.so.1) says '{error}'; does this pod run with NVIDIA's runtime?")
+            format!("cannot find GPUs: NVML (libnvidia-ml.so.1) says '{error}'; run this pod with NVIDIA's runtime")
         })?;
         let source = match &options.library {
             Some(library) => library.clone(),
@@ -80,7 +80,7 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a file system of its own: a container can fill the one that it is on through its ledger; docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that it is on: docs/kubernetes.md says how to mount one",
                 options.root.display()
             ));
         }
@@ -126,7 +126,7 @@ impl Node {
             _ = interrupt.recv() => {}
             () = self.serve() => {}
         }
-        say("ends; containers go on");
+        say("stopping; containers keep running");
         Ok(())
     }
 
@@ -150,7 +150,11 @@ impl Node {
                 if self.cards.look() {
                     self.plugin.show(self.cards.all());
                     for card in self.cards.all() {
-                        let is = if card.healthy { "well" } else { "gone" };
+                        let is = if card.healthy {
+                            "healthy"
+                        } else {
+                            "not answering"
+                        };
                         say(format_args!("{} is {is}", card.id));
                     }
                 }
@@ -186,10 +190,8 @@ impl Node {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
             self.known_to = None;
-            self.registration.note(format!(
-                "waiting for kubelet, which makes {}",
-                path.display()
-            ));
+            self.registration
+                .note(format!("waiting for kubelet to make {}", path.display()));
             return;
         };
         if let Some((known, since)) = self.known_to
@@ -205,12 +207,12 @@ impl Node {
             Ok(()) => {
                 self.known_to = Some((kubelet, Instant::now()));
                 self.registration
-                    .note(format!("kubelet knows {}", self.options.resource));
+                    .note(format!("registered {} with kubelet", self.options.resource));
             }
             Err(error) => {
                 self.known_to = None;
                 self.registration.note(format!(
-                    "kubelet does not take {}: {error}",
+                    "cannot register {} with kubelet: {error}",
                     self.options.resource
                 ));
             }
@@ -228,7 +230,7 @@ impl Node {
         match &pods {
             Ok(_) => self.pods = Once::default(),
             Err(error) => self.pods.note(format!(
-                "kubelet does not list its pods at {}: {error}",
+                "cannot list kubelet's pods at {}: {error}",
                 self.options.pods.display()
             )),
         }
@@ -251,7 +253,7 @@ impl Node {
         self.troubles = troubles;
         for name in swept.removed {
             self.introduced.remove(&name);
-            say(format_args!("{name}: removed, nobody has it"));
+            say(format_args!("removed {name}, which no pod uses"));
         }
         let Some(owners) = owners else {
             return;
@@ -261,7 +263,7 @@ impl Node {
             if let Some(owner) = owners.get(&unit)
                 && self.introduced.insert(name.clone())
             {
-                say(format_args!("{name}: has {owner}"));
+                say(format_args!("{name} belongs to {owner}"));
             }
         }
     }

@@ -66,12 +66,12 @@ impl Plugin {
         let all = cards.iter().map(count).fold(0, u64::saturating_add);
         if unit == 0 || all > MOST_UNITS {
             return Err(format!(
-                "a unit of {unit} bytes makes too many of these GPUs ({MOST_UNITS} at most): choose a larger --unit"
+                "units of {unit} bytes are too many for these GPUs (at most {MOST_UNITS}): choose a larger --unit"
             ));
         }
         if all == 0 {
             return Err(format!(
-                "there is no GPU with a unit of {unit} bytes left: choose a smaller --unit or --reserve"
+                "no GPU has room for a unit of {unit} bytes: choose a smaller --unit or --reserve"
             ));
         }
         let units = cards.iter().map(|card| {
@@ -142,7 +142,7 @@ impl Plugin {
             });
             match unknown {
                 Some(unit) => {
-                    let what = format!("there is no {unit} on this node");
+                    let what = format!("this node has no unit {unit}");
                     Err(Status::failed_precondition(what))
                 }
                 None => Ok(share),
@@ -160,7 +160,7 @@ impl Plugin {
                 .allocations()
                 .grant(share, bytes)
                 .map_err(|trouble| Status::internal(format!("cannot make a group: {trouble}")))?;
-            crate::say(format_args!("{}: given out", grant.name));
+            crate::say(format_args!("allocated {}", grant.name));
             Ok(self.edits(share.card, &grant))
         };
         let containers = shares.iter().map(grant);

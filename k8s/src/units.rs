@@ -57,9 +57,9 @@ pub enum Wrong {
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("no units are asked for"),
-            Self::Id(id) => write!(f, "'{}' is no unit of ours", id.escape_debug()),
-            Self::Twice(unit) => write!(f, "{unit} is asked for twice"),
+            Self::None => f.write_str("the request has no units"),
+            Self::Id(id) => write!(f, "'{}' is not a unit of this plugin", id.escape_debug()),
+            Self::Twice(unit) => write!(f, "the request has unit {unit} twice"),
             Self::Cards(cards) => {
                 f.write_str("a container's memory must be on one GPU, and these units are on ")?;
                 for (at, (card, count)) in cards.iter().enumerate() {
@@ -68,12 +68,9 @@ impl fmt::Display for Wrong {
                 Ok(())
             }
             Self::Pieces { wanted, largest } => {
-                write!(
-                    f,
-                    "{wanted} units of one GPU are wanted, and no GPU of this node has so many left"
-                )?;
+                write!(f, "no GPU of this node has {wanted} units left")?;
                 match largest {
-                    Some((card, left)) => write!(f, ": the most are {left}, of {card}"),
+                    Some((card, left)) => write!(f, ": {card} has the most, {left}"),
                     None => Ok(()),
                 }
             }

@@ -17,11 +17,11 @@ pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let Some(pid) = found else {
         return Err(Finding::error(
             CHECK,
-            format!("no process here is in a container {name}"),
-            "give its id (12 digits or more), the name of one that docker, podman or nerdctl knows, or `--pid` with a process of it",
+            format!("no process found in a container '{name}'"),
+            "give its id (at least 12 digits) or a name that docker, podman or nerdctl knows, or check one of its processes with --pid",
         ));
     };
-    let text = format!("{name}: its first process is {pid}");
+    let text = format!("the first process of {name} is {pid}");
     Ok((pid, Finding::fine(CHECK, text)))
 }
 

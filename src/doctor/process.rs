@@ -45,10 +45,10 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
-                    "its memory or its files did not answer within {} seconds",
+                    "reading its memory map or its files took more than {} seconds",
                     PATIENCE.as_secs()
                 ),
-                "it may be stopped in the middle of such a look by a file system of its own; do not trust it",
+                "its user may delay such reads with a file system of their own; do not trust the process",
             ),
             _ => (error.to_string(), ""),
         };
@@ -69,7 +69,7 @@ fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
     let answer: Value = serde_json::from_str(&text)?;
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| io::Error::other("the look ended without an answer"))
+    findings.ok_or_else(|| io::Error::other("the child process that looks ended without an answer"))
 }
 
 /// Looks at a process for as long as it takes.
@@ -78,8 +78,8 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     let process = match Process::read(pid) {
         Ok(process) => process,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let text = format!("there is no process {pid} here");
-            let remedy = "name a pid as `ps` shows it in this pid namespace";
+            let text = format!("no process {pid} in this pid namespace");
+            let remedy = "give a pid as `ps` shows it here";
             return vec![Finding::error(CHECK, text, remedy)];
         }
         Err(error) => {
@@ -185,7 +185,7 @@ impl Process {
         ours.dedup();
         let Some(path) = ours.first() else {
             let (why, remedy) = self.why_not();
-            let text = format!("libgpulimit.so is not in it: {why}");
+            let text = format!("the process has not loaded libgpulimit.so: {why}");
             return vec![if wanted {
                 Finding::error(CHECK, text, remedy)
             } else {
@@ -195,42 +195,50 @@ impl Process {
         if ours.len() > 1 {
             return vec![Finding::error(
                 CHECK,
-                format!("it has two copies of the library: {path}, {}", ours[1]),
-                "name one of them only, in LD_PRELOAD or in /etc/ld.so.preload: both count",
+                format!(
+                    "the process has loaded two copies of the library: {path}, {}",
+                    ours[1]
+                ),
+                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the same memory",
             )];
         }
         if let Some(path) = deleted(path) {
             return vec![Finding::warning(
                 CHECK,
                 format!(
-                    "{path} is in it, an older one: it was replaced or removed since the process started"
+                    "the process has loaded {path}, and the file was replaced or removed since then"
                 ),
-                "nothing, while the limit of its group is kept; it gets the new one when it starts anew",
+                "no action needed while the group's limit holds; restart the process to load the new library",
             )];
         }
-        vec![Finding::fine(CHECK, format!("{path} is in it"))]
+        vec![Finding::fine(
+            CHECK,
+            format!("the process has loaded {path}"),
+        )]
     }
 
     /// Why the library is not in it, and what to do.
     fn why_not(&self) -> (String, String) {
-        let put_in = "start it by `gpulimit run`, or put the library into every program: `gpulimit install`; in a container see docs/containers.md";
+        let put_in = "start it with `gpulimit run`, or load the library into every program with `gpulimit install`; for containers see docs/containers.md";
         let program = self.files.as_ref().and_then(|files| files.program().ok());
         match program.and_then(|file| elf::kind(&file).ok()) {
             Some(Kind::Static) => {
                 return (
-                    "its program is linked statically, and loads no library at all".into(),
-                    "link it dynamically; CUDA programs are, as they load libcuda.so.1".into(),
+                    "its program is linked statically and loads no libraries".into(),
+                    "link it dynamically; CUDA programs are dynamic, because they load libcuda.so.1".into(),
                 );
             }
             Some(Kind::Other(what)) => {
                 return (
-                    format!("its program is of another kind ({what}) than the library"),
-                    "limits hold for 64-bit programs of this machine's own kind".into(),
+                    format!("its program is {what} and cannot load the library"),
+                    "limits apply only to 64-bit programs for this machine's processor".into(),
                 );
             }
             Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
                 return (
-                    format!("its program is linked to musl ({linker}), the library to glibc"),
+                    format!(
+                        "its program is linked to musl ({linker}), and the library needs glibc"
+                    ),
                     "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
                 );
             }
@@ -241,8 +249,11 @@ impl Process {
         let named = self.named();
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             return (
-                format!("{by} names {}, which it does not see", path.display()),
-                "put the library there (in a container: mount it), or name where it is".into(),
+                format!(
+                    "{by} names {}, which does not exist in its file system",
+                    path.display()
+                ),
+                "put the library there (in a container, mount it), or correct the path".into(),
             );
         }
         let by_file = named.iter().find(|(_, by)| *by == install::FILE);
@@ -252,32 +263,31 @@ impl Process {
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
-                        "it has been running since before {} named {}",
+                        "it started before {} named {}",
                         install::FILE,
                         path.display()
                     ),
-                    "start it anew".into(),
+                    "restart it".into(),
                 );
             }
             return (
-                format!("{} names {}, and the loader passed it over", install::FILE, path.display()),
-                "`gpulimit doctor` says whether the library loads; in a container, whether its glibc is of 2.17 or later".into(),
+                format!("{} names {}, but the dynamic linker did not load it", install::FILE, path.display()),
+                "run `gpulimit doctor` to see whether the library loads; in a container, check that its glibc is 2.17 or later".into(),
             );
         }
         if let Some((path, _)) = named.first() {
             let why = if privileged {
-                "its LD_PRELOAD is ignored, as the program has more rights than who started it"
+                "its LD_PRELOAD is ignored, because the program has more rights than the user who started it"
             } else {
-                "its LD_PRELOAD names it, and the loader passed it over"
+                "its LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
             return (
                 format!("{why} ({})", path.display()),
-                "put the library into every program: `gpulimit install`".into(),
+                "load the library into every program with `gpulimit install`".into(),
             );
         }
         (
-            "nothing asks for it, neither LD_PRELOAD in its environment nor /etc/ld.so.preload"
-                .into(),
+            "neither LD_PRELOAD in its environment nor /etc/ld.so.preload names it".into(),
             put_in.into(),
         )
     }
@@ -299,9 +309,9 @@ impl Process {
         Some(Finding::fine(
             "driver",
             match found {
-                Some(path) => format!("it has {path}"),
+                Some(path) => format!("the process has loaded {path}"),
                 None => {
-                    "it has not loaded the CUDA driver; programs do that when they first use a GPU"
+                    "the process has not loaded the CUDA driver; programs load it when they first use a GPU"
                         .into()
                 }
             },
@@ -318,7 +328,7 @@ impl Process {
             let bytes = gib(*bytes);
             findings.push(Finding::fine(
                 CHECK,
-                format!("it is a member of {group}, and uses {bytes}"),
+                format!("the process is in group {group} and uses {bytes}"),
             ));
         }
         let rule = match self.rule() {
@@ -341,7 +351,7 @@ impl Process {
         let wanted = policy::assignment_by(rule, &|name| self.variable(name));
         let wanted = match wanted {
             Err(error) => {
-                let remedy = "correct it: with the library in it the program gets no GPU memory";
+                let remedy = "correct it: until then, the program gets no GPU memory";
                 findings.push(Finding::error(CHECK, error.to_string(), remedy));
                 return (findings, true);
             }
@@ -410,15 +420,15 @@ impl Process {
         Some(match library_in(files, path, self.mapped.as_deref()) {
             Ok(()) => Finding::fine(
                 CHECK,
-                format!("programs that start there find {}, by {by}", path.display()),
+                format!("programs that start there load {} ({by})", path.display()),
             ),
             Err(why) => Finding::error(
                 CHECK,
                 format!(
-                    "programs that start there do not get {} ({by}): {why}",
+                    "programs that start there cannot load {} ({by}): {why}",
                     path.display()
                 ),
-                "mount the library where the file or the variable names it, and read-only; its glibc must be of 2.17 or later",
+                "mount the library read-only at that path; the container's glibc must be 2.17 or later",
             ),
         })
     }
@@ -489,25 +499,24 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
         (Some(_), Some(_)) => None,
         (Some(request), None) => Some(Finding::fine(
             CHECK,
-            format!(
-                "{} asks for a group of its own for the job",
-                request.variable
-            ),
+            format!("{} asks for a separate group for the job", request.variable),
         )),
         (None, Some(member)) if member == group => None,
         (None, Some(_)) => Some(Finding::warning(
             CHECK,
-            format!("one that starts now with its environment is to be in {group}"),
-            "the rules have changed since it started: start it anew",
+            format!("a process that starts now with its environment would be in group {group}"),
+            "the rules have changed since it started: restart it",
         )),
         (None, None) => Some(match assignment.root.group(group) {
             Ok(_) => Finding::fine(
                 CHECK,
-                format!("it is to be in {group}, from its first use of a GPU on"),
+                format!("the process will join group {group} when it first uses a GPU"),
             ),
-            Err(error) => {
-                Finding::error(CHECK, error.to_string(), "until then it gets no GPU memory")
-            }
+            Err(error) => Finding::error(
+                CHECK,
+                error.to_string(),
+                "until this is corrected, the process gets no GPU memory",
+            ),
         }),
     }
 }
@@ -559,7 +568,7 @@ fn started(pid: u32) -> Option<SystemTime> {
 /// What helps a user who may not look into a process.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
-        0 => "run this outside of the container, or where no security module keeps root from it",
+        0 => "run this outside the container, or where no security module denies it to root",
         _ => "run this as root, or as the user of that process",
     }
 }

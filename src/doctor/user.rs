@@ -12,8 +12,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     let Some(uid) = accounts::user_id(name) else {
         return vec![Finding::error(
             CHECK,
-            format!("there is no user {name} here"),
-            "name a user as `id` knows it, or a number",
+            format!("unknown user '{name}'"),
+            "give a name that `id` knows, or a number",
         )];
     };
     let rules = match Rules::load(&Source::system()) {
@@ -21,7 +21,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         Ok(None) => {
             return vec![Finding::fine(
                 CHECK,
-                "this machine has no rules: limits are as the environment of a program says; `gpulimit apply` makes rules",
+                "this machine has no rules: the environment of a program sets its limit; `gpulimit apply` makes rules",
             )];
         }
         Ok(Some(rules)) => rules,
@@ -52,10 +52,10 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         alone.executable.clear();
         if let Ok(Some(assigned)) = Rules(vec![alone]).assigned(&facts) {
             let text = format!(
-                "rule {}: {} in {}, if no rule before it holds",
+                "rule {}: a process {} joins {}, if no earlier rule applies",
                 rule.number,
-                assigned.group,
-                asks.join(" and ")
+                asks.join(" and "),
+                assigned.group
             );
             findings.push(Finding::fine(CHECK, text));
         }
@@ -70,12 +70,12 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         ),
         Ok(None) => Finding::fine(
             CHECK,
-            format!("no rule assigns {name}: limits are as the environment of a program says"),
+            format!("no rule assigns {name}: the environment of a program sets its limit"),
         ),
         Err(error) => Finding::error(
             CHECK,
             error.to_string(),
-            "`gpulimit apply` again, with the policy as it is to be",
+            "correct the policy and run `gpulimit apply` again",
         ),
     });
     findings
@@ -85,9 +85,9 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [
-        ("a cgroup", &rule.cgroup),
-        ("a container", &rule.container),
-        ("the program", &rule.executable),
+        ("in cgroup", &rule.cgroup),
+        ("in container", &rule.container),
+        ("that runs", &rule.executable),
     ] {
         if !globs.is_empty() {
             asks.push(format!("{what} {}", globs.join(" or ")));

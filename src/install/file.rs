@@ -81,9 +81,9 @@ pub fn change(
         None => fs::remove_file(path).map_err(failed("remove", path)),
     };
     Err(match restored {
-        Ok(()) => Failure::new(format_args!("{failure}: {} is as it was", path.display())),
+        Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
         Err(again) => Failure::new(format_args!(
-            "{failure}; and it could not be put back: {again}"
+            "{failure}; and it could not be restored: {again}"
         )),
     })
 }
@@ -104,7 +104,7 @@ mod tests {
         let error = change(&path, None, "new\n", refuse);
         let error = error.expect_err("refused").to_string();
         assert!(
-            error.contains("do not start") && error.contains("as it was"),
+            error.contains("do not start") && error.contains("was restored"),
             "{error}"
         );
         assert!(!path.exists());

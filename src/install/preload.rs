@@ -34,7 +34,7 @@ impl Preload {
             Err(error) => return Err(failed("open", path)(error)),
             Ok(about) if !about.is_file() => {
                 return Err(Failure::new(format_args!(
-                    "{} is no regular file: put one in its place, or remove it",
+                    "{} is not a regular file: replace it by one, or remove it",
                     path.display()
                 )));
             }
@@ -87,7 +87,7 @@ impl Preload {
         });
         let Some(path) = path else {
             return Err(Failure::new(format_args!(
-                "'{}' has a character in it that {FILE} cannot hold: name another place in --prefix",
+                "the path '{}' has a character that {FILE} cannot contain: choose another --prefix",
                 library.display()
             )));
         };

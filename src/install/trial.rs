@@ -16,7 +16,7 @@ pub fn with(library: &Path) -> Result<(), Failure> {
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
     quiet(command).map_err(|how| {
         Failure::new(format_args!(
-            "{} cannot be used here: with it, {how}: build or install it for this machine",
+            "{} cannot be used here: with it, {how}; build or install it for this machine",
             library.display()
         ))
     })
@@ -24,14 +24,15 @@ pub fn with(library: &Path) -> Result<(), Failure> {
 
 /// Starts a program as everybody does.
 pub fn plain() -> Result<(), Failure> {
-    quiet(harmless()?).map_err(|how| Failure::new(format_args!("with the library in place, {how}")))
+    quiet(harmless()?)
+        .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
 fn harmless() -> Result<Command, Failure> {
     let program = ["/bin/true", "/usr/bin/true"]
         .into_iter()
         .find(|path| Path::new(path).exists())
-        .ok_or_else(|| Failure::new("there is no /bin/true to try the library with"))?;
+        .ok_or_else(|| Failure::new("cannot test the library: there is no /bin/true"))?;
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::null());
     Ok(command)

@@ -66,7 +66,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     let bundle = state.bundle()?;
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no process {}: this is for createRuntime, in the runtime's own namespaces",
+            "container {} has no process {}: call this at createRuntime, in the runtime's namespaces",
             state.id, state.pid
         ))
     })?;
@@ -92,13 +92,13 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         Some(there) if there == record => return Ok(()),
         Some(there) if there.id == record.id && there.init == record.init => {
             return Err(Failure::new(format_args!(
-                "the container has {} already, so that it cannot have {wanted}: give it one device of gpulimit",
+                "the container already has {} and cannot also have {wanted}: give it only one gpulimit device",
                 there.wanted
             )));
         }
         Some(there) => {
             return Err(Failure::new(format_args!(
-                "there is another container {}, with programs in group {}: end them, or give this one another name",
+                "another container {} has programs in group {}: end them, or give this container another name",
                 there.id, there.group
             )));
         }
@@ -134,14 +134,14 @@ fn is_hosts_root() -> bool {
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
-            "only the host's root can tie containers to groups: a rootless container gets its group by mounts and variables, as docs/containers.md says",
+            "only the host's root can put containers into groups: for a rootless container, use mounts and variables as docs/containers.md describes",
         ));
     }
     root.make()?;
     match fs::metadata(root.path()).map(|about| about.uid()) {
         Ok(0) => Ok(()),
         _ => Err(Failure::new(format_args!(
-            "{} does not belong to root, so that nothing in it ties a container: name another root",
+            "{} does not belong to root, so containers do not trust it: name another directory with --root",
             root.path().display()
         ))),
     }
@@ -187,7 +187,7 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let record = place.read_inside()?.filter(|record| record.id == state.id);
     let record = record.ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no group: `gpulimit oci-hook create` is to be called before, at createRuntime",
+            "container {} has no group: call `gpulimit oci-hook create` first, at createRuntime",
             state.id
         ))
     })?;
@@ -301,7 +301,7 @@ impl From<Stays> for Failure {
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
         return Err(Stays::Runs(Failure::new(format_args!(
-            "container {} runs, and keeps group {}",
+            "container {} still runs and uses group {}",
             record.id, record.group
         ))));
     }

@@ -63,7 +63,7 @@ impl State {
     pub fn read() -> Result<Self, Failure> {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::new(format_args!(
-                "standard input is no state of a container: {why}: an OCI runtime is to call this, with the state"
+                "standard input is not the state of a container: {why}; an OCI runtime calls this and passes the state"
             ))
         };
         let mut text = String::new();
@@ -72,7 +72,7 @@ impl State {
         let state: Self = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
         if state.id.is_empty() || state.id.contains('\n') {
             return Err(wrong(&format_args!(
-                "the id is '{}'",
+                "invalid id '{}'",
                 state.id.escape_debug()
             )));
         }

@@ -70,7 +70,7 @@ impl Place {
         let (root, above) = match (&parent, &limits) {
             (None, None) => {
                 return Err(Failure::usage(
-                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or --name or --group with the name of a group that exists",
+                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or name an existing group with --name or --group",
                 ));
             }
             (None, Some(_)) => (Root::locate(&env)?, String::new()),
@@ -78,7 +78,7 @@ impl Place {
                 may_join(parent)?;
                 if parent.upwards().count() == MAX_DEPTH {
                     return Err(Failure::new(format_args!(
-                        "group '{0}' is {MAX_DEPTH} deep, no group can be below it: use `gpulimit run --name {0}` without limits to run in it",
+                        "group '{0}' is already {MAX_DEPTH} levels deep, the most that is possible: use `gpulimit run --name {0}` without limits to run in it",
                         parent.name()
                     )));
                 }
@@ -104,7 +104,7 @@ impl Place {
                     own: None,
                 }),
                 Some(_) => Err(Failure::new(format_args!(
-                    "you may not make a group below '{0}', which a limit of the command's own needs: ask who administers {0}, or use `gpulimit run --name {0}` without limits to run in it",
+                    "you may not make a group below '{0}', which a limit for this command needs: ask the administrator of {0}, or use `gpulimit run --name {0}` without limits to run in it",
                     parent.name()
                 ))),
             },
@@ -172,7 +172,7 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
     let settings = sizes::together(&args.sizes, &args.settings)?;
     if settings.is_empty() && !args.devices.is_empty() {
         return Err(Failure::usage(
-            "--device says which GPU a limit is for, and there is none: add --max SIZE",
+            "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
         ));
     }
     // NVML is asked where the answer depends on it, and for a warning that somebody reads.
@@ -200,7 +200,7 @@ fn may_join(group: &Group) -> Result<(), Failure> {
         match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
             Err(error) if groups::is_denied(&error) => {
                 return Err(Failure::new(format_args!(
-                    "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
+                    "you may not run in group '{}': you cannot write {}; ask the administrator of the group, or use your own group",
                     group.name(),
                     above.ledger_path().display()
                 )));
