@@ -123,12 +123,12 @@ fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
     assert_eq!(mode(&place.at("run/gpulimit")), 0o755);
     let again = done(&place.install(&library));
     assert!(
-        again.contains("up to date") && again.contains("has it already"),
+        again.contains("up to date") && again.contains("already names the library"),
         "{again}"
     );
     done(&place.gpulimit(&["uninstall"]));
     assert!(!place.at(PRELOAD).exists() && !place.at("usr/local/lib/gpulimit").exists());
-    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not have it"));
+    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not name the library"));
 
     let others = "# jemalloc for all\n/usr/lib/libjemalloc.so.2 /usr/lib/other.so\n";
     fs::write(place.at(PRELOAD), others).expect("written");

@@ -147,15 +147,27 @@ fn what_is_no_share_of_one_gpu_is_refused() {
     node.plugin
         .says("refused: a container's memory must be on one GPU");
     refused(&[], Code::InvalidArgument, &["no units"]);
-    refused(&["x".into()], Code::InvalidArgument, &["'x' is no unit"]);
+    refused(&["x".into()], Code::InvalidArgument, &["'x' is not a unit"]);
     let escape = format!("{first}::0\n../..");
-    refused(&[escape], Code::InvalidArgument, &["no unit of ours"]);
+    refused(
+        &[escape],
+        Code::InvalidArgument,
+        &["not a unit of this plugin"],
+    );
     let twice = [&one[..], &one[..1]].concat();
     refused(&twice, Code::InvalidArgument, &["twice"]);
     let beyond = format!("{first}::{UNITS}");
-    refused(&[beyond], Code::FailedPrecondition, &["on this node"]);
+    refused(
+        &[beyond],
+        Code::FailedPrecondition,
+        &["this node has no unit"],
+    );
     let elsewhere = "GPU-00000000-0000-0000-0000-000000000000::0".to_owned();
-    refused(&[elsewhere], Code::FailedPrecondition, &["on this node"]);
+    refused(
+        &[elsewhere],
+        Code::FailedPrecondition,
+        &["this node has no unit"],
+    );
     // One bad container of a request: none gets anything.
     let containers = vec![Units { ids: one }, Units { ids: spans }];
     let request = AllocateRequest { containers };
@@ -187,7 +199,7 @@ fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
     }
     // The scheduler saw 80.
     let status = node.kubelet.prefer(&free, 51).expect_err("refused");
-    let most = format!("the most are 50, of {}", card(&node, 1));
+    let most = format!("{} has the most, 50", card(&node, 1));
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(&most), "{status}");
     // What an init container of the pod had is among it, though the other GPU would fit better.
@@ -350,7 +362,7 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
         program.expect(&[("alloc a 3000M", "0"), ("alloc b 1000M", "2")]);
         // What the first one has made of its files keeps nobody from removing them.
         make_older(&node, &edits);
-        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+        node.plugin.says(&format!("removed {}", group_of(&edits)));
         assert!(!node.has_group(&group_of(&edits)) && !ledger_of(&edits).exists());
         drop(program);
         make_older(&node, &again);
@@ -366,11 +378,12 @@ fn an_init_container_keeps_its_group_when_others_get_its_units() {
     let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
     let (init, main) = (group_of(&first), group_of(&main));
     assert_ne!(init, main);
-    node.plugin.says(&format!("{main}: has default/pod/main"));
+    node.plugin
+        .says(&format!("{main} belongs to default/pod/main"));
     assert!(node.has_group(&init) && node.has_group(&main));
     // A minute later it is another pod that has them.
     make_older(&node, &first);
-    node.plugin.says(&format!("{init}: removed"));
+    node.plugin.says(&format!("removed {init}"));
     assert!(!node.has_group(&init) && node.has_group(&main));
 }
 

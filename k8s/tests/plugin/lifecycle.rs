@@ -85,7 +85,7 @@ fn kubelet_may_come_later_and_say_no_first() {
     node.kubelet.books().refuses = true;
     node.kubelet.start();
     node.plugin
-        .says("does not take gpulimit.dev/gpu-memory: Unknown: not today: 100 % no");
+        .says("cannot register gpulimit.dev/gpu-memory with kubelet: Unknown: not today: 100 % no");
     assert!(node.kubelet.books().registered.is_empty());
     node.kubelet.books().refuses = false;
     node.registrations(1);
@@ -161,7 +161,7 @@ fn it_ends_when_told_also_while_kubelet_hangs() {
             node.kubelet.start();
             node.registrations(1);
             fs::remove_file(node.kubelet.folder().join(name)).expect("removed");
-            node.plugin.says("kubelet does not list its pods");
+            node.plugin.says("cannot list kubelet's pods");
         }
         let socket = UnixListener::bind(node.kubelet.folder().join(name)).expect("a socket");
         // Somebody asks, and gets no answer.
@@ -169,7 +169,7 @@ fn it_ends_when_told_also_while_kubelet_hangs() {
         assert!(node.plugin.terminate().success());
         let said = node.plugin.said();
         assert!(
-            !said.iter().any(|line| line.contains("no answer came")),
+            !said.iter().any(|line| line.contains("no answer in time")),
             "{said:?}"
         );
     }
@@ -193,8 +193,14 @@ fn a_lost_gpu_is_told() {
 #[test]
 fn without_a_gpu_it_says_so() {
     for (knobs, says) in [
-        (&[("GPULIMIT_SIM_GPUS", "0")][..], "no GPU with a unit"),
-        (&[("GPULIMIT_SIM_FAIL", "nvmlInit_v2:9")], "no GPUs: NVML"),
+        (
+            &[("GPULIMIT_SIM_GPUS", "0")][..],
+            "no GPU has room for a unit",
+        ),
+        (
+            &[("GPULIMIT_SIM_FAIL", "nvmlInit_v2:9")],
+            "cannot find GPUs: NVML",
+        ),
         (&[("GPULIMIT_SIM_CAPACITY", "1000000000")], "smaller --unit"),
     ] {
         let mut node = Node::before_kubelet(knobs, &[]);

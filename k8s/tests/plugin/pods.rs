@@ -22,13 +22,14 @@ fn groups_go_with_their_pods() {
         .clone()
         .map(|ids| group_of(&node.kubelet.allocate(&ids).expect("granted")));
     for (name, pod) in names.iter().zip(["a", "b", "c"]) {
-        node.plugin.says(&format!("{name}: has default/{pod}/main"));
+        node.plugin
+            .says(&format!("{name} belongs to default/{pod}/main"));
     }
     let mut program = start(&node, &names[2]);
     program.expect(&[("alloc a 100M", "0")]);
     // b and c have ended, as kubelet says; a program of c's has not.
     node.kubelet.set_pods(&all[..1]);
-    node.plugin.says(&format!("{}: removed", names[1]));
+    node.plugin.says(&format!("removed {}", names[1]));
     assert!(!node.has_group(&names[1]));
     assert!(!node.record(&names[1]).exists());
     let views = node.world.root().path().join(".kubernetes");
@@ -36,7 +37,7 @@ fn groups_go_with_their_pods() {
     program.expect(&[("alloc b 100M", "0")]);
     assert!(node.has_group(&names[0]) && node.has_group(&names[2]));
     program.end_quietly();
-    node.plugin.says(&format!("{}: removed", names[2]));
+    node.plugin.says(&format!("removed {}", names[2]));
     assert!(node.has_group(&names[0]));
     // Units of an allocation that is gone are given out as any others.
     assert!(node.kubelet.allocate(&ids[1]).is_ok());
@@ -63,8 +64,10 @@ fn a_container_that_has_not_started_keeps_its_group_for_a_time() {
     let other = node.kubelet.allocate(&node.ids(0, 4..5)).expect("granted");
     // As of an init container, of which kubelet does not tell.
     node.kubelet.set_pods(&[("other", &node.ids(0, 4..5))]);
-    node.plugin
-        .says(&format!("{}: has default/other/main", group_of(&other)));
+    node.plugin.says(&format!(
+        "{} belongs to default/other/main",
+        group_of(&other)
+    ));
     assert!(node.has_group(&group_of(&edits)));
 }
 
@@ -82,7 +85,7 @@ fn a_kubelet_that_does_not_know_us_yet_knows_nobody() {
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(node.has_group(&one) && node.has_group(&two));
     node.kubelet.set_pods(&[("own", &[]), ("other", &ids[0])]);
-    node.plugin.says(&format!("{two}: removed"));
+    node.plugin.says(&format!("removed {two}"));
     assert!(node.has_group(&one) && !node.has_group(&two));
 }
 
@@ -98,19 +101,17 @@ fn what_cannot_be_removed_is_said_once() {
     let foreign = node.group(&one).path().join("theirs\u{1b}[2J");
     fs::write(&foreign, "").expect("written");
     node.kubelet.set_pods(&[]);
-    node.plugin.says(&format!("{one}: cannot be removed: "));
-    node.plugin.says(&format!("{two}: removed"));
+    node.plugin.says(&format!("cannot remove {one}: "));
+    node.plugin.says(&format!("removed {two}"));
     // Sweeps enough to say it again.
     let _more = node.kubelet.allocate(&ids[1]).map(|edits| {
-        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+        node.plugin.says(&format!("removed {}", group_of(&edits)));
     });
     let said = node.plugin.said();
-    let troubles = said
-        .iter()
-        .filter(|line| line.contains("cannot be removed"));
+    let troubles = said.iter().filter(|line| line.contains("cannot remove"));
     assert_eq!(troubles.count(), 1, "{said:?}");
     fs::remove_file(foreign).expect("removed");
-    node.plugin.says(&format!("{one}: removed"));
+    node.plugin.says(&format!("removed {one}"));
 }
 
 #[test]
@@ -120,8 +121,9 @@ fn nothing_in_the_log_is_obeyed_by_a_terminal() {
     let ids = node.ids(0, 0..4);
     node.kubelet.set_pods(&[(evil, &ids)]);
     let name = group_of(&node.kubelet.allocate(&ids).expect("granted"));
-    node.plugin
-        .says(&format!("{name}: has default/\\u001b]0;x\\u0007\\u000a"));
+    node.plugin.says(&format!(
+        "{name} belongs to default/\\u001b]0;x\\u0007\\u000a"
+    ));
     let refused = node.kubelet.allocate(&[evil.to_owned()]);
     assert!(refused.is_err());
     node.plugin.says("refused: ");

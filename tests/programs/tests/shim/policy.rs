@@ -600,7 +600,7 @@ fn doctor_says_which_rule_holds_for_others() {
     is_limited(&mut alice);
     let said = doctor(&["--pid", &alice.pid().to_string()]);
     assert!(
-        said.contains("it is a member of lab/alice, and uses 1.5 GiB"),
+        said.contains("the process is in group lab/alice and uses 1.5 GiB"),
         "{said}"
     );
     assert!(!said.contains("error "), "{said}");
