@@ -30,7 +30,8 @@ use std::process::ExitCode;
 #[command(after_help = HELP)]
 pub struct Args {
     /// The policy file
-    /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
+    /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in
+    /// $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
     /// Only print what would change
@@ -83,7 +84,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
         output::note(&format!(
-            "the rules in {} have no effect: programs follow only the rules that root puts into {SYSTEM}; without rules the environment selects the group",
+            "the rules in {} have no effect: programs follow only the rules that root puts into \
+             {SYSTEM}; without rules the environment selects the group",
             root.path().display()
         ));
     }
@@ -195,7 +197,8 @@ pub fn wanted(
             };
             if seen.contains(&(selector, *key)) {
                 let why = format!(
-                    "'{}' names a GPU that already has a value for {key}: give one value for each GPU",
+                    "'{}' names a GPU that already has a value for {key}: give one value for each \
+                     GPU",
                     gpu.value
                 );
                 wrong(why, true);
@@ -230,7 +233,8 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
         // What is written there is read as root's word.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit applies a policy only in a directory that other users cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
+                "{why}: as root, gpulimit applies a policy only in a directory that other users \
+                 cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
             ))
         })?;
     }
@@ -271,7 +275,8 @@ pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     match text {
         Some(text) if text.len() as u64 > rules::LONGEST => Err(Failure::new(
-            "the rules name too many users for one file: name unix groups instead of users, or one group for all users instead of one for each",
+            "the rules name too many users for one file: name unix groups instead of users, or one \
+             group for all users instead of one for each",
         )),
         text => Ok(text),
     }

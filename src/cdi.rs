@@ -109,7 +109,9 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
         for checked in checks {
             checked.map_err(|why| {
                 Failure::new(format_args!(
-                    "{why}: other users could change what containers load and what root runs for them; install gpulimit where only root can write, and let {} and GPULIMIT_ROOT name such a place if you set them",
+                    "{why}: other users could change what containers load and what root runs for \
+                     them; install gpulimit where only root can write, and let {} and \
+                     GPULIMIT_ROOT name such a place if you set them",
                     library::VARIABLE
                 ))
             })?;
@@ -191,7 +193,8 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
         let device = Device::cap(&text)?;
         if !is_device(device.name()) {
             return Err(Failure::usage(format_args!(
-                "invalid device name '{}': name the cap with letters, digits, dots, dashes and underscores, as in half=50%",
+                "invalid device name '{}': name the cap with letters, digits, dots, dashes and \
+                 underscores, as in half=50%",
                 device.name().escape_debug()
             )));
         }
@@ -207,7 +210,8 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
             .any(|other| other.name() == device.name())
         {
             return Err(Failure::usage(format_args!(
-                "two devices have the name '{}': leave one out, or give the cap another name, as in small=4G",
+                "two devices have the name '{}': leave one out, or give the cap another name, as \
+                 in small=4G",
                 device.name()
             )));
         }

@@ -117,7 +117,9 @@ fn zsh(script: String) -> String {
             _ => format!("{line}\n"),
         }
     };
-    let groups = "\n_gpulimit_groups() {\n    local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    compadd -a groups\n}\n";
+    let groups = "\n_gpulimit_groups() {\n    \
+                  local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    \
+                  compadd -a groups\n}\n";
     let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
     format!(
         "{head}\n{groups}{}",
@@ -129,7 +131,10 @@ fn zsh(script: String) -> String {
 fn fish(script: String) -> String {
     script
         + &format!(
-            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" -f -a \"(gpulimit ls 2>/dev/null)\"\ncomplete -c gpulimit -n \"__fish_seen_subcommand_from run\" -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" \
+             -f -a \"(gpulimit ls 2>/dev/null)\"\n\
+             complete -c gpulimit -n \"__fish_seen_subcommand_from run\" \
+             -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
             verbs().join(" ")
         )
 }

@@ -87,7 +87,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     })?;
     if !created.new {
         return Err(Failure::new(format_args!(
-            "group '{name}' already exists and was not changed: change it with `gpulimit set {name} KEY=VALUE`"
+            "group '{name}' already exists and was not changed: change it with `gpulimit set \
+             {name} KEY=VALUE`"
         )));
     }
     let gpus = warnings::capacities(driver, None);
@@ -104,7 +105,8 @@ pub fn no_job(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
         Kind::Job => Err(Failure::usage(format_args!(
-            "the name '{name}' is reserved for the groups of single jobs, which are removed automatically: choose another name"
+            "the name '{name}' is reserved for the groups of single jobs, which are removed \
+             automatically: choose another name"
         ))),
     }
 }
@@ -160,8 +162,8 @@ fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), 
         None => format!("install -d -m 0755 {SYSTEM}"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' would be in {}, which only root can look into, so that {owner} would not find it: \
-         run `{step}` first, which makes a root for all users",
+        "{owner} could not find group '{name}' in {}, which only root can read: first run `{step}` \
+         to make a directory of groups for all users",
         path.display()
     )))
 }
@@ -179,7 +181,8 @@ fn denied(error: GroupError, args: &Args) -> Failure {
             "cannot create {path}: {cause}; only root can give a group to another user ({owner})"
         )),
         (None, Some(members)) => Failure::new(format_args!(
-            "cannot create {path}: {cause}; only root and its members can give a group to @{members}"
+            "cannot create {path}: {cause}; only root and its members can give a group to \
+             @{members}"
         )),
         (None, None) => error.into(),
     }

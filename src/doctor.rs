@@ -155,7 +155,8 @@ fn too_few_descriptors() -> Option<Finding> {
                 return Some(Finding::error(
                     "descriptors",
                     format!(
-                        "cannot run the checks: only {} more files can be opened here, and {NEEDED} are needed ({error})",
+                        "cannot run the checks: only {} more files can be opened here, and \
+                         {NEEDED} are needed ({error})",
                         open.len()
                     ),
                     "raise the limit on open files (`ulimit -n`)",

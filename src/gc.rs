@@ -91,14 +91,16 @@ fn report(root: &Root, survey: &Survey) {
         let names = survey.foreign.iter().take(shown);
         let names: Vec<_> = names.map(|path| format!("'{}'", escaped(path))).collect();
         output::note(&format!(
-            "{} has files that gpulimit did not make and does not remove: {}{more}; move them elsewhere if this is the directory of your groups",
+            "{} has files that gpulimit did not make and does not remove: {}{more}; move them \
+             elsewhere if this is the directory of your groups",
             root.path().display(),
             names.join(", ")
         ));
     }
     for path in &survey.cut_short {
         output::note(&format!(
-            "{} belongs to a user and has more than {MOST_OF_A_USER} entries; the rest was not checked: ask that user to run `gpulimit gc`",
+            "{} belongs to a user and has more than {MOST_OF_A_USER} entries; the rest was not \
+             checked: ask that user to run `gpulimit gc`",
             escaped(path)
         ));
     }

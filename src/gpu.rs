@@ -15,7 +15,8 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
         (Some(driver), _) => find(text, driver.gpus()),
         (None, Ok(id)) => Ok(id),
         (None, Err(_)) => Err(Failure::usage(format_args!(
-            "cannot find GPU '{}', because NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or run `gpulimit doctor`",
+            "cannot find GPU '{}', because NVML (libnvidia-ml.so.1) does not answer: give the full \
+             UUID, or run `gpulimit doctor`",
             text.escape_debug()
         ))),
     }
@@ -65,7 +66,8 @@ fn cut(gpu: &Gpu) -> Failure {
     let instances = gpu.instances.iter().flatten().map(|id| (gpu, *id));
     let instances = list(instances.collect());
     Failure::usage(format_args!(
-        "GPU {} ({}) is split into MIG instances, and only these can have limits: {}a limit without --device applies to each instance",
+        "GPU {} ({}) is split into MIG instances, and only these can have limits: {}a limit \
+         without --device applies to each instance",
         gpu.index,
         gpu.id,
         if instances.is_empty() {

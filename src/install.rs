@@ -160,7 +160,8 @@ impl Place {
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
-            "{why}: every program of the machine would run code from there; let only root change it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
+            "{why}: every program of the machine would run code from there; let only root change \
+             it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
         ))
     })
 }
@@ -320,14 +321,16 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: cannot see whether it is used by processes whose memory maps do not answer ({}); end them and run `gpulimit uninstall` again",
+            "{} stays: cannot see whether it is used by processes whose memory maps do not answer \
+             ({}); end them and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));
     }
     if !users.is_empty() {
         output::print(&format!(
-            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have ended\n",
+            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have \
+             ended\n",
             inside.display(),
             output::some(&users)
         ))?;

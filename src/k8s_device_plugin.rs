@@ -39,7 +39,8 @@ pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<E
     let error = signals::become_command(Command::new(&program).args(args.options), inherited);
     Err(match error.kind() {
         ErrorKind::NotFound => Failure::new(format_args!(
-            "cannot find {NAME} beside this program or in PATH: build it with `cargo build --release -p gpulimit-k8s`"
+            "cannot find {NAME} beside this program or in PATH: build it with `cargo build \
+             --release -p gpulimit-k8s`"
         )),
         _ => cannot("run", &program)(error),
     })

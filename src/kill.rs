@@ -135,7 +135,8 @@ pub fn proven<'a>(
     let path = group.ledger_path();
     if !group.owns(ledger)? {
         return Err(Failure::new(format_args!(
-            "{} is not the ledger of this group: the owner of its directory put it there; no process was signalled",
+            "{} is not the ledger of this group: the owner of its directory put it there; no \
+             process was signalled",
             path.display()
         )));
     }

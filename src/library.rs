@@ -92,14 +92,16 @@ pub fn check(path: &Path) -> Result<String, Failure> {
         .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
     {
         return Err(Failure::new(format_args!(
-            "the path of the library, '{}', has a space or a colon, which separate paths in LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
+            "the path of the library, '{}', has a space or a colon, which separate paths in \
+             LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
             path.display()
         )));
     }
     if effective_user() == 0 {
         Trusted::of_this_program().check_new(path).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit opens only a library that other users cannot change; run `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
+                "{why}: as root, gpulimit opens only a library that other users cannot change; run \
+                 `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
             ))
         })?;
     }
@@ -111,7 +113,8 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
-            "{} has version {text}, which does not work with this gpulimit {}: install the same version of both",
+            "{} has version {text}, which does not work with this gpulimit {}: install the same \
+             version of both",
             path.display(),
             version::text()
         ))),
@@ -126,7 +129,8 @@ pub fn try_to_load(path: &Path) -> Result<(), Failure> {
 
 fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(format_args!(
-        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to another one",
+        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to \
+         another one",
         path.display()
     ))
 }

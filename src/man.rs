@@ -129,7 +129,8 @@ const FILES: [(&str, &str); 5] = [
 ];
 
 /// The exit status where the help says nothing else.
-const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a mistake in the options.";
+const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
+                      mistake in the options.";
 
 /// What stands below the options in the help, by section.
 #[derive(Default)]

@@ -142,7 +142,8 @@ fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it falls",
+                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it \
+                 falls",
                 gib(usage),
                 groups::label(device.id, driver),
                 gib(max)

@@ -48,7 +48,8 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                     bytes => bytes >> 10,
                 };
                 say(format!(
-                    "{key}={size} is {bytes} bytes, less than any program needs: did you mean {key}={meant}G?"
+                    "{key}={size} is {bytes} bytes, less than any program needs: did you mean \
+                     {key}={meant}G?"
                 ));
             }
         }
@@ -57,7 +58,8 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                 && let Some(max) = own.get(Key::Max)
             {
                 say(format!(
-                    "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+                    "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a \
+                     large GPU: programs will get no GPU memory"
                 ));
             }
         };
@@ -179,7 +181,8 @@ mod tests {
     fn a_limit_without_room_for_a_context_is_said() {
         let said = |max: &str| {
             format!(
-                "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+                "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large \
+                 GPU: programs will get no GPU memory"
             )
         };
         for (max, shown) in [("10M", "10MiB"), ("99M", "99MiB"), ("0.1%", "0.1%")] {

@@ -61,7 +61,10 @@ impl Node {
     /// All that must be there before kubelet hears of us: containers may start as soon as it has.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
-            format!("cannot find GPUs: NVML (libnvidia-ml.so.1) says '{error}'; run this pod with NVIDIA's runtime")
+            format!(
+                "cannot find GPUs: NVML (libnvidia-ml.so.1) says '{error}'; run this pod with \
+                     NVIDIA's runtime"
+            )
         })?;
         let source = match &options.library {
             Some(library) => library.clone(),
@@ -80,7 +83,8 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a separate file system, so a container can fill the file system that it is on: docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that it \
+                 is on: docs/kubernetes.md says how to mount one",
                 options.root.display()
             ));
         }

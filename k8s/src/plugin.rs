@@ -66,7 +66,8 @@ impl Plugin {
         let all = cards.iter().map(count).fold(0, u64::saturating_add);
         if unit == 0 || all > MOST_UNITS {
             return Err(format!(
-                "units of {unit} bytes are too many for these GPUs (at most {MOST_UNITS}): choose a larger --unit"
+                "units of {unit} bytes are too many for these GPUs (at most {MOST_UNITS}): choose \
+                 a larger --unit"
             ));
         }
         if all == 0 {

@@ -33,7 +33,8 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
         return Ok(names);
     }
     Err(Failure::new(format_args!(
-        "{} is damaged and no longer says which groups an earlier apply made: remove the file, and remove groups that you no longer need with `gpulimit rm`",
+        "{} is damaged and no longer says which groups an earlier apply made: remove the file, and \
+         remove groups that you no longer need with `gpulimit rm`",
         path.display()
     )))
 }

@@ -46,7 +46,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
         return Err(Finding::error(
             CHECK,
             format!("no CUDA driver: {why}"),
-            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus all`)",
+            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus \
+             all`)",
         ));
     }
     let version = answers
@@ -78,7 +79,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
                 "{text}: cuInit fails ({})",
                 code.unwrap_or("no such function")
             ),
-            "run `nvidia-smi`; code 100 means no GPU, 803 a library that does not match the kernel module, 999 usually a missing /dev/nvidia-uvm",
+            "run `nvidia-smi`; code 100 means no GPU, 803 a library that does not match the kernel \
+             module, 999 usually a missing /dev/nvidia-uvm",
         )),
     }
 }
@@ -94,9 +96,11 @@ fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     let controllers = fs::read_to_string(CONTROLLERS).unwrap_or_default();
     let has = |name| controllers.split_whitespace().any(|there| there == name);
     let text = if has("dmem") || has("misc") {
-        "the driver can also limit a cgroup itself: root can set this second limit with `nvidia-smi memory-limits`"
+        "the driver can also limit a cgroup itself: root can set this second limit with \
+         `nvidia-smi memory-limits`"
     } else {
-        "the driver can limit cgroups itself, but the controller for that is missing here: it needs cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
+        "the driver can limit cgroups itself, but the controller for that is missing here: it \
+         needs cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
     };
     Some(Finding::fine(CHECK, text))
 }
@@ -107,7 +111,8 @@ fn nvml() -> Result<Vec<Finding>, Finding> {
         Finding::warning(
             CHECK,
             format!("NVML does not answer: {error}"),
-            "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
+            "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own \
+             memory is estimated",
         )
     })?;
     let version = driver
@@ -170,7 +175,8 @@ pub(super) fn system_wide() -> Finding {
             return Finding::warning(
                 CHECK,
                 format!(
-                    "the library is not in {file}: the policy's rules hold only for programs that are started with it"
+                    "the library is not in {file}: the policy's rules hold only for programs that \
+                     are started with it"
                 ),
                 "run `gpulimit install` to load it into every program",
             );
@@ -187,7 +193,8 @@ pub(super) fn system_wide() -> Finding {
         return Finding::error(
             CHECK,
             format!(
-                "{file} names {path}, but {why}: another user could change the code that every program runs"
+                "{file} names {path}, but {why}: another user could change the code that every \
+                 program runs"
             ),
             "let only root change it: `chown root`, `chmod go-w`",
         );
@@ -196,7 +203,8 @@ pub(super) fn system_wide() -> Finding {
         return Finding::warning(
             CHECK,
             format!(
-                "{file} does not name {path} first and only once: a library before it can hide calls from it"
+                "{file} does not name {path} first and only once: a library before it can hide \
+                 calls from it"
             ),
             "run `gpulimit install` to correct the file",
         );
@@ -276,7 +284,8 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
             findings.push(Finding::error(
                 "hooks",
                 format!("{} not resolved: {}", missing.len(), names(&missing)),
-                "report this with the driver's version; memory allocated through these functions is not counted",
+                "report this with the driver's version; memory allocated through these functions \
+                 is not counted",
             ));
         }
     }

@@ -141,7 +141,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
         if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
             return Err(io::Error::new(
                 ErrorKind::Unsupported,
-                "its path has a symbolic link, which this kernel cannot follow safely (openat2 needs Linux 5.6)",
+                "its path has a symbolic link, which this kernel cannot follow safely (openat2 \
+                 needs Linux 5.6)",
             ));
         }
         way.push(found);

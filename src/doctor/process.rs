@@ -48,7 +48,8 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
                     "reading its memory map or its files took more than {} seconds",
                     PATIENCE.as_secs()
                 ),
-                "its user may delay such reads with a file system of their own; do not trust the process",
+                "its user may delay such reads with a file system of their own; do not trust the \
+                 process",
             ),
             _ => (error.to_string(), ""),
         };
@@ -199,7 +200,8 @@ impl Process {
                     "the process has loaded two copies of the library: {path}, {}",
                     ours[1]
                 ),
-                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the same memory",
+                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the \
+                 same memory",
             )];
         }
         if let Some(path) = deleted(path) {
@@ -208,7 +210,8 @@ impl Process {
                 format!(
                     "the process has loaded {path}, and the file was replaced or removed since then"
                 ),
-                "no action needed while the group's limit holds; restart the process to load the new library",
+                "no action needed while the group's limit holds; restart the process to load the \
+                 new library",
             )];
         }
         vec![Finding::fine(
@@ -219,13 +222,16 @@ impl Process {
 
     /// Why the library is not in it, and what to do.
     fn why_not(&self) -> (String, String) {
-        let put_in = "start it with `gpulimit run`, or load the library into every program with `gpulimit install`; for containers see docs/containers.md";
+        let put_in = "start it with `gpulimit run`, or load the library into every program with \
+                      `gpulimit install`; for containers see docs/containers.md";
         let program = self.files.as_ref().and_then(|files| files.program().ok());
         match program.and_then(|file| elf::kind(&file).ok()) {
             Some(Kind::Static) => {
                 return (
                     "its program is linked statically and loads no libraries".into(),
-                    "link it dynamically; CUDA programs are dynamic, because they load libcuda.so.1".into(),
+                    "link it dynamically; CUDA programs are dynamic, because they load \
+                     libcuda.so.1"
+                        .into(),
                 );
             }
             Some(Kind::Other(what)) => {
@@ -271,13 +277,20 @@ impl Process {
                 );
             }
             return (
-                format!("{} names {}, but the dynamic linker did not load it", install::FILE, path.display()),
-                "run `gpulimit doctor` to see whether the library loads; in a container, check that its glibc is 2.17 or later".into(),
+                format!(
+                    "{} names {}, but the dynamic linker did not load it",
+                    install::FILE,
+                    path.display()
+                ),
+                "run `gpulimit doctor` to see whether the library loads; in a container, check \
+                 that its glibc is 2.17 or later"
+                    .into(),
             );
         }
         if let Some((path, _)) = named.first() {
             let why = if privileged {
-                "its LD_PRELOAD is ignored, because the program has more rights than the user who started it"
+                "its LD_PRELOAD is ignored, because the program has more rights than the user who \
+                 started it"
             } else {
                 "its LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
@@ -311,7 +324,8 @@ impl Process {
             match found {
                 Some(path) => format!("the process has loaded {path}"),
                 None => {
-                    "the process has not loaded the CUDA driver; programs load it when they first use a GPU"
+                    "the process has not loaded the CUDA driver; programs load it when they first \
+                     use a GPU"
                         .into()
                 }
             },
@@ -428,7 +442,8 @@ impl Process {
                     "programs that start there cannot load {} ({by}): {why}",
                     path.display()
                 ),
-                "mount the library read-only at that path; the container's glibc must be 2.17 or later",
+                "mount the library read-only at that path; the container's glibc must be 2.17 or \
+                 later",
             ),
         })
     }
@@ -603,7 +618,8 @@ mod tests {
 
     #[test]
     fn mapped_files_are_listed_once() {
-        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 /a/libgpulimit.so\n\
+        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 \
+                    /a/libgpulimit.so\n\
                     7f3-7f4 rw-p 0 00:00 0\n7f5-7f6 r--p 0 08:01 2 /b/x y (deleted)\n";
         assert_eq!(mapped(maps), ["/a/libgpulimit.so", "/b/x y (deleted)"]);
     }

@@ -67,7 +67,10 @@ pub(super) fn checks() -> Vec<Finding> {
     {
         findings.push(Finding::warning(
             CHECK,
-            format!("{path} is not a separate file system: members of its groups can fill the file system of /run"),
+            format!(
+                "{path} is not a separate file system: members of its groups can fill the file \
+                     system of /run"
+            ),
             "mount a tmpfs there before you make groups: docs/systemd.md has a unit for it",
         ));
     }
@@ -87,7 +90,12 @@ pub(super) fn checks() -> Vec<Finding> {
     if !idle.is_empty() {
         findings.push(Finding::fine(
             "stale",
-            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
+            format!(
+                "job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit \
+                     run` remove those whose command has ended",
+                idle.len(),
+                idle.join(", ")
+            ),
         ));
     }
     for left in root.leftovers().unwrap_or_default() {

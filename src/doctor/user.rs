@@ -21,7 +21,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         Ok(None) => {
             return vec![Finding::fine(
                 CHECK,
-                "this machine has no rules: the environment of a program sets its limit; `gpulimit apply` makes rules",
+                "this machine has no rules: the environment of a program sets its limit; `gpulimit \
+                 apply` makes rules",
             )];
         }
         Ok(Some(rules)) => rules,

@@ -66,7 +66,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     let bundle = state.bundle()?;
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no process {}: call this at createRuntime, in the runtime's namespaces",
+            "container {} has no process {}: call this at createRuntime, in the runtime's \
+             namespaces",
             state.id, state.pid
         ))
     })?;
@@ -92,13 +93,15 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         Some(there) if there == record => return Ok(()),
         Some(there) if there.id == record.id && there.init == record.init => {
             return Err(Failure::new(format_args!(
-                "the container already has {} and cannot also have {wanted}: give it only one gpulimit device",
+                "the container already has {} and cannot also have {wanted}: give it only one \
+                 gpulimit device",
                 there.wanted
             )));
         }
         Some(there) => {
             return Err(Failure::new(format_args!(
-                "another container {} has programs in group {}: end them, or give this container another name",
+                "another container {} has programs in group {}: end them, or give this container \
+                 another name",
                 there.id, there.group
             )));
         }
@@ -134,14 +137,16 @@ fn is_hosts_root() -> bool {
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
-            "only the host's root can put containers into groups: for a rootless container, use mounts and variables as docs/containers.md describes",
+            "only the host's root can put containers into groups: for a rootless container, use \
+             mounts and variables as docs/containers.md describes",
         ));
     }
     root.make()?;
     match fs::metadata(root.path()).map(|about| about.uid()) {
         Ok(0) => Ok(()),
         _ => Err(Failure::new(format_args!(
-            "{} does not belong to root, so containers do not trust it: name another directory with --root",
+            "{} does not belong to root, so containers do not trust it: name another directory \
+             with --root",
             root.path().display()
         ))),
     }

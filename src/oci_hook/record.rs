@@ -186,7 +186,8 @@ impl Place {
         );
         if parse(&text).as_ref() != Some(record) {
             return Err(Failure::new(format_args!(
-                "the path of the container's file system, '{}', is not UTF-8 or has a line break: move it",
+                "the path of the container's file system, '{}', is not UTF-8 or has a line break: \
+                 move it",
                 record.rootfs.display()
             )));
         }
@@ -271,7 +272,8 @@ fn open_roots_own(
         return Ok(Some(directory));
     }
     Err(Failure::new(format_args!(
-        "users other than root can write to {}, so its records of containers are ignored: remove it if no container needs it",
+        "users other than root can write to {}, so its records of containers are ignored: remove \
+         it if no container needs it",
         path.display()
     )))
 }

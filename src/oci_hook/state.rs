@@ -63,7 +63,8 @@ impl State {
     pub fn read() -> Result<Self, Failure> {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::new(format_args!(
-                "standard input is not the state of a container: {why}; an OCI runtime calls this and passes the state"
+                "standard input is not the state of a container: {why}; an OCI runtime calls this \
+                 and passes the state"
             ))
         };
         let mut text = String::new();

@@ -70,7 +70,8 @@ impl Place {
         let (root, above) = match (&parent, &limits) {
             (None, None) => {
                 return Err(Failure::usage(
-                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or name an existing group with --name or --group",
+                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or name an existing \
+                     group with --name or --group",
                 ));
             }
             (None, Some(_)) => (Root::locate(&env)?, String::new()),
@@ -78,7 +79,8 @@ impl Place {
                 may_join(parent)?;
                 if parent.upwards().count() == MAX_DEPTH {
                     return Err(Failure::new(format_args!(
-                        "group '{0}' is already {MAX_DEPTH} levels deep, the most that is possible: use `gpulimit run --name {0}` without limits to run in it",
+                        "group '{0}' is already {MAX_DEPTH} levels deep, the most that is \
+                         possible: use `gpulimit run --name {0}` without limits to run in it",
                         parent.name()
                     )));
                 }
@@ -104,7 +106,9 @@ impl Place {
                     own: None,
                 }),
                 Some(_) => Err(Failure::new(format_args!(
-                    "you may not make a group below '{0}', which a limit for this command needs: ask the administrator of {0}, or use `gpulimit run --name {0}` without limits to run in it",
+                    "you may not make a group below '{0}', which a limit for this command needs: \
+                     ask the administrator of {0}, or use `gpulimit run --name {0}` without limits \
+                     to run in it",
                     parent.name()
                 ))),
             },
@@ -200,7 +204,8 @@ fn may_join(group: &Group) -> Result<(), Failure> {
         match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
             Err(error) if groups::is_denied(&error) => {
                 return Err(Failure::new(format_args!(
-                    "you may not run in group '{}': you cannot write {}; ask the administrator of the group, or use your own group",
+                    "you may not run in group '{}': you cannot write {}; ask the administrator of \
+                     the group, or use your own group",
                     group.name(),
                     above.ledger_path().display()
                 )));
@@ -221,6 +226,7 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
         None => format!("gpulimit set {name} --max SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"
+        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change \
+         it with `{set}`"
     )))
 }

@@ -226,8 +226,9 @@ fn nothing_that_a_pod_says_raises_its_limit() {
     // Files, as the container's root.
     let script = format!(
         "cd /run/gpulimit || exit 9
-         for try in 'rm -f .rules' 'touch x' 'rm -f {name}/limits' ': > {name}/limits' 'mv {name} y' 'rm {name}/ledger' \
-             'rm /etc/ld.so.preload' ': > /etc/ld.so.preload' 'umount /etc/ld.so.preload.x' 'touch /usr/local/lib/gpulimit/x'; do
+         for try in 'rm -f .rules' 'touch x' 'rm -f {name}/limits' ': > {name}/limits' \
+             'mv {name} y' 'rm {name}/ledger' 'rm /etc/ld.so.preload' ': > /etc/ld.so.preload' \
+             'umount /etc/ld.so.preload.x' 'touch /usr/local/lib/gpulimit/x'; do
              (eval \"$try\") 2>/dev/null && echo \"$try\"
          done; true"
     );

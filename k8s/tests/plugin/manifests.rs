@@ -95,8 +95,10 @@ fn the_groups_get_a_file_system_of_their_own() {
     let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
     assert!(script.contains(options.expect("options")), "{script}");
 
-    let node = "mount -t tmpfs tmpfs \"$NODE_RUN\" && cd \"$NODE_RUN\" && sh -euc \"$1\" && stat -f -c %T gpulimit && touch gpulimit/x \
-        && sh -euc \"$1\" && ls gpulimit && umount gpulimit && mkdir gpulimit/lab && sh -euc \"$1\" && ls gpulimit && grep -c gpulimit /proc/mounts";
+    let node = "mount -t tmpfs tmpfs \"$NODE_RUN\" && cd \"$NODE_RUN\" && sh -euc \"$1\" \
+        && stat -f -c %T gpulimit && touch gpulimit/x && sh -euc \"$1\" && ls gpulimit \
+        && umount gpulimit && mkdir gpulimit/lab && sh -euc \"$1\" && ls gpulimit \
+        && grep -c gpulimit /proc/mounts";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-euc", node, "sh", &script])
         .env("NODE_RUN", &place)
