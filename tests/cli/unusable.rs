@@ -127,7 +127,9 @@ fn what_a_file_system_is_made_with_is_not_foreign() {
     let place = Place::new();
     fs::create_dir_all(place.root_path().join("lost+found")).expect("created");
     let (_, out) = doctor(&place, &place.root_path());
-    assert!(out.contains("lost+found was not made by gpulimit"), "{out}");
+    let path = place.root_path().join("lost+found");
+    let line = format!("gpulimit did not make {}", path.display());
+    assert!(out.contains(&line), "{out}");
 }
 
 #[test]
