@@ -1,4 +1,4 @@
-//! Users and unix groups by name, as the machine's database (NSS) has them.
+//! Looks up users and unix groups in the machine's user database (NSS: /etc/passwd, LDAP, …).
 #![allow(unsafe_code)]
 
 use gpulimit_policy::compile::{Accounts, UnixGroup, User};
@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The database.
+/// The machine's user database.
 pub struct Database;
 
 impl Accounts for Database {
@@ -16,7 +16,8 @@ impl Accounts for Database {
         let name = CString::new(name).ok()?;
         ask(
             |entry: *mut libc::passwd, buffer, size, found| {
-                // SAFETY: all are valid for the call; `found` is null or `entry`.
+                // SAFETY: `name` is a C string, `ask` passes valid pointers, and the call leaves
+                // `found` null or pointing to `entry`.
                 unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, size, found) }
             },
             user,
@@ -27,7 +28,7 @@ impl Accounts for Database {
         let name = CString::new(name).ok()?;
         ask(
             |entry: *mut libc::group, buffer, size, found| {
-                // SAFETY: as above.
+                // SAFETY: as for `getpwnam_r` above.
                 unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, size, found) }
             },
             unix_group,
@@ -35,12 +36,12 @@ impl Accounts for Database {
     }
 
     fn users(&self) -> Vec<User> {
-        // The C library has one place in the list for all threads.
+        // `getpwent` walks one list that all threads of the process share.
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: nobody else walks the list; an entry is valid until the next call, and copied
-        // before.
+        // SAFETY: the lock keeps other threads of this program from walking the list. An entry is
+        // valid until the next `getpwent`, and `user` copies it before that.
         unsafe {
             libc::setpwent();
             loop {
@@ -61,11 +62,11 @@ impl Accounts for Database {
     }
 }
 
-/// The name of a user, or the number where there is no name.
+/// Returns the name of a user, or the number if the user has no name.
 pub fn user_name(uid: u32) -> String {
     let found = ask(
         |entry: *mut libc::passwd, buffer, size, found| {
-            // SAFETY: as above.
+            // SAFETY: as for `getpwnam_r` above.
             unsafe { libc::getpwuid_r(uid, entry, buffer, size, found) }
         },
         user,
@@ -73,17 +74,18 @@ pub fn user_name(uid: u32) -> String {
     found.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// The number of a user, given by name or number.
+/// Returns the number of a user, given by name or number.
 pub fn user_id(name: &str) -> Option<u32> {
     number(name).or_else(|| Some(Database.user(name)?.uid))
 }
 
-/// The number of a unix group, given by name or number.
+/// Returns the number of a unix group, given by name or number.
 pub fn unix_group_id(name: &str) -> Option<u32> {
     number(name).or_else(|| Some(Database.unix_group(name)?.gid))
 }
 
-/// The largest number means nobody to the system.
+/// Parses the number of a user or unix group. Refuses the largest number, which means "no user" to
+/// the kernel.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     text.parse()
@@ -91,7 +93,7 @@ fn number(text: &str) -> Option<u32> {
         .filter(|number| digits && *number != u32::MAX)
 }
 
-/// All unix groups of a user, as a login gets them.
+/// Returns all unix groups of a user, as a login of that user gets them.
 pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let Ok(name) = CString::new(user.name.as_str()) else {
         return Vec::new();
@@ -99,7 +101,7 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let mut gids: Vec<libc::gid_t> = vec![0; 64];
     loop {
         let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: room for as many as we say.
+        // SAFETY: `gids` has room for `count` groups.
         let whole = unsafe {
             libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
         };
@@ -115,11 +117,11 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
     }
 }
 
-/// The name of a unix group, or the number where there is no name.
+/// Returns the name of a unix group, or the number if the group has no name.
 pub fn unix_group_name(gid: u32) -> String {
     let found = ask(
         |entry: *mut libc::group, buffer, size, found| {
-            // SAFETY: as above.
+            // SAFETY: as for `getpwnam_r` above.
             unsafe { libc::getgrgid_r(gid, entry, buffer, size, found) }
         },
         unix_group,
@@ -127,7 +129,7 @@ pub fn unix_group_name(gid: u32) -> String {
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// Asks with a buffer that grows as far as the answer needs.
+/// Asks the database with a buffer that grows until the answer fits.
 fn ask<E, T>(
     question: impl Fn(*mut E, *mut c_char, usize, *mut *mut E) -> i32,
     read: impl Fn(&E) -> T,
@@ -139,7 +141,8 @@ fn ask<E, T>(
         let mut found = ptr::null_mut();
         match question(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &mut found) {
             libc::ERANGE if size < 64 << 20 => size *= 4,
-            // SAFETY: found, so `entry` is filled in, and points into `buffer`.
+            // SAFETY: the call found an entry, so it filled in `entry`, whose pointers lead into
+            // `buffer`.
             0 if !found.is_null() => return Some(read(unsafe { &*found })),
             _ => return None,
         }
@@ -157,7 +160,7 @@ fn user(entry: &libc::passwd) -> User {
 fn unix_group(entry: &libc::group) -> UnixGroup {
     let mut members = Vec::new();
     let mut at = entry.gr_mem;
-    // SAFETY: an array of C strings that a null pointer ends.
+    // SAFETY: `gr_mem` is an array of C strings that ends with a null pointer.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
             members.push(text(*at));
@@ -171,18 +174,18 @@ fn unix_group(entry: &libc::group) -> UnixGroup {
     }
 }
 
-/// A C string of an entry.
+/// Copies a C string of an entry.
 fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: the database's entries have C strings, valid as long as the entry.
+    // SAFETY: `from` is a C string of the database's entry, which lives as long as the entry.
     unsafe { CStr::from_ptr(from) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// UID_MIN and UID_MAX of `/etc/login.defs`.
+/// Parses UID_MIN and UID_MAX, the range of regular users, from the text of `/etc/login.defs`.
 fn regular(text: &str) -> (u32, u32) {
     let value = |key: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key));

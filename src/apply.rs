@@ -1,4 +1,4 @@
-//! `gpulimit apply`: the tree of groups and the rules, made what a policy file says.
+//! `gpulimit apply`: makes the groups and the rules what a policy file says.
 
 mod difference;
 mod record;
@@ -58,10 +58,10 @@ Exit status: 0 on success, also when there was nothing to change; 1 when the
 file has mistakes or a step failed. If a step fails at a group of another user,
 apply continues with the other steps; else it stops there, and can be repeated.";
 
-/// What mistakes in the file mean here.
+/// The end of the error for mistakes in the file.
 const UNCHANGED: &str = ": nothing was changed";
 
-/// Held while the tree is changed.
+/// The lock file that an `apply` holds while it changes groups and rules.
 const LOCK: &str = ".apply.lock";
 
 /// Applies a policy file.
@@ -147,7 +147,8 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// The root that the environment names; else the machine's for root, and one's own for others.
+/// Opens the root that GPULIMIT_ROOT names; without it, the system's root for root, and the user's
+/// own root for other users.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -155,14 +156,14 @@ fn root() -> Result<Root, Failure> {
     Ok(Root::locate(&super::env)?)
 }
 
-/// Whether a group of the plan has limits, which depend on the GPUs of this machine.
+/// Returns whether the plan sets sizes: they depend on the GPUs of this machine.
 fn names_gpus(plan: &Plan) -> bool {
     let mut groups = plan.groups.iter();
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// The groups with everything that only this machine knows, and what is wrong with them here: GPUs
-/// that it does not have, or that are too small.
+/// Resolves everything in the plan that depends on this machine. Returns the groups, and the
+/// mistakes on this machine: GPUs that it does not have, or that are too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -224,13 +225,12 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the root where it is not there, and keeps other controllers from applying at the same
-/// time.
+/// Makes the root if it does not exist, and takes the lock that keeps other `apply` commands out.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // What is written there is read as root's word.
+        // Programs trust the rules in this directory as rules of root.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
@@ -253,15 +253,15 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     })
 }
 
-/// What happens to the file of rules.
+/// A change of the file of rules.
 struct RulesStep {
     count: u32,
-    /// `None`: removed.
+    /// The new text; `None` removes the file.
     text: Option<String>,
 }
 
 impl RulesStep {
-    /// What becomes of the file.
+    /// The change in a word, for people and for JSON.
     fn action(&self) -> &'static str {
         match self.text {
             Some(_) => "written",
@@ -270,7 +270,7 @@ impl RulesStep {
     }
 }
 
-/// The rules as they are written for all users; `None` where there are none.
+/// Returns the text of the rules as the library reads it; `None` if the policy has no rules.
 pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     match text {
@@ -287,7 +287,7 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let there = match text_file::read(&path, rules::LONGEST) {
         Ok(there) => Some(there),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        // Whatever else is there makes way for rules.
+        // A file that cannot be read as rules is replaced.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
         Err(error) => return Err(cannot("read", &path)(error)),
     };
@@ -303,8 +303,9 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Makes the tree what it is to be. What is made is on record before it is there, and whatever a
-/// rule names is there before the rule.
+/// Carries out the steps. Each new group is written to the record before it is made, and each group
+/// that a rule names exists before the rule is written: an `apply` that is killed leaves nothing
+/// that the next one could not finish.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -316,8 +317,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user has a say in what is in the way of a change of their group. It must not keep the other
-    // groups and the rules as they are.
+    // A user can block changes of their own groups. That must not keep the other groups and the
+    // rules from being changed.
     for step in steps.iter_mut() {
         if let Err(error) = change(root, step) {
             fail(root, step, error)?;
@@ -335,7 +336,7 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // Groups of jobs that have ended are in the way of nobody.
+        // Groups of ended jobs must not keep their parent from being removed.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.remove(name) {
             Ok(()) => drop(record.remove(name)),
@@ -345,7 +346,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // What somebody else has removed is not to be removed once more when it is made by hand.
+    // Forget groups that somebody else has removed: if they are made again by hand, they are not
+    // ours to remove.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -378,7 +380,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Where no user has a say, as on a full file system, it is the end of all steps.
+/// Marks a step as failed if a user can cause the failure at this group; otherwise returns the
+/// error, such as a full file system, which ends all steps.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::is_users(root, step.name()) {
         return Err(error);
@@ -390,7 +393,7 @@ fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupErro
     Ok(())
 }
 
-/// The answer.
+/// The result of an `apply`, for printing.
 struct Shown<'a> {
     file: &'a Path,
     root: &'a Root,
@@ -404,7 +407,7 @@ impl Shown<'_> {
         let mut out = String::new();
         for step in self.steps {
             for line in step.lines(!self.dry_run) {
-                // Writing to a string does not fail.
+                // Writing to a String does not fail.
                 let _ = writeln!(out, "{}", Escaped(&line));
             }
         }

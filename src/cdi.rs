@@ -1,5 +1,5 @@
-//! `gpulimit cdi`: caps and groups as devices that container engines know by name (Container Device
-//! Interface).
+//! `gpulimit cdi`: describes limits and groups as devices that container engines know by name
+//! (Container Device Interface).
 
 mod name;
 
@@ -60,30 +60,31 @@ Examples:
 
 Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
-/// Kind of the devices: VENDOR/CLASS.
+/// The kind of the devices, VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
-/// Without a word about what is wanted.
+/// The sizes of the devices if neither --cap nor --group is given.
 const LADDER: [&str; 16] = [
     "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
     "64g", "80g",
 ];
-/// The library in containers.
+/// The path of the library inside containers.
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 /// The first version of the specification in which a device's name may begin with a digit.
 const WITH_DIGITS: &str = "0.5.0";
 /// The first version of the specification.
 const OLDEST: &str = "0.3.0";
-/// Rules that nobody can follow. Where no hook puts a group in their place they close the GPU.
+/// A file of rules that does not parse. If no hook mounts a group over it, the library in the
+/// container refuses all GPU memory.
 const CLOSED: &str = "no hook has given this container its group\n";
 
-/// Does what is to be done.
+/// Runs the command.
 pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
     match args.what {
         What::Generate => generate(args),
     }
 }
 
-/// Writes the file.
+/// Writes the CDI file, and the files that it mounts into containers.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
@@ -139,7 +140,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
     let spec = json!({
-        // The lowest version that allows these names, for the oldest engines.
+        // The lowest version that allows these names, so that the oldest engines can read the file.
         "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
         "kind": KIND,
         "containerEdits": {
@@ -174,7 +175,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a path as JSON can hold it.
+/// Returns a path as text, which JSON needs.
 fn utf8(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(format_args!(
@@ -184,7 +185,7 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
     })
 }
 
-/// What was asked for, or the ladder.
+/// Returns the devices of --cap and --group, or the default sizes.
 fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     let ladder = args.caps.is_empty() && args.groups.is_empty();
     let sizes = LADDER.iter().filter(|_| ladder).map(|size| (*size).into());
@@ -219,7 +220,7 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     Ok(devices)
 }
 
-/// The size of a cap, as the command line says it.
+/// Parses the size of a cap.
 fn size(text: &str) -> Result<Extent, Failure> {
     text.parse().map_err(|error| {
         Failure::usage(format_args!(

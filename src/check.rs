@@ -1,4 +1,4 @@
-//! `gpulimit check`: whether a policy file is right.
+//! `gpulimit check`: finds the mistakes in a policy file.
 
 use super::accounts::Database;
 use super::apply::Wanted;
@@ -43,7 +43,7 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // What this machine has says nothing about another machine.
+    // Users and GPUs that are missing here may exist on the machine that the policy is for.
     for mistake in &absent {
         output::note(&format!("{mistake} (may be valid on another machine)"));
     }
@@ -61,7 +61,8 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to standard error what is right in a policy and probably not meant.
+/// Warns on standard error about limits that are valid and probably not intended, and about users
+/// without a rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -70,7 +71,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             lines.push((group.line, line));
         }
     }
-    // Of a stanza that makes many groups once.
+    // A stanza for many groups is reported once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -89,15 +90,15 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
 
 /// A policy file without mistakes.
 pub struct Found {
-    /// As it is written.
+    /// The policy as written.
     policy: Policy,
-    /// What it asks for on this machine.
+    /// The groups and rules that the policy means on this machine.
     pub plan: Plan,
-    /// What this machine does not have.
+    /// The users, unix groups and GPUs that this machine does not have.
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. `outcome`: as [`refused`].
+/// Reads a policy file. `outcome` is the end of the error message, as in [`refused`].
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
@@ -123,13 +124,14 @@ pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     }
 }
 
-/// Puts mistakes in the order of their lines, each once.
+/// Sorts mistakes by line and removes duplicates.
 pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
     mistakes.dedup();
 }
 
-/// Says all mistakes, how many they are, and then `outcome`: what that means for the verb.
+/// Prints all mistakes, and returns a failure with their number, followed by `outcome`: what they
+/// mean for the verb.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

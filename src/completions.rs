@@ -1,4 +1,4 @@
-//! `gpulimit completions`: what a shell needs to complete our command lines.
+//! `gpulimit completions`: prints a script with which a shell completes gpulimit's command lines.
 
 use super::failure::Failure;
 use super::{output, sizes};
@@ -42,7 +42,7 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line without what is hidden.
+/// Returns the command line's definition without hidden verbs.
 fn visible() -> Command {
     let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
@@ -52,7 +52,7 @@ fn visible() -> Command {
         .subcommands(verbs.cloned())
 }
 
-/// The verbs whose arguments are names of groups that there are.
+/// Returns the verbs that take the names of existing groups.
 fn verbs() -> Vec<String> {
     let command = visible();
     let takes_groups = |verb: &&Command| {
@@ -67,7 +67,8 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Puts the names of groups, and keys and their values, in the places where they stand.
+/// Appends a function that completes the names of groups, keys, their values, and the command of
+/// `run`.
 fn bash(script: String) -> String {
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
@@ -97,7 +98,7 @@ fn bash(script: String) -> String {
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Names take the place of files.
+/// Completes the names of groups where clap's script completes files.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [
@@ -127,7 +128,7 @@ fn zsh(script: String) -> String {
     )
 }
 
-/// Adds the names.
+/// Adds the completion of the names of groups.
 fn fish(script: String) -> String {
     script
         + &format!(

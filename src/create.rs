@@ -1,4 +1,4 @@
-//! `gpulimit create`: a group that stays.
+//! `gpulimit create`: makes a group that stays until it is removed.
 
 use super::changes::Changes;
 use super::failure::Failure;
@@ -79,7 +79,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
         root.create_for(name, &limits, access)
     };
     let created = make().map_err(|error| {
-        // All or nothing.
+        // Undo: the command makes all groups or none.
         for name in made.iter().rev() {
             let _ = root.remove(name);
         }
@@ -100,7 +100,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Names that stand for groups of single jobs are not for groups that stay.
+/// Refuses names that are reserved for the groups of single jobs, which are removed automatically.
 pub fn no_job(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
@@ -141,8 +141,7 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to a user who could not find it: groups in a private root are seen by
-/// its owner alone.
+/// Refuses to give a group to a user who could not find it: only its owner can read a private root.
 fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
@@ -156,7 +155,8 @@ fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), 
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // A root that GPULIMIT_ROOT names is opened, and not replaced by the machine's.
+    // A root that GPULIMIT_ROOT names must be opened to users; the system's root would not be used
+    // instead.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),
@@ -168,7 +168,7 @@ fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), 
     )))
 }
 
-/// Giving things away is for root.
+/// Explains the error if only root may give a group away.
 fn denied(error: GroupError, args: &Args) -> Failure {
     let (path, cause) = match &error {
         GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {

@@ -1,4 +1,4 @@
-//! `gpulimit gc`: removes what nobody needs any longer.
+//! `gpulimit gc`: removes stale groups and the charges of dead processes.
 
 use super::failure::Failure;
 use super::nvml::Driver;
@@ -23,7 +23,7 @@ ended jobs.
 Examples:
   gpulimit gc";
 
-/// Cleans up, and says what was done.
+/// Cleans up and prints what was removed.
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
@@ -55,11 +55,11 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dead slots, a group a line.
+/// Gives back the charges of dead processes. Returns a line for each group that had some.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
-        // One that is not ours is its members' to clean.
+        // The group belongs to another user, whose members clean it.
         let Ok(done) = group.clean(groups::witness(driver)) else {
             continue;
         };
@@ -78,7 +78,7 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     lines
 }
 
-/// Names on standard error what was left alone, and why.
+/// Names on standard error the files that were left alone, and says why.
 fn report(root: &Root, survey: &Survey) {
     const SHOWN: usize = 5;
     let (shown, more) = match survey.foreign.len() {
@@ -106,7 +106,7 @@ fn report(root: &Root, survey: &Survey) {
     }
 }
 
-/// A name that somebody else chose.
+/// Escapes a path: other users may have chosen its name.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

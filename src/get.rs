@@ -1,4 +1,4 @@
-//! `gpulimit get`: what is said of a group, for scripts.
+//! `gpulimit get`: prints a group's settings, for scripts.
 
 use super::failure::Failure;
 use super::figures::{Figures, Gpu, SCHEMA};
@@ -55,7 +55,7 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // Says which keys there are, and which one was probably meant.
+        // The parser's error lists the keys, and suggests the closest one.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
             _ => "expected a key without a value".into(),
@@ -63,7 +63,7 @@ fn key(text: &str) -> Result<Name, String> {
     })
 }
 
-/// Every key.
+/// Returns all keys.
 fn all() -> impl Iterator<Item = Name> {
     let sizes = Key::ALL.into_iter().map(Name::Size);
     sizes.chain(OptionKey::ALL.into_iter().map(Name::Option))
@@ -78,7 +78,7 @@ impl Name {
     }
 }
 
-/// Prints what is said.
+/// Prints the settings.
 pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
     let driver = Driver::load().ok();
@@ -103,7 +103,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // Where one GPU was asked for it is known.
+            // If the caller named one GPU, its name is not repeated.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {
@@ -116,7 +116,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said under a key, and of which GPU.
+/// Returns the values of a key, each with the GPU that it is for.
 fn values(
     view: &View,
     key: Name,
@@ -169,7 +169,7 @@ fn values(
     Ok(values)
 }
 
-/// What holds for a GPU.
+/// Returns the value of a key that applies to a GPU, with the groups above taken into account.
 fn effective(
     view: &View,
     key: Key,

@@ -1,15 +1,17 @@
-//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances
-//! have UUIDs alone.
+//! GPUs by the names that people use: index, UUID, the beginning of a UUID, or PCI bus id. MIG
+//! instances have only UUIDs.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 
-/// The GPU or MIG instance that `text` names. A full UUID needs no driver.
+/// Returns the GPU or MIG instance that `text` names. A full UUID needs no driver.
 ///
-/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU
-/// around them would limit nothing.
+///
+///
+/// Refuses a GPU that is split into MIG instances: programs use the instances, so a limit on the
+/// GPU itself would have no effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),
@@ -22,7 +24,7 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
     }
 }
 
-/// The rules that `--device` options mean; all GPUs where there are none.
+/// Returns the selectors of the `--device` options; all GPUs without any.
 pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
     if devices.is_empty() {
         return Ok(vec![Selector::All]);
@@ -95,7 +97,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
     ))
 }
 
-/// GPUs with their index, instances by UUID alone.
+/// Lists GPUs by index and UUID, and MIG instances by UUID.
 fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
         true => format!("{} ({id})", gpu.index),
@@ -104,7 +106,8 @@ fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether both are the same place on the bus, with or without the domain, which people leave out.
+/// Returns whether two PCI bus ids mean the same place. The domain may be missing: people leave it
+/// out.
 fn same_bus(text: &str, bus: &str) -> bool {
     let place = |text: &str| {
         let (rest, function) = text.rsplit_once('.')?;

@@ -1,5 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by
-//! /etc/ld.so.preload.
+//! `gpulimit install` and `gpulimit uninstall`: loads the library into every program of the
+//! machine, by /etc/ld.so.preload.
 
 mod file;
 mod preload;
@@ -19,7 +19,7 @@ pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
 pub use trial::{uses, with};
 
-/// Whether every program of this machine gets the library.
+/// Returns whether /etc/ld.so.preload names the library.
 pub fn is_installed() -> bool {
     Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().ours.is_empty())
 }
@@ -86,12 +86,12 @@ Examples:
   gpulimit uninstall --root /mnt/image";
 
 const NAME: &str = "libgpulimit.so";
-/// Where packages put libraries. One that lies there is used there.
+/// Directories where packages put libraries. A library there is used in place, not copied.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// The place that the options name. Fails where somebody else than root could lead the way to
-    /// it elsewhere.
+    /// Checks the options. Fails if another user than root could redirect a path on the way to the
+    /// place.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
@@ -114,8 +114,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a file of that system that others could change or lead elsewhere. In an image links
-    /// on the way are refused, too: followed from here, they can lead out of it.
+    /// Refuses a file of the target system that other users could change or redirect. In an image,
+    /// symbolic links on the way are refused as well: they could lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {
@@ -125,23 +125,23 @@ impl Place {
         })
     }
 
-    /// Whether it is the system that we run in.
+    /// Returns whether the target is the running system, not an image.
     fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// A path of that system, as we reach it.
+    /// Returns where a path of the target system is in this system.
     fn outside(&self, inside: &Path) -> PathBuf {
         self.root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
-    /// A path of ours as it is called in that system.
+    /// Returns what the target system calls a path of this system.
     fn inside(&self, outside: &Path) -> Option<PathBuf> {
         let below = outside.strip_prefix(&self.root).ok()?;
         Some(Path::new("/").join(below))
     }
 
-    /// Where the library goes, in that system.
+    /// Returns the path to which the library is copied, in the target system.
     fn library(&self) -> PathBuf {
         self.prefix.join("lib/gpulimit").join(NAME)
     }
@@ -156,7 +156,7 @@ impl Place {
     }
 }
 
-/// What others could do with the file, as an error.
+/// Explains the error of a trust check.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
@@ -166,7 +166,7 @@ fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     })
 }
 
-/// Installs.
+/// Installs the library.
 pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     place.check(Path::new(FILE))?;
@@ -218,7 +218,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     enter(place, &target)
 }
 
-/// Puts the path into the file of preloads.
+/// Writes the library's path into /etc/ld.so.preload.
 fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     let path = place.preload();
     let preload = Preload::read(&path)?;
@@ -252,7 +252,7 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory of the groups of the whole machine.
+/// Makes the directory of the system's groups.
 fn make_group_root(place: &Place) -> Result<(), Failure> {
     let path = place.outside(Path::new(SYSTEM));
     if !path.exists() {
@@ -275,7 +275,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes it out again.
+/// Removes the library from /etc/ld.so.preload, and its file.
 pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     let path = place.preload();

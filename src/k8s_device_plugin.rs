@@ -1,5 +1,5 @@
-//! `gpulimit k8s-device-plugin`: the program of that name, which is one of its own, as nobody
-//! without a cluster needs what it is made of.
+//! `gpulimit k8s-device-plugin`: runs the Kubernetes device plugin. It is a program of its own,
+//! because its dependencies are useless outside a cluster.
 
 use super::failure::{Failure, cannot};
 use super::signals;
@@ -29,7 +29,7 @@ Examples:
 
 const NAME: &str = "gpulimit-k8s-device-plugin";
 
-/// Becomes the plugin.
+/// Replaces this process with the plugin.
 pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<ExitCode, Failure> {
     let beside = env::current_exe()
         .ok()

@@ -1,4 +1,4 @@
-//! Files that every program of the machine depends on: replaced as a whole, or put back.
+//! Changes files that every program of the machine depends on: as a whole, or not at all.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What the system refused.
+/// Like [`cannot`], with a hint to run as root if access was denied.
 pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| {
         let kind = error.kind();
@@ -21,7 +21,7 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
     }
 }
 
-/// Makes the directory that a file is in, and those above it, for all to use.
+/// Makes the directory of a file and the directories above it, readable for all users.
 pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
     let directory = file.parent().unwrap_or(file);
     DirBuilder::new()
@@ -32,26 +32,26 @@ pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
     Ok(directory)
 }
 
-/// Gives the name to a new file with this content. Who has the old one open or mapped keeps it.
+/// Replaces a file. Processes that have opened or mapped the old file keep it.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // The name, too, is to survive a loss of power. The change is done where a file system cannot
-    // promise that.
+    // The new name must survive a loss of power. File systems that cannot promise this have made
+    // the change anyway.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name,
-/// as a device, a pipe or a link, is written through and stays what it is.
+/// Writes a file that a user names. A regular file is replaced as a whole; a device, a pipe or a
+/// symbolic link is kept, and the text is written to it.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // A link may lead to a regular file, or to none yet.
+            // The link may lead to a regular file, or to a file that does not exist yet.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -63,8 +63,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that everybody may read, and runs `check`. Where the check fails, puts
-/// back the content that the file had `before` (`None`: there was no file).
+/// Writes `text` to a file that all users may read, and runs `check`. If the check fails, restores
+/// the content that the file had `before` (`None`: there was no file).
 pub fn change(
     path: &Path,
     before: Option<&str>,

@@ -1,5 +1,5 @@
-//! The file of preloads, as the dynamic linker reads it: paths between spaces, colons and line
-//! ends, and comments.
+//! The file /etc/ld.so.preload: paths between spaces, colons and line breaks, and comments, as the
+//! dynamic linker reads them.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -8,26 +8,26 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where it is.
+/// The path of the file.
 pub const FILE: &str = "/etc/ld.so.preload";
 
-/// What is in it.
+/// The content of the file.
 pub struct Preload {
-    /// `None`: there is no file.
+    /// `None` if the file does not exist.
     text: Option<String>,
 }
 
-/// How our library stands in it.
+/// Where the file names copies of the library.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
-    /// Where the library is said to be, each time that it is named.
+    /// The paths of all copies of the library, in their order.
     pub ours: Vec<PathBuf>,
-    /// Whether it is before all others.
+    /// True if a copy of the library comes before all other libraries.
     pub first: bool,
 }
 
 impl Preload {
-    /// Reads the file, which need not be there.
+    /// Reads the file, which need not exist.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
@@ -44,12 +44,13 @@ impl Preload {
         Ok(Self { text: Some(text) })
     }
 
-    /// The content of such a file elsewhere, as of another process's root directory.
+    /// Makes the content of such a file from text, for instance of another process's root
+    /// directory.
     pub fn of(text: String) -> Self {
         Self { text: Some(text) }
     }
 
-    /// As it is; `None` where there is no file.
+    /// Returns the text; `None` if the file does not exist.
     pub fn text(&self) -> Option<&str> {
         self.text.as_deref()
     }
@@ -68,7 +69,7 @@ impl Preload {
             })
     }
 
-    /// How our library stands in it.
+    /// Finds the copies of the library.
     pub fn state(&self) -> State {
         let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
         let ours = |path: &&&str| library::is_ours(Path::new(path));
@@ -80,7 +81,7 @@ impl Preload {
         }
     }
 
-    /// The text with this library, first and once.
+    /// Returns the text with this library as the first entry and without its other copies.
     pub fn with(&self, library: &Path) -> Result<String, Failure> {
         let path = library.to_str().filter(|path| {
             !path.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '#' | '$'))
@@ -96,8 +97,8 @@ impl Preload {
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// The text without these paths; `None` when none of them is in there. All else stays as it is,
-    /// line by line.
+    /// Returns the text without the matching paths; `None` if none matches. Everything else is
+    /// kept, line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {
