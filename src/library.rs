@@ -1,4 +1,4 @@
-//! Where `libgpulimit.so` is, and what `LD_PRELOAD` needs to be.
+//! Finds `libgpulimit.so`, and builds the value of `LD_PRELOAD`.
 
 mod load;
 
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 
 const NAME: &str = "libgpulimit.so";
 
-/// The variable that names the library.
+/// The environment variable that names the library.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have
-/// anyway, where there is one. Of two in one program both would count.
+/// Returns the library's absolute path for `LD_PRELOAD`. Prefers the library in /etc/ld.so.preload:
+/// with two copies in one program, each would charge the same memory.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
@@ -30,7 +30,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     first_of(places)
 }
 
-/// The one that belongs to this program, whatever is installed.
+/// Returns the library that belongs to this program, whatever is installed.
 pub fn own() -> Result<PathBuf, Failure> {
     first_of(places())
 }
@@ -62,7 +62,8 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Beside this program, where packages put it from there, and where cargo does.
+/// Returns the places to search: beside this program, where packages put the library, and where
+/// cargo does.
 fn places() -> Vec<PathBuf> {
     let Ok(program) = env::current_exe() else {
         return Vec::new();
@@ -74,16 +75,15 @@ fn places() -> Vec<PathBuf> {
     if let Some(prefix) = directory.parent() {
         places.push(prefix.join("lib/gpulimit").join(NAME));
         places.push(prefix.join("lib").join(NAME));
-        // A program of one cargo profile, the library of another.
+        // This program and the library may be built with different cargo profiles.
         places.push(prefix.join("release").join(NAME));
         places.push(prefix.join("debug").join(NAME));
     }
     places
 }
 
-/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that
-/// could not read our files, and for root one that somebody else could change, which is not even
-/// opened.
+/// Returns the library's version, read from the file without loading it. Refuses a library whose
+/// file formats differ, and, for root, a library that other users could change, without opening it.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -121,8 +121,9 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Refuses what the loader would pass over with no more than a line on stderr, as a command would
-/// then have no limit: the library is loaded here. For what [`find`] has found.
+/// Loads a library that [`find`] has returned into this process. The dynamic linker only prints a
+/// line if it cannot load a preloaded library, and the command would run without a limit; this
+/// function returns an error instead.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
@@ -135,9 +136,9 @@ fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     ))
 }
 
-/// Reads a regular file of a length that a library can have.
+/// Reads a regular file that is not larger than a library can be.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    /// A build with all its debug information has less.
+    /// More than a build with all debug information.
     const LONGEST: u64 = 1 << 30;
     let file = OpenOptions::new()
         .read(true)
@@ -153,7 +154,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
+/// Returns the value of `LD_PRELOAD` with the library first, without its other copies, and with all
+/// other entries.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
     for part in parts(existing).filter(|part| !is_ours(part) && *part != library) {
@@ -163,7 +165,7 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     OsString::from_vec(all)
 }
 
-/// `LD_PRELOAD` without our library; `None` when it is not in there.
+/// Returns the value of `LD_PRELOAD` without the library; `None` if it does not name the library.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     let (ours, others): (Vec<&Path>, Vec<&Path>) = parts(existing).partition(|part| is_ours(part));
     let others: Vec<&[u8]> = others
@@ -173,7 +175,7 @@ pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
-/// The copies of our library that an `LD_PRELOAD` names.
+/// Returns the copies of the library that a value of `LD_PRELOAD` names.
 pub fn ours_in(existing: &OsStr) -> Vec<PathBuf> {
     let ours = parts(Some(existing)).filter(|part| is_ours(part));
     ours.map(Path::to_owned).collect()
@@ -187,7 +189,8 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
         .map(|part| Path::new(OsStr::from_bytes(part)))
 }
 
-/// Whether it is a copy of our library. Two of them would count everything twice.
+/// Returns whether a path names a copy of the library. Two copies in one program would charge
+/// everything twice.
 pub fn is_ours(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }

@@ -1,4 +1,4 @@
-//! `gpulimit ls`: the names of groups.
+//! `gpulimit ls`: lists the names of groups.
 
 use super::failure::Failure;
 use super::figures::kind;
@@ -31,7 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    // Whoever names a group knows it.
+    // A named group itself is not listed, only the groups below it.
     let groups: Vec<&Group> = selection
         .groups
         .iter()

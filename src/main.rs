@@ -1,5 +1,5 @@
-//! The controller: runs programs in groups, shows groups and changes them. A verb a file, and the
-//! nouns they share.
+//! The controller: runs programs in groups, shows groups and changes them. Each verb has a file;
+//! the other files are shared.
 
 mod accounts;
 mod apply;
@@ -126,12 +126,12 @@ enum Verb {
     Completions(completions::Args),
     /// Print or write the manual pages
     Man(man::Args),
-    /// Answer questions of `doctor` from inside a process of its own
+    /// Answers questions of other verbs in a child process
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
 }
 
-/// Runs the command line and says how it ended.
+/// Parses the command line, runs the verb and returns its exit status.
 fn main() -> ExitCode {
     let before = signals::Inherited::read();
     step_out(&before);
@@ -139,7 +139,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(mut error) => {
             drop_wrong_tip(&mut error);
-            // Help on stdout with status 0, mistakes on stderr with status 2.
+            // Help goes to standard output with status 0, mistakes to standard error with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
                 failure::USAGE
@@ -176,9 +176,9 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a
-/// controller that looks through it would be a member itself, and would take the group's view for
-/// the machine.
+/// Executes this program again without the library if the library is preloaded, as in a shell
+/// inside a group. With the library, the controller itself would be a member, and would see the
+/// group's view instead of the machine.
 fn step_out(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
@@ -193,13 +193,13 @@ fn step_out(inherited: &signals::Inherited) {
         } else {
             command.env("LD_PRELOAD", others);
         }
-        // Where that cannot be, as without /proc, we go on as we are.
+        // If exec fails, for instance without /proc, continue with the library.
         let _ = signals::become_command(&mut command, inherited);
     }
 }
 
-/// Takes out the tip to write an unknown option after `--`: no group is called so, and `run` would
-/// take it for the command.
+/// Removes clap's tip to pass an unknown option after `--`: groups have no such names, and `run`
+/// would take the option for the command.
 fn drop_wrong_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));
@@ -209,12 +209,12 @@ fn drop_wrong_tip(error: &mut clap::Error) {
     }
 }
 
-/// Reads a variable of our own environment.
+/// Reads an environment variable of this process.
 fn env(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name)
 }
 
-/// The command line as it is defined.
+/// Returns the definition of the command line.
 fn command() -> clap::Command {
     Cli::command()
 }

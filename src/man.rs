@@ -1,4 +1,4 @@
-//! `gpulimit man`: the manual pages.
+//! `gpulimit man`: writes the manual pages.
 
 use super::failure::Failure;
 use super::output;
@@ -27,14 +27,14 @@ Examples:
   gpulimit man | man -l -
   gpulimit man /usr/local/share/man/man1";
 
-/// Whether a verb has a page.
+/// Returns whether a verb has a manual page.
 fn is_documented(verb: &Command) -> bool {
     !verb.is_hide_set()
 }
 
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    // There is no page of `help`.
+    // clap's verb `help` gets no page.
     let mut command = super::command().disable_help_subcommand(true);
     command.build();
     match &args.directory {
@@ -58,7 +58,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of the program or of a verb: each section once.
+/// Returns the page of the program or of a verb. No section appears twice.
 fn page(command: Command) -> Result<String, Failure> {
     let help = command.get_after_help().map(ToString::to_string);
     let help = Help::of(help.as_deref().unwrap_or_default());
@@ -83,7 +83,7 @@ fn page(command: Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// Variables that all verbs read.
+/// The environment variables that all verbs read.
 const ENVIRONMENT: [(&str, &str); 5] = [
     (
         "GPULIMIT_MAX",
@@ -104,7 +104,7 @@ const ENVIRONMENT: [(&str, &str); 5] = [
     ("NO_COLOR", "If set and not empty, output has no bold type."),
 ];
 
-/// Files that verbs read or write.
+/// The files that verbs read or write.
 const FILES: [(&str, &str); 5] = [
     (
         "/run/gpulimit",
@@ -128,11 +128,11 @@ const FILES: [(&str, &str); 5] = [
     ),
 ];
 
-/// The exit status where the help says nothing else.
+/// The exit status of verbs whose help does not mention it.
 const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
                       mistake in the options.";
 
-/// What stands below the options in the help, by section.
+/// The text below the options of a verb's help, by section.
 #[derive(Default)]
 struct Help<'a> {
     description: Vec<&'a str>,
@@ -155,7 +155,7 @@ impl<'a> Help<'a> {
         help
     }
 
-    /// What follows the first sentence of the description.
+    /// Returns the paragraphs after the first sentence of the description.
     fn description(&self) -> Roff {
         let mut page = Roff::new();
         for paragraph in &self.description {
@@ -165,7 +165,7 @@ impl<'a> Help<'a> {
         page
     }
 
-    /// The sections after the options.
+    /// Returns the sections after the options.
     fn rest(&self) -> Roff {
         let mut page = Roff::new();
         page.control("SH", ["EXIT STATUS"]);
@@ -186,12 +186,13 @@ impl<'a> Help<'a> {
     }
 }
 
-/// A paragraph. One with indented lines, as a table or examples, is laid out by hand and stays as
-/// it is.
+/// Writes a paragraph. A paragraph with indented lines, such as a table or examples, keeps its
+/// layout.
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // The help has 80 columns: all of them stay on a page of 80 columns.
+        // The help uses 80 columns; without the page's indentation they fit into a terminal of 80
+        // columns.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

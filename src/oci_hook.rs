@@ -1,4 +1,4 @@
-//! `gpulimit oci-hook`: what an OCI runtime calls while a container is made, and when it is gone.
+//! `gpulimit oci-hook`: called by OCI runtimes while they make a container, and after it has ended.
 
 mod container;
 mod mount;
@@ -69,7 +69,7 @@ Examples:
 Exit status: 0 on success, 1 on failure (the runtime then gives up the
 container), 2 for a mistake in the options.";
 
-/// Does what the stage is for.
+/// Runs the stage.
 pub fn oci_hook(args: &Args) -> Result<ExitCode, Failure> {
     let root = match &args.root {
         Some(path) => Root::at(path)?,

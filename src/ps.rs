@@ -1,4 +1,4 @@
-//! `gpulimit ps`: the processes in groups, and what each uses.
+//! `gpulimit ps`: shows the processes in groups, and the memory of each.
 
 use super::failure::Failure;
 use super::groups::{self, Selection, View};
@@ -90,8 +90,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// The groups whose ledgers we can read and that are below no other such: they have all processes,
-/// once.
+/// Returns the topmost groups whose ledgers the caller can read. Together their ledgers list each
+/// process exactly once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -106,12 +106,12 @@ fn outermost(views: &[View]) -> Vec<&View> {
     found
 }
 
-/// What processes are called now.
+/// The current command lines of processes.
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// By number here. A process that keeps others from looking has none; `None` where none could
-    /// be asked.
+    /// The command lines by pid; processes that block the look have none. `None` if the child
+    /// process failed.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -130,11 +130,11 @@ impl Commands {
         Self { pids, lines }
     }
 
-    /// `None` where it cannot be seen.
+    /// Returns the command line; `None` if the process blocks the look.
     fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
         let identity = process.identity;
         let named = match (pid, &self.lines) {
-            // The number of one that has ended may be another's.
+            // Only for live processes: another process may have the pid of an ended one.
             (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
                 Some(line) => identity.with_command(pid, line),
                 None => identity,
@@ -145,7 +145,7 @@ impl Commands {
     }
 }
 
-/// The bytes that hexadecimal digits stand for; `None` for other than 64.
+/// Decodes 64 bytes from hexadecimal digits; `None` for any other number.
 fn digits(text: &str) -> Option<[u8; 64]> {
     let pairs = text.as_bytes().chunks(2);
     let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
@@ -153,29 +153,29 @@ fn digits(text: &str) -> Option<[u8; 64]> {
     bytes?.try_into().ok()
 }
 
-/// A process on one GPU, or on none yet.
+/// A process on one GPU, or on no GPU yet.
 struct Line {
     group: String,
-    /// The group for people.
+    /// The name of the group for people.
     title: String,
-    /// `None` where it has no number here.
+    /// `None` if the process has no pid in the caller's pid namespace.
     pid: Option<u32>,
     own_pid: u32,
     uid: u32,
-    /// `None` where it cannot be seen.
+    /// `None` if the process blocks the look.
     command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
 }
 
-/// What a process uses of a GPU, in bytes.
+/// The bytes that a process uses on a GPU.
 struct Parts {
     total: u64,
-    /// `None` for a process that has not said what its memory is for.
+    /// `None` if the process has not recorded what its memory is for.
     split: Option<Split>,
 }
 
-/// Bytes by what the memory is for.
+/// Bytes by category.
 struct Split([u64; Category::COUNT]);
 
 impl Split {
@@ -183,7 +183,7 @@ impl Split {
         self.0.get(category as usize).copied().unwrap_or(0)
     }
 
-    /// What the program has asked for by address, handle or graph.
+    /// Returns the memory that the program has allocated by address, handle or graph.
     fn allocations(&self) -> u64 {
         [
             Category::Linear,
@@ -250,8 +250,8 @@ fn of(
 }
 
 impl Line {
-    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their
-    /// order.
+    /// Compares by group, each group before the groups below it, then by pid. The sort is stable:
+    /// the GPUs of a process keep their order.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

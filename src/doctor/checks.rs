@@ -1,4 +1,4 @@
-//! The single checks.
+//! The checks of the machine.
 
 use super::{Finding, root};
 use crate::accounts::Database;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// All checks, in the order in which things depend on each other.
+/// Runs all checks, each after the checks that it depends on.
 pub(super) fn all() -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();
@@ -85,7 +85,7 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     }
 }
 
-/// Limits that the driver and the kernel keep by themselves, from driver 615 on: a second wall.
+/// Reports whether the driver can limit cgroups itself, as drivers from 615 on can.
 fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     const CHECK: &str = "native";
     const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
@@ -162,7 +162,7 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     Ok(findings)
 }
 
-/// How the library stands in the file of preloads.
+/// Reports whether and how /etc/ld.so.preload names the library.
 pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
     let file = install::FILE;
@@ -212,7 +212,7 @@ pub(super) fn system_wide() -> Finding {
     Finding::fine(CHECK, format!("{path}, by {file}"))
 }
 
-/// Whether the machine has rules, readable or not.
+/// Returns whether the machine has rules, even if they cannot be read.
 fn has_rules() -> bool {
     !matches!(Rules::load(&Source::system()), Ok(None))
 }
@@ -326,7 +326,7 @@ fn environment() -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
     match policy::assignment(&env) {
-        // Said already.
+        // [`rules`] has reported this error.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,

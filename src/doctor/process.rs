@@ -1,5 +1,5 @@
-//! What can be seen of a running process from outside: whether it has the library, why not, and
-//! where it belongs.
+//! Checks a running process from outside: whether it has loaded the library, and if not, why; and
+//! its group.
 
 use super::Finding;
 use super::files::Files;
@@ -22,24 +22,25 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// The most bytes of an environment and of a list of mappings that are looked at.
+/// The most bytes that are read of an environment or a memory map.
 const LONGEST: u64 = 16 << 20;
-/// The most bytes of an `ld.so.preload`.
+/// The most bytes that are read of an `ld.so.preload`.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// A process by its pid here.
+/// A process, as the caller sees it.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
-    /// Its files; `None` where we may not see them.
+    /// The process's files; `None` if the caller may not access them.
     files: Option<Files>,
-    /// Its environment as it started; `None` where we may not see it.
+    /// The environment with which the process started; `None` if the caller may not read it.
     environment: Option<Vec<(OsString, OsString)>>,
-    /// The files mapped into it; `None` where we may not see them.
+    /// The paths of the files that the process has mapped; `None` if the caller may not read its
+    /// memory map.
     mapped: Option<Vec<String>>,
 }
 
-/// Everything about a process, as far as it can be seen in a bounded time.
+/// Checks a process in bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     look_apart(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
@@ -58,7 +59,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Looks at a process from a child process.
+/// Checks a process from a child process.
 fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
@@ -73,7 +74,7 @@ fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
     findings.ok_or_else(|| io::Error::other("the child process that looks ended without an answer"))
 }
 
-/// Looks at a process for as long as it takes.
+/// Checks a process for as long as it takes.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
@@ -122,7 +123,7 @@ impl Process {
         format!("/proc/{}/{file}", self.pid).into()
     }
 
-    /// The file of preloads that the process sees; `None` where it has none that can be read.
+    /// Returns the /etc/ld.so.preload that the process sees; `None` if it cannot be read.
     fn preloads(&self) -> Option<install::Preload> {
         let bytes = self
             .files
@@ -132,7 +133,8 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// The copies of the library that the process is to have preloaded, and by what.
+    /// Returns the copies of the library that the process should have preloaded, and where each is
+    /// named.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
         let everywhere = self.preloads().map(|preload| preload.state().ours);
         let everywhere = everywhere.unwrap_or_default().into_iter();
@@ -150,7 +152,7 @@ impl Process {
         found.map(|(_, value)| value.clone())
     }
 
-    /// Whether it has a root file system of its own.
+    /// Returns whether the process has another mount namespace than the caller.
     fn is_contained(&self) -> bool {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
         let there = of(&self.pid.to_string());
@@ -171,7 +173,8 @@ impl Process {
         )
     }
 
-    /// Whether the library is in it. `wanted`: a limit is meant for it.
+    /// Reports whether the process has loaded the library. If not, that is an error only if a limit
+    /// is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -220,7 +223,7 @@ impl Process {
         )]
     }
 
-    /// Why the library is not in it, and what to do.
+    /// Returns why the process has not loaded the library, and the remedy.
     fn why_not(&self) -> (String, String) {
         let put_in = "start it with `gpulimit run`, or load the library into every program with \
                       `gpulimit install`; for containers see docs/containers.md";
@@ -305,7 +308,7 @@ impl Process {
         )
     }
 
-    /// Whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
+    /// Returns whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
     fn is_privileged(&self) -> bool {
         const WORD: usize = size_of::<u64>();
         let words = fs::read(self.path("auxv")).unwrap_or_default();
@@ -332,8 +335,8 @@ impl Process {
         ))
     }
 
-    /// Where it is, and where it would come by the rules and its environment. Also whether any of
-    /// them means a limit for it.
+    /// Reports the process's group, and the group that the rules and its environment select. Also
+    /// returns whether any of them wants a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -379,7 +382,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// A variable of its environment; where it says nothing of the root, that of its user.
+    /// Returns an environment variable of the process. Without `GPULIMIT_ROOT`, returns the default
+    /// root of the process's user.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -402,15 +406,14 @@ impl Process {
         })
     }
 
-    /// The group that has it, and the bytes that it uses there on all GPUs.
+    /// Returns the group that the process is a member of, and the bytes that it uses on all GPUs.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // A root that the process names is its own to make: nothing there is read with more rights
-        // than it has.
+        // The process's user may have made this root: read it with the rights of that user.
         let files = self.files.as_ref()?;
         let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -418,8 +421,8 @@ impl Process {
         member_in(&theirs, &seen)
     }
 
-    /// Whether a program that starts where this process is gets the library, as far as its files
-    /// tell: nothing is started there.
+    /// Reports whether a program that starts in the process's container loads the library. Reads
+    /// files only, and starts no program.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -449,12 +452,12 @@ impl Process {
     }
 }
 
-/// Whether the dynamic linker in a root directory can load the library at this path. The error says
-/// why not.
+/// Checks that the dynamic linker in a root directory can load the library at this path. The error
+/// says why not.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// Far more than the library, or a C library, has.
+    /// Far more than the size of the library, or of a C library.
     const LONGEST: u64 = 256 << 20;
-    /// Where systems have their C library, for a process of which it is not known.
+    /// The usual paths of the C library, for a process whose own one is unknown.
     const PLACES: [&str; 6] = [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib/aarch64-linux-gnu/libc.so.6",
@@ -482,12 +485,12 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// The group in a root that has a process as a member, and the bytes that the process uses there on
-/// all GPUs.
+/// Returns the group of a root that a process is a member of, and the bytes that the process uses
+/// on all GPUs.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
-        // The ledger of a group has those of all below it.
+        // A ledger also lists the members of all groups below.
         let Ok(ledger) = group.ledger() else {
             continue;
         };
@@ -502,7 +505,8 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     None
 }
 
-/// What the rules and the environment say of a process that is a member of this group.
+/// Compares what the rules and the environment ask for with the group that the process is a member
+/// of.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
@@ -536,7 +540,7 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     }
 }
 
-/// `NAME=VALUE`, each ended by a zero.
+/// Parses `NAME=VALUE` entries that each end with a zero byte.
 fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pair = |text: &[u8]| {
         let at = text.iter().position(|c| *c == b'=')?;
@@ -549,7 +553,7 @@ fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     bytes.split(|c| *c == 0).filter_map(pair).collect()
 }
 
-/// The paths of `/proc/PID/maps`, each once.
+/// Returns the paths in the text of `/proc/PID/maps`, without repetitions.
 fn mapped(maps: &str) -> Vec<String> {
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
@@ -557,7 +561,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// The beginning of a file of `/proc`, which its process can make as long as it likes.
+/// Reads the beginning of a file of `/proc`, whose length the process controls.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -566,9 +570,10 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// When a process started. The times of its files in `/proc` are those of the first look at them.
+/// Returns when a process started. The times of its files in `/proc` do not help: they are the
+/// times of the first access.
 fn started(pid: u32) -> Option<SystemTime> {
-    /// Of `/proc`, on every machine.
+    /// The clock ticks of `/proc` per second, the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
     let since_boot =
         Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
@@ -580,7 +585,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// What helps a user who may not look into a process.
+/// Returns the remedy for a user who may not read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
         0 => "run this outside the container, or where no security module denies it to root",
@@ -603,7 +608,7 @@ mod tests {
     #[test]
     fn this_process_started_a_moment_ago() {
         let age = started(std::process::id()).expect("/proc").elapsed();
-        // By the clock it may be in the future, by the length of a tick.
+        // The result may lie in the future by the length of a clock tick.
         assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
         let mut child = std::process::Command::new("cat");
         let mut child = child

@@ -1,4 +1,4 @@
-//! The root of the groups: whether groups can be made there, and what else lies in it.
+//! Checks the root of the groups: whether groups can be made there, and what else it contains.
 
 use super::Finding;
 use crate::accounts;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 const CHECK: &str = "root";
 
-/// Looks at the root that the caller's groups are made in, and at what lies in it.
+/// Checks the root in which the caller's groups are made.
 pub(super) fn checks() -> Vec<Finding> {
     let root = match Root::locate(&env) {
         Ok(root) => root,
@@ -122,7 +122,8 @@ pub(super) fn checks() -> Vec<Finding> {
     findings
 }
 
-/// The file system that the root lies on, or will when it is made, as a part of a sentence.
+/// Returns the name of the root's file system, as a part of a sentence. For a root that does not
+/// exist, that is the file system on which it would be made.
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -133,7 +134,7 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// A root in which no group can be made.
+/// Reports that groups cannot be made in a root.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
     let said = format!("cannot make groups in {}: {error}", path.display());
@@ -151,7 +152,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// What to do where the system did not let a group be made, beyond what the error says itself.
+/// Returns a remedy for the system's error, where the error's own text has none.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);

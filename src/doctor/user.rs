@@ -1,4 +1,4 @@
-//! Which group a user's programs get, and by which rule.
+//! Reports the group that a user's programs get, and the rule that assigns it.
 
 use super::{Finding, Level};
 use crate::accounts::{self, Database};
@@ -6,7 +6,7 @@ use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;
 use gpulimit_policy::rules::{Rule, Rules, Source};
 
-/// The rules, as they hold for a user.
+/// Evaluates the rules for a user.
 pub(super) fn checks(name: &str) -> Vec<Finding> {
     const CHECK: &str = "rules";
     let Some(uid) = accounts::user_id(name) else {
@@ -36,10 +36,10 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // A rule holds only for programs that have the library.
+    // Rules hold only for programs with the library, so say if programs may lack it.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // What a rule asks beside the user is not known of a user's programs in general.
+    // Conditions on other things than the user, such as the cgroup, depend on the single process.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);
@@ -82,7 +82,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     findings
 }
 
-/// What a rule asks of a process beside whose it is.
+/// Lists the conditions of a rule other than the user.
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [
