@@ -1,4 +1,4 @@
-//! `gpulimit set`: other limits for a group, at once.
+//! `gpulimit set`: changes the limits of a group.
 
 use super::changes::Changes;
 use super::failure::Failure;
@@ -69,16 +69,16 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let changes = Changes::new(settings, &args.devices, driver)?;
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
-        // Worked out before, so that it cannot fail now.
+        // Cannot fail: [`Changes::new`] has already computed the changes.
         .write_limits(|rules| drop(changes.apply(rules)))
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // Whoever administers a group need not be able to read its ledger.
+        // The administrator of a group may lack the right to read its ledger.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
-            // Only what still counts can be too much.
+            // Remove the charges of dead processes, so that the figures below are current.
             ledger.clean(groups::witness(driver));
         }
         let view = View::of(group, name.clone(), now, ledger, driver);
@@ -109,15 +109,15 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Writes down that the limits were changed, where we may. Of a change for one GPU with its
-/// figures.
+/// Records the change as an event, if the caller may write the ledger. A change for a single GPU is
+/// recorded with that GPU's figures.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
         _ => (None, now.get(Selector::All, Key::Max)),
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
-    // The largest number: none, or not known.
+    // The largest number means "no limit" or "unknown".
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {
@@ -130,7 +130,7 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     });
 }
 
-/// Where usage is above the limit.
+/// Warns, a line each, about GPUs whose usage is above the limit.
 fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
         return Vec::new();

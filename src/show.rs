@@ -1,4 +1,4 @@
-//! `gpulimit show`: what each group may use, and what it uses.
+//! `gpulimit show`: shows the limits and the usage of groups.
 
 use super::failure::Failure;
 use super::figures::{self, Figures, Gpu};
@@ -50,7 +50,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Says that there is nothing to show, and how that changes.
+/// Says that there are no groups, and how to make one.
 pub fn no_groups(selection: &Selection) {
     output::note(&format!(
         "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes one",
@@ -66,7 +66,7 @@ const OPTIONAL: [Column; 5] = [
     Column::Left("OPTIONS"),
 ];
 
-/// The columns that a narrow terminal does without, in this order.
+/// The columns that a narrow terminal drops, in this order.
 const NARROW: [Column; 8] = [
     Column::Left("OPTIONS"),
     Column::Right("MIN"),
@@ -145,13 +145,13 @@ fn table(groups: &[Figures]) -> Table {
     table
 }
 
-/// The group's own limit.
+/// Formats the group's own limit.
 pub fn max(gpu: &Gpu) -> String {
     gpu.text(Key::Max)
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
-/// A limit above the group that is smaller than its own.
+/// Formats a limit of a group above, if it is smaller than the group's own.
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))

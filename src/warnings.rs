@@ -1,5 +1,5 @@
-//! Limits that can be set and are probably not meant: too small for any program, larger than the
-//! GPU, or at odds with each other.
+//! Warns about limits that are valid and probably not intended: too small for any program, larger
+//! than the GPU, or contradictory.
 
 use super::changes::is_above;
 use super::groups;
@@ -10,15 +10,15 @@ use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
 
-/// Limits below this many bytes are a number whose unit was forgotten: the smallest CUDA context
-/// takes more.
+/// A limit below this many bytes is probably a number without a unit: the smallest CUDA context
+/// needs more.
 const SMALLEST: u64 = 1 << 20;
 
-/// A `max` below this many bytes leaves no room for a CUDA context, not even on the smallest GPUs.
+/// A `max` below this many bytes is too small for a CUDA context, even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory is known: those that NVML lists, and those that a group's ledger
-/// has seen.
+/// Returns the GPUs whose memory size is known: those that NVML lists, and those in the group's
+/// ledger.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();
@@ -31,7 +31,7 @@ pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(Devi
     known
 }
 
-/// Returns a sentence for each doubt about these limits.
+/// Returns a sentence for each warning about these limits.
 pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: String| {
@@ -43,7 +43,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         for (key, size) in own.iter() {
             if let Size::Bytes(bytes @ 1..SMALLEST) = size {
                 let meant = match bytes {
-                    // The number was written without a unit, or in MiB, or with K.
+                    // Guess the intended number of GiB: the unit was forgotten, or it was K.
                     bytes if bytes < 1024 => bytes,
                     bytes => bytes >> 10,
                 };
@@ -114,7 +114,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
     lines
 }
 
-/// Sizes above the `max` that they share a GPU with.
+/// Warns about sizes above the `max` of the same GPU.
 fn at_odds(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
     let max = values.get(Key::Max).unwrap_or(Size::Max);
     [Key::High, Key::Low, Key::Min]
@@ -130,7 +130,7 @@ fn at_odds(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String
         })
 }
 
-/// Writes warnings about a group to standard error.
+/// Prints warnings about a group on standard error.
 pub fn note(group: &str, lines: &[String]) {
     for line in lines {
         output::note(&format!("warning: {group}: {line}"));
@@ -216,7 +216,7 @@ mod tests {
             (Selector::All, Key::High, "5G"),
         ];
         expect(&above, &["high=5GiB is above max=4GiB: it has no effect"]);
-        // By the GPU: half of A is above the limit, half of B is not.
+        // Depends on the GPU: half of A's memory is above max, half of B's is not.
         let part = [
             (Selector::All, Key::Max, "30G"),
             (Selector::Device(A), Key::Min, "50%"),

@@ -1,5 +1,5 @@
-//! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started
-//! anew, and keeps order.
+//! Runs the plugin on a node: registers it with kubelet, again after each restart of kubelet, and
+//! cleans up.
 
 use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
@@ -20,35 +20,35 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Our socket, in kubelet's directory.
+/// The name of the plugin's socket, in kubelet's directory.
 const ENDPOINT: &str = "gpulimit.sock";
-/// Kubelet's.
+/// The name of kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
-/// How often to look whether kubelet is another one.
+/// How often to check whether kubelet was restarted.
 const TICK: Duration = Duration::from_millis(500);
-/// How long kubelet may take to listen to what it has registered.
+/// The time that kubelet may take to connect after the registration.
 const LISTENS: Duration = Duration::from_secs(10);
 
-/// Everything that outlasts a connection.
+/// The state of the plugin.
 struct Node {
     options: Options,
     cards: Cards,
-    /// The files of [`library::install`], which stay open.
+    /// The files of [`library::install`], which must stay open.
     _installed: [File; 2],
     plugin: Arc<Plugin>,
-    /// The kubelet that knows us, and since when.
+    /// The kubelet with which the plugin is registered, and since when.
     known_to: Option<(Identity, Instant)>,
-    /// What was said last of our registration.
+    /// The last line about the registration.
     registration: Once,
-    /// What was said last of the list of pods.
+    /// The last line about the list of pods.
     pods: Once,
-    /// Allocations whose owner was said.
+    /// The allocations whose owner was logged.
     introduced: BTreeSet<String>,
-    /// What the last sweep could not do.
+    /// The failures of the last sweep.
     troubles: BTreeSet<String>,
 }
 
-/// Runs until it is told to end.
+/// Runs the plugin until SIGTERM or SIGINT.
 pub fn run(options: Options) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,7 +58,8 @@ pub fn run(options: Options) -> Result<(), String> {
 }
 
 impl Node {
-    /// All that must be there before kubelet hears of us: containers may start as soon as it has.
+    /// Prepares everything that must exist before the registration: containers may start right
+    /// after it.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
             format!(
@@ -123,8 +124,7 @@ impl Node {
         let failed = |error| format!("cannot wait for signals: {error}");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        // Whatever it is waiting for at that moment, as an answer of a kubelet that hangs, is given
-        // up.
+        // A signal ends the plugin at once, even while it waits for a kubelet that hangs.
         select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -134,7 +134,7 @@ impl Node {
         Ok(())
     }
 
-    /// Does all of our work, without an end.
+    /// Serves kubelet and cleans up, forever.
     async fn serve(&mut self) {
         let mut served: Option<Served> = None;
         let (mut looked, mut swept) = (Instant::now(), None::<Instant>);
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// Opens our socket. Whoever knew the one before does not know this one.
+    /// Opens the plugin's socket. Kubelet must then be told about it again.
     fn listen(&mut self) -> Option<Served> {
         self.known_to = None;
         let path = self.options.kubelet.join(ENDPOINT);
@@ -189,7 +189,7 @@ impl Node {
         }
     }
 
-    /// Makes us known to kubelet, where it is another one than before or does not listen to us.
+    /// Registers the plugin if kubelet was restarted, or does not listen to it.
     async fn register(&mut self) {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
@@ -223,12 +223,13 @@ impl Node {
         }
     }
 
-    /// Removes what no pod has any longer, and says whose the rest is.
+    /// Removes allocations that no pod uses, and logs the owners of the others.
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started has not heard of any pod: not of ours either. Without its
-        // word, what was given out anew shows what is dead.
+        // A kubelet that has just started does not list its pods yet, not even this plugin's. Such
+        // a list is ignored; units that were allocated again still tell which allocations are
+        // stale.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
@@ -249,7 +250,7 @@ impl Node {
         });
         let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
-            // Once, not with every sweep.
+            // Log each failure once, not with every sweep.
             if !self.troubles.contains(trouble) {
                 say(trouble);
             }
@@ -273,7 +274,7 @@ impl Node {
     }
 }
 
-/// A line that may hold for long, and is said when it changes.
+/// A state that may last long: it is logged when it changes.
 #[derive(Default)]
 struct Once(String);
 
@@ -286,7 +287,7 @@ impl Once {
     }
 }
 
-/// Our socket and who answers there, until drop.
+/// The socket and the task that serves it, until both are dropped.
 struct Served {
     socket: Socket,
     task: JoinHandle<()>,

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the plugin.
 
 use gpulimit_base::units::Size;
 use gpulimit_group::SYSTEM;
@@ -79,7 +79,7 @@ pub struct Options {
     pub health: Duration,
 }
 
-/// How a container gets the GPU.
+/// How a container gets the GPU itself.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Gpus {
     /// `NVIDIA_VISIBLE_DEVICES`.

@@ -1,29 +1,28 @@
-//! Units of memory, which kubelet calls devices, and which of them a container should have.
+//! Units of memory, which kubelet calls devices, and the choice of units for a container.
 
 use crate::api::Choice;
 use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One unit of a card's memory. Which bytes of it does not matter: only how many units a container
-/// has.
+/// A unit of a card's memory. Units stand for an amount only, not for certain bytes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Unit {
     /// The GPU or MIG instance.
     pub card: DeviceId,
-    /// From 0.
+    /// The number of the unit on its card, from 0.
     pub number: u32,
 }
 
 impl fmt::Display for Unit {
-    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx::17`.
+    /// The id of the unit: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx::17`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}::{}", self.card, self.number)
     }
 }
 
 impl Unit {
-    /// Reads what is written so, and nothing else.
+    /// Parses the id of a unit, in exactly the form that `fmt` writes.
     pub fn read(id: &str) -> Option<Self> {
         let (card, number) = id.split_once("::")?;
         let unit = Self {
@@ -34,22 +33,22 @@ impl Unit {
     }
 }
 
-/// Why units cannot be a container's.
+/// Why units cannot be given to a container.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Wrong {
-    /// There are none.
+    /// The list is empty.
     None,
-    /// This is no id of a unit.
+    /// This text is not the id of a unit.
     Id(String),
-    /// This one is there twice.
+    /// This unit is in the list twice.
     Twice(Unit),
-    /// They lie on more than one card.
+    /// The units are on more than one card; their number on each.
     Cards(Vec<(DeviceId, usize)>),
-    /// No card has so many left; the most that one has.
+    /// No card has enough units left.
     Pieces {
-        /// How many were wanted.
+        /// The number of units that the container needs.
         wanted: usize,
-        /// The card with the most left, and how many.
+        /// The card with the most units left, and their number.
         largest: Option<(DeviceId, usize)>,
     },
 }
@@ -81,14 +80,14 @@ impl fmt::Display for Wrong {
 /// The units of one container, all on one card.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Share {
-    /// The card.
+    /// The card of all units.
     pub card: DeviceId,
-    /// Their numbers, in order.
+    /// The numbers of the units, sorted.
     pub numbers: Vec<u32>,
 }
 
 impl Share {
-    /// Of these ids.
+    /// Parses the ids of a container's units.
     pub fn of(ids: &[String]) -> Result<Self, Wrong> {
         let mut cards = sorted(ids)?;
         match cards.len() {
@@ -104,7 +103,7 @@ impl Share {
         }
     }
 
-    /// One by one.
+    /// Returns the units.
     pub fn units(&self) -> impl Iterator<Item = Unit> + '_ {
         self.numbers.iter().map(|number| Unit {
             card: self.card,
@@ -113,7 +112,7 @@ impl Share {
     }
 }
 
-/// The numbers by card, each in order.
+/// Sorts the units by card and number.
 fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     let mut cards: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for id in ids {
@@ -127,8 +126,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// The units that a container should have: all on one card, on the one that they fit into best, so
-/// that large pieces stay whole.
+/// Chooses units for a container: all on one card, the one with the fewest free units that has
+/// enough, so that other cards keep large amounts free.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {
@@ -141,7 +140,7 @@ pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let mut cards = sorted(&choice.available)?;
     if let Some(must) = &must {
         cards.retain(|card, _| *card == must.card);
-        // Kubelet lists them among those that are available, too.
+        // Kubelet lists these units among the available ones as well.
         let numbers = cards.entry(must.card).or_default();
         numbers.retain(|number| !must.numbers.contains(number));
     }
@@ -259,7 +258,7 @@ mod tests {
         assert_eq!(share.card, card(2));
         assert!((3..7).all(|number| share.numbers.contains(&number)));
         assert_eq!(share.numbers.len(), 8);
-        // All of it, and more than there is on that card.
+        // As many units as are required already; then more than the card has.
         assert_eq!(
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]
