@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_known_by_every_way() {
+    fn root_is_found_by_name_and_number() {
         let root = Database.user("root").expect("root");
         assert_eq!((root.uid, root.gid), (0, 0));
         assert!(Database.users().contains(&root));
@@ -232,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_nobody() {
+    fn unknown_names_are_not_found() {
         assert_eq!(Database.user("no such user"), None);
         assert_eq!(Database.unix_group("a\0b"), None);
     }
 
     #[test]
-    fn regular_users_as_the_machine_numbers_them() {
+    fn the_range_of_regular_users_is_read() {
         assert_eq!(regular(""), (1000, 60_000));
         assert_eq!(
             regular("# UID_MIN 1\nUID_MIN\t\t  500\nUID_MAX 999\nUID_MINX 3\n"),

@@ -383,7 +383,7 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
 /// Marks a step as failed if a user can cause the failure at this group; otherwise returns the
 /// error, such as a full file system, which ends all steps.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
-    if !difference::is_users(root, step.name()) {
+    if !difference::user_can_block(root, step.name()) {
         return Err(error);
     }
     *step = Step::Failed {

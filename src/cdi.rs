@@ -63,7 +63,7 @@ Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 /// The kind of the devices, VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
 /// The sizes of the devices if neither --cap nor --group is given.
-const LADDER: [&str; 16] = [
+const DEFAULT_SIZES: [&str; 16] = [
     "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
     "64g", "80g",
 ];
@@ -188,7 +188,10 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
 /// Returns the devices of --cap and --group, or the default sizes.
 fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     let ladder = args.caps.is_empty() && args.groups.is_empty();
-    let sizes = LADDER.iter().filter(|_| ladder).map(|size| (*size).into());
+    let sizes = DEFAULT_SIZES
+        .iter()
+        .filter(|_| ladder)
+        .map(|size| (*size).into());
     let mut devices: Vec<Device> = Vec::new();
     for text in args.caps.iter().cloned().chain(sizes) {
         let device = Device::cap(&text)?;

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_compared_where_that_can_be() {
+    fn sizes_of_the_same_kind_are_compared() {
         let (four, eight, half) = (Size::Bytes(4), Size::Bytes(8), Size::Percent(5000));
         assert!(is_above(eight, four, None) && !is_above(four, eight, None));
         assert!(is_above(Size::Max, four, None) && !is_above(Size::Max, Size::Max, None));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_as_date_writes_them() {
+    fn moments_are_shown_as_rfc_3339() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_399, "2000-02-28T23:59:59.007Z"),

@@ -56,7 +56,7 @@ Examples:
 /// Makes the group.
 pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     gpulimit_group::check_name(&args.group)?;
-    no_job(&args.group)?;
+    refuse_job_name(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let settings = sizes::together(&args.sizes, &args.changes)?;
@@ -64,7 +64,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let access = access(args)?;
     let (root, name) = groups::meant(&args.group, Purpose::Make)?;
     let name = &*name;
-    findable(&root, name, access, args)?;
+    check_findable(&root, name, access, args)?;
     let mut limits = LimitSet::default();
     changes.apply(&mut limits)?;
     let mut above: Vec<&str> = upwards(name).skip(1).collect();
@@ -101,7 +101,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Refuses names that are reserved for the groups of single jobs, which are removed automatically.
-pub fn no_job(name: &str) -> Result<(), Failure> {
+pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
         Kind::Job => Err(Failure::usage(format_args!(
@@ -142,7 +142,7 @@ fn access(args: &Args) -> Result<Access, Failure> {
 }
 
 /// Refuses to give a group to a user who could not find it: only its owner can read a private root.
-fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
+fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
         return Ok(());

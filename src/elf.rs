@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_apart() {
+    fn kinds_of_files_are_distinguished() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_c_library_has_is_enough_for_what_is_built_with_it() {
+    fn the_c_library_has_what_this_program_needs() {
         let maps = fs::read_to_string("/proc/self/maps").expect("readable");
         let path = maps
             .lines()
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_libraries_end_in_an_answer() {
+    fn damaged_libraries_do_not_panic() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");

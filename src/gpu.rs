@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_name_one() {
+    fn a_gpu_is_found_by_each_kind_of_name() {
         let gpus = gpus();
         for text in [
             "0",
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_unclear_ones_are_listed() {
+    fn unknown_and_ambiguous_names_list_the_gpus() {
         for text in ["2", "GPU-ff", "", "MIG-01", "3c:00.0", "4294967296"] {
             let error = find(text, &gpus()).expect_err(text).to_string();
             assert!(
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_gpu_is_named_by_its_instances() {
+    fn a_split_gpu_is_named_by_its_instances() {
         let mut gpus = gpus();
         let instances = [3, 4].map(|first| DeviceId {
             kind: DeviceKind::Mig,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nvml_only_a_full_uuid() {
+    fn without_nvml_only_a_full_uuid_is_accepted() {
         let id = gpus()[0].id;
         assert_eq!(resolve(&id.to_string(), None).expect("full"), id);
         assert!(

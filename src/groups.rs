@@ -89,7 +89,7 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
 }
 
 /// Drops the groups of ended jobs, unless a group below them stays.
-fn going_on(groups: Vec<Group>) -> Vec<Group> {
+fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
     let ended = Group::ended(&groups);
@@ -122,14 +122,14 @@ impl Selection {
             Some(name) => {
                 let (root, name) = meant(name, Purpose::Use)?;
                 let mut groups = vec![open(&root, &name, Purpose::Use)?];
-                groups.extend(going_on(root.groups_within(&groups[0])?));
+                groups.extend(without_ended_jobs(root.groups_within(&groups[0])?));
                 (vec![root], groups)
             }
             None => {
                 let roots = Root::locate_all(&env)?;
                 let mut groups = Vec::new();
                 for root in &roots {
-                    groups.extend(going_on(root.groups()?));
+                    groups.extend(without_ended_jobs(root.groups()?));
                 }
                 (roots, groups)
             }

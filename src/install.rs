@@ -21,7 +21,7 @@ pub use trial::{uses, with};
 
 /// Returns whether /etc/ld.so.preload names the library.
 pub fn is_installed() -> bool {
-    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().ours.is_empty())
+    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().copies.is_empty())
 }
 
 /// Options of `install`.
@@ -282,7 +282,7 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     let preload = Preload::read(&path)?;
     let without = match &args.library {
         Some(library) => preload.without(&|path| path == library),
-        None => preload.without(&library::is_ours),
+        None => preload.without(&library::is_library),
     };
     match without {
         None => output::print(&format!("{FILE} does not name the library\n"))?,

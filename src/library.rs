@@ -25,7 +25,7 @@ pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 /// with two copies in one program, each would charge the same memory.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
-    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
+    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
     places.extend(self::places());
     first_of(places)
 }
@@ -158,7 +158,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// other entries.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
-    for part in parts(existing).filter(|part| !is_ours(part) && *part != library) {
+    for part in parts(existing).filter(|part| !is_library(part) && *part != library) {
         all.push(b':');
         all.extend_from_slice(part.as_os_str().as_bytes());
     }
@@ -167,7 +167,8 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
 
 /// Returns the value of `LD_PRELOAD` without the library; `None` if it does not name the library.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
-    let (ours, others): (Vec<&Path>, Vec<&Path>) = parts(existing).partition(|part| is_ours(part));
+    let (ours, others): (Vec<&Path>, Vec<&Path>) =
+        parts(existing).partition(|part| is_library(part));
     let others: Vec<&[u8]> = others
         .iter()
         .map(|part| part.as_os_str().as_bytes())
@@ -176,8 +177,8 @@ pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
 }
 
 /// Returns the copies of the library that a value of `LD_PRELOAD` names.
-pub fn ours_in(existing: &OsStr) -> Vec<PathBuf> {
-    let ours = parts(Some(existing)).filter(|part| is_ours(part));
+pub fn copies_in(existing: &OsStr) -> Vec<PathBuf> {
+    let ours = parts(Some(existing)).filter(|part| is_library(part));
     ours.map(Path::to_owned).collect()
 }
 
@@ -191,7 +192,7 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
 
 /// Returns whether a path names a copy of the library. Two copies in one program would charge
 /// everything twice.
-pub fn is_ours(part: &Path) -> bool {
+pub fn is_library(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }
 
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_in_the_preload_stay_and_ours_is_there_once() {
+    fn the_library_is_first_and_once_and_others_stay() {
         let ours = Path::new("/lib/libgpulimit.so");
         let cases = [
             (None, "/lib/libgpulimit.so"),
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_taken_out() {
+    fn the_library_is_removed_from_the_variable() {
         let without = |text: &str| without(Some(OsStr::new(text)));
         assert_eq!(without("/a.so"), None);
         assert_eq!(super::without(None), None);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_the_loader_would_cut_are_refused() {
+    fn paths_with_separators_are_refused() {
         for path in ["/a b/libgpulimit.so", "/a:b/libgpulimit.so"] {
             let error = check(Path::new(path)).expect_err(path).to_string();
             assert!(error.contains(path) && error.contains(VARIABLE), "{error}");
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_library() {
+    fn other_files_are_refused() {
         for (path, why) in [
             ("/nowhere", "No such file"),
             ("/proc/self/status", "not an ELF file"),

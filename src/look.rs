@@ -23,7 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs a probe in a child process, and passes each line of its output to `take` until `take`
 /// returns false. Fails with `TimedOut` if the child has not ended in time.
-pub fn apart(
+pub fn in_child(
     arguments: &[&OsStr],
     input: String,
     patience: Duration,
@@ -103,7 +103,7 @@ pub fn ask(
         Question::Command => &["command".as_ref()],
     };
     let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
-    let looked = apart(arguments, input, patience, |line| {
+    let looked = in_child(arguments, input, patience, |line| {
         if let Some((pid, answer)) = line.split_once(' ')
             && let Ok(pid) = pid.parse()
         {
@@ -202,7 +202,7 @@ mod tests {
     use std::sync::{Condvar, PoisonError};
 
     #[test]
-    fn processes_that_never_answer_keep_nobody_from_the_others() {
+    fn processes_that_never_answer_do_not_block_the_others() {
         let (lock, bell) = (Mutex::new(false), Condvar::new());
         let look = |pid: u32| {
             // Each number but the last stands for a process that blocks until the last one was

@@ -134,11 +134,11 @@ enum Verb {
 /// Parses the command line, runs the verb and returns its exit status.
 fn main() -> ExitCode {
     let before = signals::Inherited::read();
-    step_out(&before);
+    restart_without_library(&before);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(mut error) => {
-            drop_wrong_tip(&mut error);
+            drop_misleading_tip(&mut error);
             // Help goes to standard output with status 0, mistakes to standard error with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
@@ -179,7 +179,7 @@ fn main() -> ExitCode {
 /// Executes this program again without the library if the library is preloaded, as in a shell
 /// inside a group. With the library, the controller itself would be a member, and would see the
 /// group's view instead of the machine.
-fn step_out(inherited: &signals::Inherited) {
+fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
     let existing = env("LD_PRELOAD");
@@ -200,7 +200,7 @@ fn step_out(inherited: &signals::Inherited) {
 
 /// Removes clap's tip to pass an unknown option after `--`: groups have no such names, and `run`
 /// would take the option for the command.
-fn drop_wrong_tip(error: &mut clap::Error) {
+fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));
         if !tips.is_empty() {

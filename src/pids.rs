@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_of_another_namespace_is_found_by_what_it_says_of_itself() {
+    fn a_process_of_another_namespace_is_found_by_its_identity() {
         let me = Identity::of_self();
         let pids = Pids::default();
         assert_eq!(pids.here(&me), Some(me.pid));

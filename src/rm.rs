@@ -105,12 +105,12 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
 }
 
 /// The time to wait for another program that makes or removes the same group.
-const TURN: Duration = Duration::from_secs(2);
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Removes a group. Waits for another program that makes or removes it at the same time; if the
 /// group is gone then, that is a success.
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
-    let end = Instant::now() + TURN;
+    let end = Instant::now() + LOCK_WAIT;
     loop {
         match root.remove(group.name()) {
             Err(error) if error.is_missing() => return Ok(()),

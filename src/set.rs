@@ -83,7 +83,7 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
         }
         let view = View::of(group, name.clone(), now, ledger, driver);
         lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
-        lines.extend(too_much(&view, driver));
+        lines.extend(above_max(&view, driver));
         if changes.has_sizes() {
             let gpus = warnings::capacities(driver, view.ledger.as_ref());
             warnings::note(&name, &warnings::of(&view.rules, &gpus, driver));
@@ -131,7 +131,7 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
 }
 
 /// Warns, a line each, about GPUs whose usage is above the limit.
-fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
+fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
         return Vec::new();
     };

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Returns the signals that are forwarded to the child: all but those that cannot be blocked, those
 /// of faults, and those about this process's own children and terminal.
-fn passed() -> impl Iterator<Item = libc::c_int> {
+fn forwarded() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
         libc::SIGSTOP,
@@ -173,7 +173,7 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     // SAFETY: changes the mask and dispositions of this process, which has one thread. SIGCHLD may
     // have been ignored by the parent, and this process could then not wait for its child.
     unsafe {
-        for signal in passed().chain([libc::SIGCHLD]) {
+        for signal in forwarded().chain([libc::SIGCHLD]) {
             libc::sigaddset(&mut waited, signal);
         }
         libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());

@@ -34,7 +34,7 @@ impl Column {
 }
 
 /// Cells of up to this many characters are never broken; the name of a GPU is shorter.
-const WHOLE: u16 = 16;
+const UNBROKEN: u16 = 16;
 
 /// A table of columns and rows.
 pub struct Table {
@@ -120,7 +120,7 @@ impl Table {
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
-            Column::Left(_) => width.min(usize::from(WHOLE)) + 2,
+            Column::Left(_) => width.min(usize::from(UNBROKEN)) + 2,
             Column::Right(_) => width + 2,
         });
         least.sum::<usize>().saturating_sub(2)
@@ -146,8 +146,8 @@ impl Table {
             shown.set_padding((0, 2));
             // On a narrow terminal, long texts are broken and figures are not.
             shown.set_constraint(match column {
-                Column::Left(_) if width > usize::from(WHOLE) => {
-                    ColumnConstraint::LowerBoundary(Width::Fixed(WHOLE))
+                Column::Left(_) if width > usize::from(UNBROKEN) => {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))
                 }
                 _ => ColumnConstraint::ContentWidth,
             });
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_without_figures_go_where_they_may() {
+    fn optional_columns_without_figures_are_dropped() {
         let columns = ["A", "B", "C"].map(Column::Right);
         let mut table = Table::new(&columns);
         table.row(["-", "-", "-"].map(String::from).into());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_the_columns_that_say_most() {
+    fn a_narrow_terminal_drops_columns() {
         let [name, zero, size, total] = [
             Column::Left("NAME"),
             Column::Right("ZERO"),

@@ -192,7 +192,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn every_directory_and_link_on_the_way_counts() {
+    fn every_directory_and_link_on_the_path_is_checked() {
         let place = Scratch::new();
         fs::create_dir_all(place.at("a/b")).expect("made");
         if fs::metadata(&place.0).expect("there").uid() != 0 {

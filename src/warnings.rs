@@ -105,17 +105,17 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                     ));
                 }
             }
-            at_odds(counts, Some(*capacity)).for_each(&mut say);
+            contradictions(counts, Some(*capacity)).for_each(&mut say);
         }
         if concerned.is_empty() {
-            at_odds(counts, None).for_each(&mut say);
+            contradictions(counts, None).for_each(&mut say);
         }
     }
     lines
 }
 
 /// Warns about sizes above the `max` of the same GPU.
-fn at_odds(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
+fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
     let max = values.get(Key::Max).unwrap_or(Size::Max);
     [Key::High, Key::Low, Key::Min]
         .into_iter()
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_make_sense_are_passed_over() {
+    fn sensible_limits_cause_no_warning() {
         expect(&[], &[]);
         expect(&[(Selector::All, Key::Max, "40G")], &[]);
         expect(&[(Selector::All, Key::Max, "0")], &[]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_without_room_for_a_context_is_said() {
+    fn a_limit_too_small_for_a_context_causes_a_warning() {
         let said = |max: &str| {
             format!(
                 "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large \
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn doubts_are_said() {
+    fn doubtful_limits_cause_warnings() {
         expect(
             &[(Selector::All, Key::Max, "20")],
             &["max=20 is 20 bytes, less than any program needs: did you mean max=20G?"],

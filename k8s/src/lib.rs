@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! kubelet ── ListAndWatch, Allocate, … ──► plugin ──► allocations (records, groups, views)
-//!         ── List ──► pods (units of each pod) ──► node ──► cards (NVML)
-//!         ◄── Register ──────────────────────────── node
+//!         ◄── Register, List (pods) ────── node   ──► cards (NVML)
 //! ```
 
 pub mod allocations;

@@ -37,13 +37,13 @@ struct Node {
     _installed: [File; 2],
     plugin: Arc<Plugin>,
     /// The kubelet with which the plugin is registered, and since when.
-    known_to: Option<(Identity, Instant)>,
+    registered_with: Option<(Identity, Instant)>,
     /// The last line about the registration.
-    registration: Once,
+    registration: OnChange,
     /// The last line about the list of pods.
-    pods: Once,
+    pods: OnChange,
     /// The allocations whose owner was logged.
-    introduced: BTreeSet<String>,
+    owners_logged: BTreeSet<String>,
     /// The failures of the last sweep.
     troubles: BTreeSet<String>,
 }
@@ -112,10 +112,10 @@ impl Node {
             cards,
             _installed: installed,
             plugin: Arc::new(plugin),
-            known_to: None,
-            registration: Once::default(),
-            pods: Once::default(),
-            introduced: BTreeSet::new(),
+            registered_with: None,
+            registration: OnChange::default(),
+            pods: OnChange::default(),
+            owners_logged: BTreeSet::new(),
             troubles: BTreeSet::new(),
         })
     }
@@ -173,7 +173,7 @@ impl Node {
 
     /// Opens the plugin's socket. Kubelet must then be told about it again.
     fn listen(&mut self) -> Option<Served> {
-        self.known_to = None;
+        self.registered_with = None;
         let path = self.options.kubelet.join(ENDPOINT);
         match Socket::listen(path.clone()) {
             Ok((socket, listener)) => {
@@ -193,28 +193,31 @@ impl Node {
     async fn register(&mut self) {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
-            self.known_to = None;
+            self.registered_with = None;
             self.registration
                 .note(format!("waiting for kubelet to make {}", path.display()));
             return;
         };
-        if let Some((known, since)) = self.known_to
+        if let Some((known, since)) = self.registered_with
             && known == kubelet
             && (self.plugin.is_watched() || since.elapsed() < LISTENS)
         {
             return;
         }
-        if self.known_to.is_some_and(|(known, _)| known != kubelet) {
-            self.registration = Once::default();
+        if self
+            .registered_with
+            .is_some_and(|(known, _)| known != kubelet)
+        {
+            self.registration = OnChange::default();
         }
-        match introduce(&path, &self.options.resource).await {
+        match register_at(&path, &self.options.resource).await {
             Ok(()) => {
-                self.known_to = Some((kubelet, Instant::now()));
+                self.registered_with = Some((kubelet, Instant::now()));
                 self.registration
                     .note(format!("registered {} with kubelet", self.options.resource));
             }
             Err(error) => {
-                self.known_to = None;
+                self.registered_with = None;
                 self.registration.note(format!(
                     "cannot register {} with kubelet: {error}",
                     self.options.resource
@@ -233,7 +236,7 @@ impl Node {
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
-            Ok(_) => self.pods = Once::default(),
+            Ok(_) => self.pods = OnChange::default(),
             Err(error) => self.pods.note(format!(
                 "cannot list kubelet's pods at {}: {error}",
                 self.options.pods.display()
@@ -257,7 +260,7 @@ impl Node {
         }
         self.troubles = troubles;
         for name in swept.removed {
-            self.introduced.remove(&name);
+            self.owners_logged.remove(&name);
             say(format_args!("removed {name}, which no pod uses"));
         }
         let Some(owners) = owners else {
@@ -266,7 +269,7 @@ impl Node {
         let first = self.plugin.allocations().first_units().unwrap_or_default();
         for (name, unit) in first {
             if let Some(owner) = owners.get(&unit)
-                && self.introduced.insert(name.clone())
+                && self.owners_logged.insert(name.clone())
             {
                 say(format_args!("{name} belongs to {owner}"));
             }
@@ -276,9 +279,9 @@ impl Node {
 
 /// A state that may last long: it is logged when it changes.
 #[derive(Default)]
-struct Once(String);
+struct OnChange(String);
 
-impl Once {
+impl OnChange {
     fn note(&mut self, text: String) {
         if self.0 != text {
             say(&text);
@@ -299,7 +302,7 @@ impl Drop for Served {
     }
 }
 
-async fn introduce(kubelet: &Path, resource: &str) -> Result<(), String> {
+async fn register_at(kubelet: &Path, resource: &str) -> Result<(), String> {
     let request = RegisterRequest {
         version: api::VERSION.into(),
         endpoint: ENDPOINT.into(),

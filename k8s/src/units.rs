@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_read_back_and_fit_into_the_protocol() {
+    fn ids_parse_back_and_fit_into_the_protocol() {
         for card in [card(7), DeviceId::mig([9; 16])] {
             let number = u32::MAX;
             let id = Unit { card, number }.to_string();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_piece_that_fits_is_taken() {
+    fn the_card_with_the_fewest_free_units_is_chosen() {
         let free = [ids(1, 0..40), ids(2, 70..80), ids(3, 0..20)];
         for (size, best) in [(1, 2), (10, 2), (11, 3), (20, 3), (21, 1), (40, 1)] {
             let share = choose(&free, Vec::new(), size).expect("fits");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_init_container_had_is_kept() {
+    fn units_of_the_init_container_are_kept() {
         let free = [ids(1, 0..10), ids(2, 0..30)];
         let share = choose(&free, ids(2, 3..7), 8).expect("fits");
         assert_eq!(share.card, card(2));

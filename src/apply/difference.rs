@@ -74,7 +74,7 @@ pub fn steps(
             Ok(group) => change(root, &group, wanted),
         };
         match step {
-            Err(failure) if is_users(root, &wanted.name) => {
+            Err(failure) if user_can_block(root, &wanted.name) => {
                 let (name, why) = (wanted.name.clone(), failure.to_string());
                 steps.push(Step::Failed { name, why });
             }
@@ -95,7 +95,7 @@ pub fn steps(
 
 /// Returns whether a user can cause a failure at this group: it, or a group above it, belongs to
 /// another user than the one who runs this command.
-pub fn is_users(root: &Root, name: &str) -> bool {
+pub fn user_can_block(root: &Root, name: &str) -> bool {
     let ours = |name: &str| match root.group(name) {
         Ok(group) => group
             .access()

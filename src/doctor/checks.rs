@@ -170,7 +170,7 @@ pub(super) fn system_wide() -> Finding {
         Ok(preload) => preload.state(),
         Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),
     };
-    let Some(library) = state.ours.first() else {
+    let Some(library) = state.copies.first() else {
         if has_rules() {
             return Finding::warning(
                 CHECK,
@@ -199,7 +199,7 @@ pub(super) fn system_wide() -> Finding {
             "let only root change it: `chown root`, `chmod go-w`",
         );
     }
-    if state.ours.len() > 1 || !state.first {
+    if state.copies.len() > 1 || !state.first {
         return Finding::warning(
             CHECK,
             format!(

@@ -180,7 +180,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn both_ways_stay_inside_and_open_regular_files_only() {
+    fn both_resolvers_stay_inside_and_open_regular_files_only() {
         let scratch = Scratch::new();
         let path = &scratch.0;
         let inside = path.join("root");

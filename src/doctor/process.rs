@@ -42,7 +42,7 @@ pub(super) struct Process {
 
 /// Checks a process in bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
-    look_apart(pid).unwrap_or_else(|error| {
+    look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
@@ -60,11 +60,11 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
 }
 
 /// Checks a process from a child process.
-fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
+fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
     let arguments = ["process".as_ref(), pid.as_ref()];
-    look::apart(&arguments, String::new(), PATIENCE, |line| {
+    look::in_child(&arguments, String::new(), PATIENCE, |line| {
         text.push_str(&line);
         true
     })?;
@@ -136,10 +136,10 @@ impl Process {
     /// Returns the copies of the library that the process should have preloaded, and where each is
     /// named.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
-        let everywhere = self.preloads().map(|preload| preload.state().ours);
+        let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
         let variable = self.env("LD_PRELOAD").unwrap_or_default();
-        let by_variable = library::ours_in(&variable).into_iter();
+        let by_variable = library::copies_in(&variable).into_iter();
         everywhere
             .map(|path| (path, install::FILE))
             .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
@@ -181,11 +181,11 @@ impl Process {
             return Vec::new();
         };
         let deleted = |path: &str| path.strip_suffix(" (deleted)").map(str::to_owned);
-        let is_ours = |path: &&String| {
+        let is_library = |path: &&String| {
             let path = deleted(path).unwrap_or_else(|| path.to_string());
-            library::is_ours(Path::new(&path))
+            library::is_library(Path::new(&path))
         };
-        let mut ours: Vec<&String> = mapped.iter().filter(is_ours).collect();
+        let mut ours: Vec<&String> = mapped.iter().filter(is_library).collect();
         ours.dedup();
         let Some(path) = ours.first() else {
             let (why, remedy) = self.why_not();
@@ -598,7 +598,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_environment_is_read_as_the_kernel_shows_it() {
+    fn an_environment_is_parsed() {
         let all = variables(b"A=1\0EMPTY=\0B=x=y\0broken\0");
         let expected = [("A", "1"), ("EMPTY", ""), ("B", "x=y")];
         let expected = expected.map(|(name, value)| (name.into(), value.into()));

@@ -94,7 +94,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn what_was_there_is_put_back() {
+    fn a_failed_check_restores_the_file() {
         let scratch = Scratch::new();
         let path = scratch.at("ld.so.preload");
         let refuse = || {

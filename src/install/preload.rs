@@ -21,7 +21,7 @@ pub struct Preload {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
     /// The paths of all copies of the library, in their order.
-    pub ours: Vec<PathBuf>,
+    pub copies: Vec<PathBuf>,
     /// True if a copy of the library comes before all other libraries.
     pub first: bool,
 }
@@ -72,12 +72,12 @@ impl Preload {
     /// Finds the copies of the library.
     pub fn state(&self) -> State {
         let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
-        let ours = |path: &&&str| library::is_ours(Path::new(path));
+        let ours = |path: &&&str| library::is_library(Path::new(path));
         State {
-            ours: all.iter().filter(ours).map(PathBuf::from).collect(),
+            copies: all.iter().filter(ours).map(PathBuf::from).collect(),
             first: all
                 .first()
-                .is_some_and(|first| library::is_ours(Path::new(first))),
+                .is_some_and(|first| library::is_library(Path::new(first))),
         }
     }
 
@@ -92,7 +92,7 @@ impl Preload {
                 library.display()
             )));
         };
-        let rest = self.without(&library::is_ours);
+        let rest = self.without(&library::is_library);
         let rest = rest.as_deref().or(self.text()).unwrap_or_default();
         Ok(format!("{path}\n{rest}"))
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_first_and_once_and_others_stay() {
+    fn the_library_is_entered_first_and_once() {
         let ours = Path::new("/usr/local/lib/gpulimit/libgpulimit.so");
         let head = "/usr/local/lib/gpulimit/libgpulimit.so\n";
         let cases = [
@@ -159,11 +159,11 @@ mod tests {
         }
         let none = Preload { text: None };
         assert_eq!(none.with(ours).expect("entered"), head);
-        assert_eq!(none.without(&library::is_ours), None);
+        assert_eq!(none.without(&library::is_library), None);
     }
 
     #[test]
-    fn one_copy_goes_and_others_stay() {
+    fn one_copy_is_removed_and_others_stay() {
         let text =
             "/usr/lib/gpulimit/libgpulimit.so /a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n";
         let one = |path: &str| preload(text).without(&|there| there == Path::new(path));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_the_linker_would_cut_is_refused() {
+    fn a_path_with_separators_is_refused() {
         for wrong in [
             "/a b/libgpulimit.so",
             "/a:b/libgpulimit.so",
@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn how_it_stands() {
+    fn copies_of_the_library_are_found() {
         let state = |text: &str| preload(text).state();
         assert_eq!(state("# /x/libgpulimit.so\n/a.so"), State::default());
         let first = state("/x/libgpulimit.so\n/a.so");
-        assert!(first.first && first.ours == [Path::new("/x/libgpulimit.so")]);
+        assert!(first.first && first.copies == [Path::new("/x/libgpulimit.so")]);
         let twice = state("/a.so:/x/libgpulimit.so\t/y/libgpulimit.so");
-        assert!(!twice.first && twice.ours.len() == 2);
+        assert!(!twice.first && twice.copies.len() == 2);
     }
 }

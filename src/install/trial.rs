@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 
 /// Runs a program without CUDA with the library preloaded and all its symbols bound at the start.
 pub fn with(library: &Path) -> Result<(), Failure> {
-    let mut command = harmless()?;
+    let mut command = true_command()?;
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
-    quiet(command).map_err(|how| {
+    run_silently(command).map_err(|how| {
         Failure::new(format_args!(
             "{} cannot be used here: with it, {how}; build or install it for this machine",
             library.display()
@@ -23,11 +23,11 @@ pub fn with(library: &Path) -> Result<(), Failure> {
 
 /// Runs a program without CUDA as any other user would.
 pub fn plain() -> Result<(), Failure> {
-    quiet(harmless()?)
+    run_silently(true_command()?)
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-fn harmless() -> Result<Command, Failure> {
+fn true_command() -> Result<Command, Failure> {
     let program = ["/bin/true", "/usr/bin/true"]
         .into_iter()
         .find(|path| Path::new(path).exists())
@@ -37,7 +37,7 @@ fn harmless() -> Result<Command, Failure> {
     Ok(command)
 }
 
-fn quiet(mut command: Command) -> Result<(), String> {
+fn run_silently(mut command: Command) -> Result<(), String> {
     let program = command.get_program().display().to_string();
     let output = command
         .output()

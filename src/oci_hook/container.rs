@@ -40,18 +40,18 @@ impl fmt::Display for Wanted {
 /// The file that is locked while records are changed.
 const LOCK: &str = ".containers.lock";
 /// The longest time to wait for the lock.
-const TURN: Duration = Duration::from_secs(60);
+const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// The time that killed processes of a container may take to end.
-const END: Duration = Duration::from_secs(30);
+const END_WAIT: Duration = Duration::from_secs(30);
 /// The time that the container's first process may take to end. Runtimes wait for its end before
 /// they call the hook, so a process that lives longer belongs to another container.
-const FIRST_END: Duration = Duration::from_secs(1);
+const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
-fn turn(root: &Root) -> Result<Hold, Failure> {
+fn lock_records(root: &Root) -> Result<Hold, Failure> {
     let start = Instant::now();
     loop {
         match root.hold_alone(LOCK) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < TURN => {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < LOCK_WAIT => {
                 thread::sleep(Duration::from_millis(5));
             }
             held => return held.map_err(cannot("lock", &root.path().join(LOCK))),
@@ -84,7 +84,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         },
         own,
     };
-    let _turn = turn(root)?;
+    let _lock = lock_records(root)?;
     // Remove what ended containers left, because their runtime may have been killed. A failure only
     // matters to a container with the same name, which the checks below report.
     let _ = sweep_held(root);
@@ -217,7 +217,7 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     loop {
         // The lock is taken anew for each attempt. Processes of the container can keep the group in
         // use for any time, and other containers must not wait for that.
-        let turn = turn(root)?;
+        let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
             _ => return Ok(()),
@@ -230,7 +230,7 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
         let Err(stays) = take_away(root, &place, &record) else {
             return Ok(());
         };
-        drop(turn);
+        drop(lock);
         if start.elapsed() >= stays.patience() {
             return Err(stays.into());
         }
@@ -258,7 +258,7 @@ pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
             return Ok(Vec::new());
         }
     }
-    let _turn = turn(root)?;
+    let _lock = lock_records(root)?;
     sweep_held(root)
 }
 
@@ -295,8 +295,8 @@ impl Stays {
     /// Returns how long to try again.
     fn patience(&self) -> Duration {
         match self {
-            Self::Runs(_) => FIRST_END,
-            Self::Used(_) => END,
+            Self::Runs(_) => FIRST_END_WAIT,
+            Self::Used(_) => END_WAIT,
             Self::Fails(_) => Duration::ZERO,
         }
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dead_and_their_namesakes_do_not_live() {
+    fn dead_processes_and_reused_pids_are_not_alive() {
         let own = Process::living(std::process::id()).expect("alive");
         assert!(own.lives());
         assert_eq!(own.to_string().parse(), Ok(own));

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_short_it_is_none() {
+    fn a_truncated_record_is_rejected() {
         let record = Record {
             id: "a".into(),
             init: "7 8".parse().expect("a process"),

@@ -2,7 +2,7 @@
 
 use super::Args;
 use crate::changes::{self, Changes};
-use crate::create::no_job;
+use crate::create::refuse_job_name;
 use crate::failure::Failure;
 use crate::groups::{self, Purpose};
 use crate::nvml::Driver;
@@ -37,7 +37,7 @@ impl Place {
 
     /// Joins or makes the group of `--name`, which stays.
     fn named(args: &Args, name: &str, limits: Option<LimitSet>) -> Result<Self, Failure> {
-        no_job(name)?;
+        refuse_job_name(name)?;
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),

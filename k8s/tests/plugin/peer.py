@@ -1,6 +1,7 @@
-"""Kubelet's side in another implementation of gRPC: peer.py FOLDER REQUEST BAD-REQUEST, messages in hexadecimal digits.
+"""Kubelet's side, with Google's gRPC: peer.py FOLDER REQUEST BAD-REQUEST (hexadecimal messages).
 
-Writes a line for each answer: its name, then the message, or the code and the words of a refusal.
+Prints a line for each answer: the name of the call, then the message in hexadecimal digits, or the
+code and the text of a refusal.
 """
 
 import queue
