@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use gpulimit_policy::compile::{Accounts, UnixGroup, User};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -14,25 +14,14 @@ pub struct Database;
 impl Accounts for Database {
     fn user(&self, name: &str) -> Option<User> {
         let name = CString::new(name).ok()?;
-        ask(
-            |entry: *mut libc::passwd, buffer, size, found| {
-                // SAFETY: `name` is a C string, `ask` passes valid pointers, and the call leaves
-                // `found` null or pointing to `entry`.
-                unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, size, found) }
-            },
-            user,
-        )
+        // SAFETY: `name` is a C string.
+        unsafe { ask(libc::getpwnam_r, name.as_ptr(), user) }
     }
 
     fn unix_group(&self, name: &str) -> Option<UnixGroup> {
         let name = CString::new(name).ok()?;
-        ask(
-            |entry: *mut libc::group, buffer, size, found| {
-                // SAFETY: as for `getpwnam_r` above.
-                unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, size, found) }
-            },
-            unix_group,
-        )
+        // SAFETY: `name` is a C string.
+        unsafe { ask(libc::getgrnam_r, name.as_ptr(), unix_group) }
     }
 
     fn users(&self) -> Vec<User> {
@@ -64,13 +53,8 @@ impl Accounts for Database {
 
 /// Returns the name of a user, or the number if the user has no name.
 pub fn user_name(uid: u32) -> String {
-    let found = ask(
-        |entry: *mut libc::passwd, buffer, size, found| {
-            // SAFETY: as for `getpwnam_r` above.
-            unsafe { libc::getpwuid_r(uid, entry, buffer, size, found) }
-        },
-        user,
-    );
+    // SAFETY: the key is a number.
+    let found = unsafe { ask(libc::getpwuid_r, uid, user) };
     found.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
@@ -119,27 +103,34 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
 
 /// Returns the name of a unix group, or the number if the group has no name.
 pub fn unix_group_name(gid: u32) -> String {
-    let found = ask(
-        |entry: *mut libc::group, buffer, size, found| {
-            // SAFETY: as for `getpwnam_r` above.
-            unsafe { libc::getgrgid_r(gid, entry, buffer, size, found) }
-        },
-        unix_group,
-    );
+    // SAFETY: the key is a number.
+    let found = unsafe { ask(libc::getgrgid_r, gid, unix_group) };
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// Asks the database with a buffer that grows until the answer fits.
-fn ask<E, T>(
-    question: impl Fn(*mut E, *mut c_char, usize, *mut *mut E) -> i32,
-    read: impl Fn(&E) -> T,
-) -> Option<T> {
+/// A function of the database (getpwnam_r and its siblings): key, entry, buffer, size, found.
+type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
+
+/// Looks up an entry, with a buffer that grows until the entry fits.
+///
+/// # Safety
+/// `key` is valid for `lookup`: a C string if it is a pointer.
+unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> T) -> Option<T> {
     let mut size = 16 * 1024;
     loop {
         let mut entry = MaybeUninit::<E>::uninit();
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
-        match question(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &mut found) {
+        // SAFETY: the caller promises the key, and the other pointers are to memory of this function.
+        match unsafe {
+            lookup(
+                key,
+                entry.as_mut_ptr(),
+                buffer.as_mut_ptr(),
+                size,
+                &mut found,
+            )
+        } {
             libc::ERANGE if size < 64 << 20 => size *= 4,
             // SAFETY: the call found an entry, so it filled in `entry`, whose pointers lead into
             // `buffer`.

@@ -11,7 +11,6 @@ use super::{library, output};
 use gpulimit_group::{Root, SYSTEM};
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -257,12 +256,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
     let path = place.outside(Path::new(SYSTEM));
     if !path.exists() {
         if !place.dry_run {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(&path)
-                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
-                .map_err(file::failed("create", &path))?;
+            file::make_directory(&path)?;
         }
         place.say(
             "made",

@@ -114,7 +114,7 @@ enum Verb {
     Doctor(doctor::Args),
     /// Load the library into every program of the machine (/etc/ld.so.preload)
     Install(install::Install),
-    /// Undo install
+    /// Remove the library from /etc/ld.so.preload again
     Uninstall(install::Uninstall),
     /// Describe limits and groups as devices for container engines (CDI)
     Cdi(cdi::Args),

@@ -27,11 +27,6 @@ Examples:
   gpulimit man | man -l -
   gpulimit man /usr/local/share/man/man1";
 
-/// Returns whether a verb has a manual page.
-fn is_documented(verb: &Command) -> bool {
-    !verb.is_hide_set()
-}
-
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     // clap's verb `help` gets no page.
@@ -47,7 +42,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
                 ))
             };
             fs::create_dir_all(directory).map_err(failed)?;
-            let verbs = command.get_subcommands().filter(|verb| is_documented(verb));
+            let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
             for one in verbs.chain([&command]) {
                 let name = one.get_display_name().unwrap_or(one.get_name());
                 let path = directory.join(format!("{name}.1"));
@@ -83,50 +78,21 @@ fn page(command: Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// The environment variables that all verbs read.
-const ENVIRONMENT: [(&str, &str); 5] = [
-    (
-        "GPULIMIT_MAX",
-        "The limit of a group for this job, such as 4G or 0=4G,all=max.",
-    ),
-    (
-        "GPULIMIT_GROUP",
-        "The group to join. It must exist, and takes precedence over GPULIMIT_MAX.",
-    ),
-    (
-        "GPULIMIT_ROOT",
-        "The directory of the groups, an absolute path. A policy of the machine ignores it.",
-    ),
-    (
-        "GPULIMIT_LIBRARY",
-        "The path of libgpulimit.so, if it is not beside gpulimit.",
-    ),
-    ("NO_COLOR", "If set and not empty, output has no bold type."),
-];
+/// The environment variables that all verbs read, one per line.
+const ENVIRONMENT: &str = "\
+GPULIMIT_MAX: The limit of a group for this job, such as 4G or 0=4G,all=max.
+GPULIMIT_GROUP: The group to join. It must exist, and takes precedence over GPULIMIT_MAX.
+GPULIMIT_ROOT: The directory of the groups, an absolute path. A policy of the machine ignores it.
+GPULIMIT_LIBRARY: The path of libgpulimit.so, if it is not beside gpulimit.
+NO_COLOR: If set and not empty, output has no bold type.";
 
-/// The files that verbs read or write.
-const FILES: [(&str, &str); 5] = [
-    (
-        "/run/gpulimit",
-        "The groups of root, and of users where an administrator lets them make groups.",
-    ),
-    (
-        "/dev/shm/gpulimit-UID",
-        "The groups of the user with this UID on other machines.",
-    ),
-    (
-        "/etc/gpulimit/gpulimit.toml",
-        "The policy of the machine, for gpulimit apply.",
-    ),
-    (
-        "/etc/ld.so.preload",
-        "Names the library, after gpulimit install.",
-    ),
-    (
-        "/etc/cdi/gpulimit.json",
-        "Devices for container engines, written by gpulimit cdi generate.",
-    ),
-];
+/// The files that verbs read or write, one per line.
+const FILES: &str = "\
+/run/gpulimit: The groups of root, and of users where an administrator lets them make groups.
+/dev/shm/gpulimit-UID: The groups of the user with this UID on other machines.
+/etc/gpulimit/gpulimit.toml: The policy of the machine, for gpulimit apply.
+/etc/ld.so.preload: Names the library, after gpulimit install.
+/etc/cdi/gpulimit.json: Devices for container engines, written by gpulimit cdi generate.";
 
 /// The exit status of verbs whose help does not mention it.
 const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
@@ -172,7 +138,7 @@ impl<'a> Help<'a> {
         text(&mut page, self.status.unwrap_or(STATUS));
         for (head, entries) in [("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)] {
             page.control("SH", [head]);
-            for (name, what) in entries {
+            for (name, what) in entries.lines().filter_map(|entry| entry.split_once(": ")) {
                 page.control("TP", []);
                 page.text([bold(name)]);
                 page.text([roman(what)]);

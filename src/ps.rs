@@ -176,32 +176,20 @@ struct Parts {
 }
 
 /// Bytes by category.
-struct Split([u64; Category::COUNT]);
+type Split = [u64; Category::COUNT];
 
-impl Split {
-    fn of(&self, category: Category) -> u64 {
-        self.0.get(category as usize).copied().unwrap_or(0)
-    }
-
-    /// Returns the memory that the program has allocated by address, handle or graph.
-    fn allocations(&self) -> u64 {
-        [
-            Category::Linear,
-            Category::Vmm,
-            Category::Arrays,
-            Category::Graphs,
-        ]
-        .map(|category| self.of(category))
-        .into_iter()
-        .fold(0, u64::saturating_add)
-    }
+/// Returns the memory that the program has allocated by address, handle or graph.
+fn allocations(split: &Split) -> u64 {
+    use Category::{Arrays, Graphs, Linear, Vmm};
+    let parts = [Linear, Vmm, Arrays, Graphs].map(|category| split[category as usize]);
+    parts.into_iter().fold(0, u64::saturating_add)
 }
 
 impl Parts {
     fn of(usage: &DeviceUsage) -> Self {
         let total = usage.charged.saturating_sub(usage.idle);
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
-        let split = said.then_some(Split(usage.by));
+        let split = said.then_some(usage.by);
         Self { total, split }
     }
 }
@@ -269,7 +257,7 @@ impl Line {
             .gpu
             .as_ref()
             .and_then(|(_, parts)| parts.split.as_ref());
-        let part = |category| split.map(|split| split.of(category));
+        let part = |category| split.map(|split| split[category as usize]);
         json!({
             "pid": self.pid,
             "own_pid": self.own_pid,
@@ -281,7 +269,7 @@ impl Line {
                 "index": groups::index(*id, driver),
             })),
             "command": self.command,
-            "allocations": split.map(Split::allocations),
+            "allocations": split.map(allocations),
             "linear": part(Category::Linear),
             "vmm": part(Category::Vmm),
             "arrays": part(Category::Arrays),
@@ -313,15 +301,16 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
     for line in lines {
         let parts = line.gpu.as_ref().map(|(_, parts)| parts);
         let split = parts.and_then(|parts| parts.split.as_ref());
+        let part = |category| bytes(split.map(|split| split[category as usize]));
         table.row(vec![
             figure(line.pid),
             accounts::user_name(line.uid),
             line.title.clone(),
             figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
-            bytes(split.map(Split::allocations)),
-            bytes(split.map(|split| split.of(Category::Pools))),
-            bytes(split.map(|split| split.of(Category::Managed))),
-            bytes(split.map(|split| split.of(Category::Driver))),
+            bytes(split.map(allocations)),
+            part(Category::Pools),
+            part(Category::Managed),
+            part(Category::Driver),
             bytes(parts.map(|parts| parts.total)),
             line.state().into(),
             figure(line.command.as_deref()),

@@ -197,6 +197,32 @@ fn a_dry_run_changes_nothing() {
 }
 
 #[test]
+fn all_users_can_read_the_library_whatever_the_umask() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "umask 077; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_gpulimit"))
+        .args(["install", "--library"])
+        .arg(&library)
+        .arg("--root")
+        .arg(place.0.join("image"));
+    done(&command.output().expect("started"));
+    for (path, mode) in [
+        ("usr", 0o755),
+        ("usr/local", 0o755),
+        ("usr/local/lib/gpulimit", 0o755),
+        (LIBRARY, 0o755),
+        (PRELOAD, 0o644),
+        ("run/gpulimit", 0o755),
+    ] {
+        let about = fs::metadata(place.at(path)).expect("installed");
+        assert_eq!(about.permissions().mode() & 0o7777, mode, "{path}");
+    }
+}
+
+#[test]
 fn a_library_that_programs_do_not_start_with_is_refused() {
     let Some(place) = Place::new() else { return };
     let text = place.0.join("libgpulimit.so");

@@ -2,9 +2,9 @@
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Like [`cannot`], with a hint to run as root if access was denied.
@@ -21,15 +21,21 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
     }
 }
 
-/// Makes the directory of a file and the directories above it, readable for all users.
-pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
-    let directory = file.parent().unwrap_or(file);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)
-        .map_err(failed("create", directory))?;
-    Ok(directory)
+/// Makes the directory of a file and the directories above it.
+pub fn make_directories(file: &Path) -> Result<(), Failure> {
+    file.parent().map_or(Ok(()), make_directory)
+}
+
+/// Makes a directory and the directories above it. All users can read the new ones, whatever the
+/// umask is.
+pub fn make_directory(path: &Path) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    make_directories(path)?;
+    fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+        .map_err(failed("create", path))
 }
 
 /// Replaces a file. Processes that have opened or mapped the old file keep it.

@@ -140,24 +140,20 @@ impl Place {
     /// Reads the record; `None` if there is none. Fails if users other than root could have written
     /// it.
     pub fn read(&self) -> Result<Option<Record>, Failure> {
-        match self.open()? {
-            Some((_, place)) => self.read_in(&place),
-            None => Ok(None),
-        }
+        let Some((_, place)) = self.open()? else {
+            return Ok(None);
+        };
+        let mut text = Vec::new();
+        let read = place
+            .open_file(RECORD, false)
+            .and_then(|file| file.take(LONGEST).read_to_end(&mut text));
+        self.parse(read.map(|_| text))
     }
 
     /// Like [`Place::read`], inside the container's namespaces, where root's directories seem to
     /// belong to another user, and can be passed through but not opened.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
-    }
-
-    fn read_in(&self, place: &Directory) -> Result<Option<Record>, Failure> {
-        let mut text = Vec::new();
-        let read = place
-            .open_file(RECORD, false)
-            .and_then(|file| file.take(LONGEST).read_to_end(&mut text));
-        self.parse(read.map(|_| text))
     }
 
     fn parse(&self, read: io::Result<Vec<u8>>) -> Result<Option<Record>, Failure> {
