@@ -114,7 +114,8 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     loop {
         match root.remove(group.name()) {
             Err(error) if error.is_missing() => return Ok(()),
-            // The group is locked by a program that makes it, or its job has ended.
+            // No process is in the ledger, so another program holds the group for a moment. Not so
+            // for a job that still runs: it may not have used a GPU yet.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>

@@ -5,7 +5,7 @@ _gpulimit_with_groups() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]}
     local at key values='' places=0
     [[ $COMP_CWORD -ge 2 ]] || return
-    # bash takes KEY=VALUE for three words.
+    # bash splits KEY=VALUE into three words.
     if [[ $word = '=' || $before = '=' ]]; then
         case $verb in set|create) ;; *) return ;; esac
         key=$before
@@ -20,13 +20,13 @@ _gpulimit_with_groups() {
         return
     fi
     if [[ $verb = run ]]; then
-        # The command of `run` begins with the first word that belongs to no option.
+        # The command of `run` begins at the first word that is neither an option nor its value.
         local end=''
         for ((at = 2; at < COMP_CWORD; at++)); do
             case ${COMP_WORDS[at]} in
                 --) end=yes; ((at++)); break ;;
                 -*) [[ ! " @VALUES@ " =~ " ${COMP_WORDS[at]} " ]] || ((at++))
-                    # bash takes --max=4G for three words.
+                    # bash splits --max=4G into three words.
                     [[ ${COMP_WORDS[at]} != '=' ]] || ((at++)) ;;
                 *) break ;;
             esac
@@ -38,7 +38,7 @@ _gpulimit_with_groups() {
             elif ((at == COMP_CWORD)) && [[ $word != */* ]]; then
                 COMPREPLY=($(compgen -c -- "$word"))
             fi
-            # Without an answer bash offers the names of files.
+            # Without completions, bash offers the names of files.
             return
         fi
     fi
