@@ -8,8 +8,6 @@ use gpulimit_limits::Selector;
 
 /// Returns the GPU or MIG instance that `text` names. A full UUID needs no driver.
 ///
-///
-///
 /// Refuses a GPU that is split into MIG instances: programs use the instances, so a limit on the
 /// GPU itself would have no effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {

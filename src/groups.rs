@@ -41,8 +41,6 @@ pub enum Purpose {
 
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
-///
-///
 /// Names have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns the caller
 /// to a group, names are relative to that group: `night` means `lab/alice/night`. A name that
 /// begins with the assigned group is a full name. Full names of other groups work for verbs that
@@ -167,8 +165,6 @@ impl Selection {
 
     /// Opens the groups. Groups that cannot be opened are reported, and the exit status is then a
     /// failure.
-    ///
-    ///
     ///
     /// A group that lacks a file may be in the making, so it is tried again. All such groups share
     /// one bounded wait: a user with thousands of unfinished directories cannot delay the caller.

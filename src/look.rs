@@ -1,7 +1,5 @@
 //! Looks at other processes in bounded time.
 //!
-//!
-//!
 //! Reading another process's memory map or files can block forever, for instance on a file system
 //! that the process's user serves. A thread that waits there may be uninterruptible: its process
 //! cannot end then, not even by SIGKILL. So a child process does the reading (`gpulimit __probe`),
@@ -122,8 +120,6 @@ pub fn ask(
 
 /// Returns the function that tells which processes are members of a ledger, as
 /// [`gpulimit_group::Targets`] needs it.
-///
-///
 ///
 /// All its calls together wait for [`PATIENCE`]; after that, each call waits for a second at most.
 /// A user could otherwise start ever more processes that block looks.

@@ -1,8 +1,6 @@
 //! Writes to standard output and standard error, which may be closed pipes. Every verb prints
 //! through this file.
 //!
-//!
-//!
 //! Much of what the controller prints comes from files that other users write: commands and names
 //! in ledgers, paths of libraries, names of directories. So this file escapes everything, even if
 //! it was checked before: see [`Escaped`].

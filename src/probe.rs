@@ -1,8 +1,6 @@
 //! Questions that verbs ask a child process: it may have the library preloaded, may crash in a
 //! driver, and may wait forever for the process that it looks at.
 //!
-//!
-//!
 //! The answers are lines `key value` on standard output; about a running process, JSON.
 #![allow(unsafe_code)]
 
@@ -158,8 +156,6 @@ type Init = extern "C" fn(u32) -> c_int;
 type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
 
 /// Looks up a function of a library.
-///
-///
 ///
 /// # Safety
 /// `F` must be the type of the function pointer that the library has under this name, and the

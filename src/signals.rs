@@ -1,11 +1,7 @@
 //! The signal state that this process started with, and the command that it becomes or supervises.
 //!
-//!
-//!
 //! A supervised child behaves as if it ran directly under the caller: it gets the signals that are
 //! sent to this process, and its end becomes the end of this process.
-//!
-//!
 //!
 //! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
 //! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded. A
@@ -149,8 +145,6 @@ impl Inherited {
 
 /// Asks the kernel to kill this process, a child of `parent`, when its parent ends. Makes only
 /// calls that are allowed between fork and exec.
-///
-///
 ///
 /// The kernel drops the request if the child becomes a setuid program, which only root may kill.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {

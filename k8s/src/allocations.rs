@@ -379,8 +379,6 @@ impl State {
 
 /// Makes a hard link, and replaces what has its name.
 ///
-///
-///
 /// A container runtime makes an empty directory where a mount's source is missing, which may happen
 /// after a reboot.
 fn link(file: &Path, name: &Path) -> Result<(), String> {

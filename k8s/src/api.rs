@@ -1,8 +1,6 @@
 //! The parts of kubelet's protocols that the plugin uses: device plugins (v1beta1) and the devices
 //! of pods (podresources v1).
 //!
-//!
-//!
 //! The messages are written by hand with the field numbers of the wire format, so that building
 //! needs no compiler for protocol buffers. The tests compare them with bytes that kubelet's own
 //! code has written.

@@ -30,8 +30,6 @@ pub fn places() -> Vec<PathBuf> {
 /// Copies the library, and the file that names it, into a directory of the node. Running containers
 /// keep the files that they have mounted.
 ///
-///
-///
 /// Returns both files, open. While they are open, the kernel grants no write lease on them
 /// (`F_SETLEASE`), with which a container could block the start of programs in all other
 /// containers.

@@ -1,7 +1,5 @@
 //! Reads files of another process with that process's view and rights, and never executes them.
 //!
-//!
-//!
 //! A process may have made every file that it sees, and may have put links, pipes, devices or
 //! endless files where root looks. So paths are resolved inside the process's root directory, only
 //! regular files are opened, a bounded number of bytes is read, and root reads with the rights of

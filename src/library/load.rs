@@ -7,10 +7,8 @@ use std::path::Path;
 /// Loads the library into this process, as the dynamic linker will do in the command. The error
 /// says why that fails.
 ///
-///
-///
-/// The library stays loaded. It has no effect here, because this program's symbols are already
-/// bound.
+/// The library stays loaded. It has no effect here, because the linker finds other definitions of
+/// its symbols first.
 pub(super) fn load(path: &Path) -> Result<(), String> {
     // SAFETY: the constructors of libgpulimit.so change at most GPULIMIT_GROUP in the environment
     // of this process, which has one thread. Any other library is the user's own choice, and the

@@ -242,8 +242,6 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
 /// Removes what ended containers left if their runtime did not call the hook. Returns the names of
 /// their groups.
 ///
-///
-///
 /// Only root's containers have records. A record that other users could have written is ignored and
 /// named on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {

@@ -55,8 +55,6 @@ pub fn name_of(id: &str) -> String {
 
 /// The directory of a container.
 ///
-///
-///
 /// It belongs to root, and only root can write to it and to everything above it, because root
 /// removes what a record says. If the container's root is another user of the host, that user can
 /// pass through the directory to the view, and can read the record.

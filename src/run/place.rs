@@ -129,8 +129,6 @@ impl Place {
 
 /// Makes a group for this process, which becomes the command.
 ///
-///
-///
 /// The name may be taken: if one `gpulimit run` runs another, both have the same pid and start
 /// time; and so may a process in another pid namespace.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {

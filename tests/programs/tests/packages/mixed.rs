@@ -150,12 +150,12 @@ fn a_controller_starts_nothing_with_the_other_library() {
         let output = mixed.run(world, &["doctor"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(
-            text(&output.stdout).contains("does not work together"),
+            text(&output.stdout).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         let output = mixed.run(world, &["install", "--dry-run"]);
         assert!(
-            text(&output.stderr).contains("does not work together"),
+            text(&output.stderr).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         assert!(world.root().groups().expect("readable").is_empty());

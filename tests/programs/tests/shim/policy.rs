@@ -551,10 +551,10 @@ fn doctor_says_which_rule_holds() {
     };
     let said = says(ALICE);
     assert!(
-        said.contains("assigned to group lab/alice by rule 2"),
+        said.contains("rule 2 of the administrator's policy assigns you to group lab/alice"),
         "{said}"
     );
-    assert!(!says(0).contains("assigned"));
+    assert!(!says(0).contains("assigns"));
     fs::write(machine.rules(), "damaged").expect("written");
     let said = says(ALICE);
     assert!(
@@ -580,7 +580,7 @@ fn doctor_says_which_rule_holds_for_others() {
     );
     let said = doctor(&["--user", "bob"]);
     assert!(
-        said.contains("rule 1: lab in the program /usr/bin/train*"),
+        said.contains("rule 1: a process that runs /usr/bin/train* joins lab"),
         "{said}"
     );
     assert!(
