@@ -1,5 +1,5 @@
-//! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is
-//! believed to be whole.
+//! Reads programs and libraries as ELF files, without loading or running them. The files may be
+//! damaged or malicious.
 
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader};
@@ -11,11 +11,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 /// The kind of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// Started by this dynamic linker.
+    /// The kernel starts it with this dynamic linker.
     Dynamic(String),
-    /// No dynamic linker starts it.
+    /// It has no dynamic linker.
     Static,
-    /// Not a file of this machine's own kind: what it is.
+    /// It is not an ELF file for this machine; the text says what it is.
     Other(&'static str),
 }
 
@@ -27,7 +27,8 @@ const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
     false => elf::EM_X86_64.0,
 };
 
-/// Says what a file with these first bytes is, if it is not an ELF file for this machine.
+/// Says what a file with these first bytes is, if it is not a 64-bit ELF file for this machine's
+/// processor.
 fn foreign(header: &[u8]) -> Option<&'static str> {
     let header = header.first_chunk::<20>();
     match header.filter(|header| header.starts_with(b"\x7fELF")) {
@@ -43,7 +44,7 @@ fn foreign(header: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Reads the file's headers.
+/// Reads the kind of a program from its headers.
 pub fn kind(mut file: &File) -> io::Result<Kind> {
     let mut header = [0; HEADER];
     file.read_exact(&mut header)?;
@@ -71,19 +72,19 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol under which the library has its version: a text with a zero after it, in a constant
-/// that needs no relocation.
+/// The symbol of the library's version: a text that ends with a zero byte, in a constant without
+/// relocations.
 const VERSION: &[u8] = b"gpulimit_version_text";
-/// The most bytes of a version that are looked at.
+/// The longest version in bytes; the rest is ignored.
 const LONGEST_VERSION: u64 = 256;
-/// The most names of versions that are looked at: more than any C library has.
+/// The most symbol versions that are read: more than any C library has.
 const MOST_NAMES: usize = 4_096;
 
-/// A shared library of this machine's own kind.
+/// A shared library for this machine.
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Reads the headers. The error says what the file is instead.
+    /// Parses the headers. The error says what the file is instead.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
             return Err(format!("it is {what}"));
@@ -95,8 +96,8 @@ impl<'data> Library<'data> {
         }
     }
 
-    /// The version that the file says of itself, as `version::text` has it; `None` where it is not
-    /// libgpulimit.so.
+    /// Returns the version that the file contains, in the form of `version::text`; `None` if the
+    /// file is not libgpulimit.so.
     pub fn version(&self) -> Option<String> {
         let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
         let mut symbols = self.0.dynamic_symbols();
@@ -110,7 +111,7 @@ impl<'data> Library<'data> {
         is_plain.then(|| text.into())
     }
 
-    /// The versions of the C library's symbols that this library needs, such as `GLIBC_2.17`.
+    /// Returns the versions of glibc's symbols that this library needs, such as `GLIBC_2.17`.
     pub fn needs(&self) -> BTreeSet<String> {
         let read = || {
             let (endian, data, sections) = self.parts();
@@ -125,13 +126,13 @@ impl<'data> Library<'data> {
         read().unwrap_or_default()
     }
 
-    /// The versions of its symbols that this library has, if it is a glibc.
+    /// Returns the versions of its symbols that this library defines, if it is glibc.
     pub fn has(&self) -> BTreeSet<String> {
         let read = || {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name of an entry is its own, the others are those that it follows.
+            // The first name of an entry is the version's own name; the others are its parents.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());
@@ -149,7 +150,7 @@ impl<'data> Library<'data> {
 type Sections<'data> =
     object::read::elf::SectionTable<'data, elf::FileHeader64<object::Endianness>>;
 
-/// The name of a version of glibc's symbols.
+/// Returns the name of a version if it is one of glibc's.
 fn glibc(name: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(name).ok()?;
     let number = text.strip_prefix("GLIBC_")?;
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_apart() {
+    fn kinds_of_files_are_distinguished() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
@@ -202,7 +203,7 @@ mod tests {
             with(&|file| file[0] = b'#').expect("read"),
             Kind::Other("not an ELF file")
         );
-        // No segments at all.
+        // A file without segments.
         assert_eq!(
             with(&|file| file[56..58].fill(0)).expect("read"),
             Kind::Static
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_c_library_has_is_enough_for_what_is_built_with_it() {
+    fn the_c_library_has_what_this_program_needs() {
         let maps = fs::read_to_string("/proc/self/maps").expect("readable");
         let path = maps
             .lines()
@@ -228,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn damaged_libraries_end_in_an_answer() {
+    fn damaged_libraries_do_not_panic() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");
-        // Each byte of the header and of the first sections' headers.
+        // Corrupts each byte of the header and of the first section headers.
         let mut bytes = own.clone();
         for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
             for value in [0, 0x7f, 0xff] {

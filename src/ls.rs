@@ -1,4 +1,4 @@
-//! `gpulimit ls`: the names of groups.
+//! `gpulimit ls`: lists the names of groups.
 
 use super::failure::Failure;
 use super::figures::kind;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// List the groups below this one only
+    /// List only the groups below this one
     group: Option<String>,
 
     /// Print JSON
@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Full names, one per line, each before those below it.
+Prints full names, one per line, each group before those below it.
 
 Examples:
   gpulimit ls
@@ -31,7 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    // Whoever names a group knows it.
+    // A named group itself is not listed, only the groups below it.
     let groups: Vec<&Group> = selection
         .groups
         .iter()

@@ -1,4 +1,4 @@
-//! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
+//! Tables: fitted to the width of a terminal, with bold heads; plain aligned text elsewhere.
 
 use super::output::Escaped;
 use super::terminal;
@@ -8,20 +8,20 @@ use comfy_table::{
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
-/// What stands for a figure that is not known.
+/// Stands for an unknown figure.
 pub const UNKNOWN: &str = "-";
 
-/// A figure, where it is known.
+/// Formats a figure that may be unknown.
 pub fn figure(figure: Option<impl Display>) -> String {
     figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
 }
 
-/// A column's head and side.
+/// A column: its head, and the side to which its cells are aligned.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
-    /// Text.
+    /// A column of text.
     Left(&'static str),
-    /// Figures.
+    /// A column of figures.
     Right(&'static str),
 }
 
@@ -33,17 +33,17 @@ impl Column {
     }
 }
 
-/// Texts of so many characters are never broken: a GPU is one of them.
-const WHOLE: u16 = 16;
+/// Cells of up to this many characters are never broken; the name of a GPU is shorter.
+const UNBROKEN: u16 = 16;
 
-/// Rows under heads.
+/// A table of columns and rows.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// No rows yet.
+    /// Makes a table without rows.
     pub fn new(columns: &[Column]) -> Self {
         Self {
             columns: columns.into(),
@@ -51,13 +51,13 @@ impl Table {
         }
     }
 
-    /// Adds a row with a text for each column, and escapes it.
+    /// Adds a row, with one text for each column. Escapes the texts.
     pub fn row(&mut self, row: Vec<String>) {
         let escaped = row.iter().map(|cell| Escaped(cell).to_string());
         self.rows.push(escaped.collect());
     }
 
-    /// Drops those of the columns in which nothing is known.
+    /// Drops the columns of `optional` that have no known figure.
     pub fn without_empty(&mut self, optional: &[Column]) {
         for column in optional {
             if self.says_only(*column, &[UNKNOWN]) {
@@ -70,7 +70,7 @@ impl Table {
         self.columns.iter().position(|there| *there == column)
     }
 
-    /// Whether the table has this column, and none but these texts in it.
+    /// Returns whether the table has this column, and it contains only these texts.
     fn says_only(&self, column: Column, texts: &[&str]) -> bool {
         let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
         self.position(column).is_some_and(says)
@@ -85,14 +85,14 @@ impl Table {
         }
     }
 
-    /// The text for stdout.
+    /// Returns the text for standard output.
     pub fn render(&self) -> String {
         let out = io::stdout();
         self.laid_out(out.is_terminal(), terminal::has_style(&out))
     }
 
-    /// The text for stdout. On a terminal that is too narrow it lacks some of the `optional`
-    /// columns: first those that say the same in all rows, then as many as have to go, in this
+    /// Returns the text for standard output. If a terminal is too narrow, drops some of the
+    /// `optional` columns: first those with the same text in all rows, then others in the given
     /// order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // Only a terminal has a width.
@@ -116,17 +116,17 @@ impl Table {
         }
     }
 
-    /// Characters that a line needs at least: long texts can be broken.
+    /// Returns the narrowest width in characters: long texts can be broken, figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
-            Column::Left(_) => width.min(usize::from(WHOLE)) + 2,
+            Column::Left(_) => width.min(usize::from(UNBROKEN)) + 2,
             Column::Right(_) => width + 2,
         });
         least.sum::<usize>().saturating_sub(2)
     }
 
-    /// Lays the table out, in the width of the terminal where it `fits` one.
+    /// Lays the table out. `fits` fits it to the width of the terminal.
     fn laid_out(&self, fits: bool, bold: bool) -> String {
         let mut table = comfy_table::Table::new();
         table
@@ -144,10 +144,10 @@ impl Table {
         let shown = table.column_iter_mut();
         for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
-            // Where the terminal is narrow, long texts are broken, and figures are not.
+            // On a narrow terminal, long texts are broken and figures are not.
             shown.set_constraint(match column {
-                Column::Left(_) if width > usize::from(WHOLE) => {
-                    ColumnConstraint::LowerBoundary(Width::Fixed(WHOLE))
+                Column::Left(_) if width > usize::from(UNBROKEN) => {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))
                 }
                 _ => ColumnConstraint::ContentWidth,
             });
@@ -158,7 +158,7 @@ impl Table {
         table.trim_fmt() + "\n"
     }
 
-    /// The characters of the longest text in each column.
+    /// Returns the length of the longest text in each column, in characters.
     fn widths(&self) -> Vec<usize> {
         let length = |text: &str| text.chars().count();
         let width = |at: usize| {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_without_figures_go_where_they_may() {
+    fn optional_columns_without_figures_are_dropped() {
         let columns = ["A", "B", "C"].map(Column::Right);
         let mut table = Table::new(&columns);
         table.row(["-", "-", "-"].map(String::from).into());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_the_columns_that_say_most() {
+    fn a_narrow_terminal_drops_columns() {
         let [name, zero, size, total] = [
             Column::Left("NAME"),
             Column::Right("ZERO"),

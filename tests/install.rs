@@ -123,12 +123,12 @@ fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
     assert_eq!(mode(&place.at("run/gpulimit")), 0o755);
     let again = done(&place.install(&library));
     assert!(
-        again.contains("up to date") && again.contains("has it already"),
+        again.contains("up to date") && again.contains("already names the library"),
         "{again}"
     );
     done(&place.gpulimit(&["uninstall"]));
     assert!(!place.at(PRELOAD).exists() && !place.at("usr/local/lib/gpulimit").exists());
-    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not have it"));
+    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not name the library"));
 
     let others = "# jemalloc for all\n/usr/lib/libjemalloc.so.2 /usr/lib/other.so\n";
     fs::write(place.at(PRELOAD), others).expect("written");
@@ -194,6 +194,32 @@ fn a_dry_run_changes_nothing() {
     let said = done(&place.gpulimit(&["uninstall", "--dry-run"]));
     assert_eq!(said.matches("would").count(), 2, "{said}");
     assert!(place.at(PRELOAD).exists() && place.at(LIBRARY).exists());
+}
+
+#[test]
+fn all_users_can_read_the_library_whatever_the_umask() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "umask 077; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_gpulimit"))
+        .args(["install", "--library"])
+        .arg(&library)
+        .arg("--root")
+        .arg(place.0.join("image"));
+    done(&command.output().expect("started"));
+    for (path, mode) in [
+        ("usr", 0o755),
+        ("usr/local", 0o755),
+        ("usr/local/lib/gpulimit", 0o755),
+        (LIBRARY, 0o755),
+        (PRELOAD, 0o644),
+        ("run/gpulimit", 0o755),
+    ] {
+        let about = fs::metadata(place.at(path)).expect("installed");
+        assert_eq!(about.permissions().mode() & 0o7777, mode, "{path}");
+    }
 }
 
 #[test]

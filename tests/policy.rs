@@ -666,14 +666,13 @@ fn a_policy_that_is_not_enforced_is_not_passed_off_as_one() {
         assert!(part.starts_with(verb), "{said}");
         part.to_owned()
     };
-    let left = "no rule holds for bob: their programs have no limit";
+    let left = "no rule covers bob: their programs have no limit";
     let unknown = "does not name the library";
     let (check, apply) = (part("check"), part("apply"));
     assert!(check.contains(left) && !check.contains(unknown), "{said}");
     assert!(apply.contains(left) && apply.contains(unknown), "{said}");
     let (doctor, user) = (part("doctor"), part("doctor --user"));
-    let missing =
-        "warning  system-wide  not in /etc/ld.so.preload: the rules of the policy hold only";
+    let missing = "warning  system-wide  the library is not in /etc/ld.so.preload: the policy's rules hold only";
     for (one, rule) in [(&doctor, left), (&user, "alice is assigned to a by rule 1")] {
         assert!(one.contains(missing) && one.contains(rule), "{said}");
         assert!(!one.contains("Limits can be applied.\n"), "{said}");

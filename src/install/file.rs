@@ -1,13 +1,13 @@
-//! Files that every program of the machine depends on: replaced as a whole, or put back.
+//! Changes files that every program of the machine depends on: as a whole, or not at all.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// What the system refused.
+/// Like [`cannot`], with a hint to run as root if access was denied.
 pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| {
         let kind = error.kind();
@@ -21,37 +21,43 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
     }
 }
 
-/// Makes the directory that a file is in, and those above it, for all to use.
-pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
-    let directory = file.parent().unwrap_or(file);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)
-        .map_err(failed("create", directory))?;
-    Ok(directory)
+/// Makes the directory of a file and the directories above it.
+pub fn make_directories(file: &Path) -> Result<(), Failure> {
+    file.parent().map_or(Ok(()), make_directory)
 }
 
-/// Gives the name to a new file with this content. Who has the old one open or mapped keeps it.
+/// Makes a directory and the directories above it. All users can read the new ones, whatever the
+/// umask is.
+pub fn make_directory(path: &Path) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    make_directories(path)?;
+    fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+        .map_err(failed("create", path))
+}
+
+/// Replaces a file. Processes that have opened or mapped the old file keep it.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // The name, too, is to survive a loss of power. The change is done where a file system cannot
-    // promise that.
+    // The new name must survive a loss of power. File systems that cannot promise this have made
+    // the change anyway.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name,
-/// as a device, a pipe or a link, is written through and stays what it is.
+/// Writes a file that a user names. A regular file is replaced as a whole; a device, a pipe or a
+/// symbolic link is kept, and the text is written to it.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // A link may lead to a regular file, or to none yet.
+            // The link may lead to a regular file, or to a file that does not exist yet.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -63,8 +69,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that everybody may read, and runs `check`. Where the check fails, puts
-/// back the content that the file had `before` (`None`: there was no file).
+/// Writes `text` to a file that all users may read, and runs `check`. If the check fails, restores
+/// the content that the file had `before` (`None`: there was no file).
 pub fn change(
     path: &Path,
     before: Option<&str>,
@@ -81,9 +87,9 @@ pub fn change(
         None => fs::remove_file(path).map_err(failed("remove", path)),
     };
     Err(match restored {
-        Ok(()) => Failure::new(format_args!("{failure}: {} is as it was", path.display())),
+        Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
         Err(again) => Failure::new(format_args!(
-            "{failure}; and it could not be put back: {again}"
+            "{failure}; and it could not be restored: {again}"
         )),
     })
 }
@@ -94,7 +100,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn what_was_there_is_put_back() {
+    fn a_failed_check_restores_the_file() {
         let scratch = Scratch::new();
         let path = scratch.at("ld.so.preload");
         let refuse = || {
@@ -104,7 +110,7 @@ mod tests {
         let error = change(&path, None, "new\n", refuse);
         let error = error.expect_err("refused").to_string();
         assert!(
-            error.contains("do not start") && error.contains("as it was"),
+            error.contains("do not start") && error.contains("was restored"),
             "{error}"
         );
         assert!(!path.exists());

@@ -73,15 +73,15 @@ fn what_cannot_be_made_is_refused_before_anything_is() {
         (&["create", "lab", "max=lots"], "invalid size 'lots'"),
         (
             &["create", "lab", "--owner", "nobody of this name"],
-            "no user",
+            "unknown user",
         ),
         (
             &["create", "lab", "--members", "@no such group"],
-            "no unix group",
+            "unknown unix group",
         ),
         (
             &["create", "lab", "--members", "some"],
-            "'some' is no kind of members",
+            "invalid --members 'some'",
         ),
         (&["create", "lab", "max=1G", "--device", "7"], "doctor"),
     ] {

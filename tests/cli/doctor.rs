@@ -44,7 +44,10 @@ fn doctor_works_without_a_driver() {
     assert_eq!(find("library")[0]["level"], "ok");
     assert_eq!(find("preload")[0]["level"], "ok");
     assert_eq!(find("root")[0]["level"], "ok");
-    assert_eq!(find("environment")[0]["text"], "asks for no limit");
+    assert_eq!(
+        find("environment")[0]["text"],
+        "the environment asks for no limit"
+    );
     let out = text(&place.output(&["doctor"]).stdout);
     assert!(out.contains("Limits can"), "{out}");
 }
@@ -69,8 +72,14 @@ fn doctor_names_what_is_wrong() {
         out.contains("cannot find libgpulimit.so (tried /nowhere.so)"),
         "{out}"
     );
-    assert!(out.contains("half is no complete group"), "{out}");
-    assert!(out.contains("README was not made by gpulimit"), "{out}");
+    assert!(out.contains("half is not a complete group"), "{out}");
+    assert!(
+        out.contains(&format!(
+            "gpulimit did not make {}/README",
+            place.root_path().display()
+        )),
+        "{out}"
+    );
 }
 
 #[test]
@@ -170,7 +179,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         0,
         &[
             "warning  library",
-            "nothing asks for it",
+            "neither LD_PRELOAD in its environment nor",
             "asks for a limit",
         ],
     );
@@ -181,7 +190,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         1,
         &[
             "error    library",
-            "it is to be in lab",
+            "the process will join group lab",
             "limit cannot be applied",
         ],
     );
@@ -191,23 +200,18 @@ fn of_a_process_whether_the_library_is_in_it() {
         &whole,
         0,
         &[
-            &format!("ok       library      {library} is in it"),
-            "it is to be in lab",
+            &format!("ok       library      the process has loaded {library}"),
+            "the process will join group lab",
         ],
     );
     let job = with(&[("GPULIMIT_MAX", "4G"), ("LD_PRELOAD", &library)]);
-    says(
-        &place,
-        &job,
-        0,
-        &["GPULIMIT_MAX asks for a group of its own"],
-    );
+    says(&place, &job, 0, &["GPULIMIT_MAX asks for a separate group"]);
     let nowhere = with(&[("GPULIMIT_GROUP", "none"), ("LD_PRELOAD", &library)]);
     says(
         &place,
         &nowhere,
         1,
-        &["error    group", "none", "it gets no GPU memory"],
+        &["error    group", "none", "the process gets no GPU memory"],
     );
     let wrong = with(&[("GPULIMIT_MAX", "4Q"), ("LD_PRELOAD", &library)]);
     says(&place, &wrong, 1, &["GPULIMIT_MAX='4Q'"]);
@@ -219,7 +223,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         &place,
         &unseen,
         1,
-        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which it does not see"],
+        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in its file system"],
     );
 }
 
@@ -237,7 +241,7 @@ fn of_a_process_that_its_library_was_replaced() {
         0,
         &[
             "warning  library",
-            &format!("{path} is in it, an older one"),
+            &format!("the process has loaded {path}, and the file was replaced or removed"),
         ],
     );
     let second = place.0.join("second");
@@ -279,7 +283,7 @@ fn of_a_process_whose_program_takes_no_library() {
         &["error    library", "linked statically"],
     );
     compile(&[]);
-    says(&place, &start(), 0, &["is in it"]);
+    says(&place, &start(), 0, &["the process has loaded"]);
     // One that runs with another user's rights.
     if fs::metadata(&place.0).expect("there").uid() == 0 {
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
@@ -300,17 +304,13 @@ fn of_a_process_that_is_a_member() {
     let (code, out) = about(&place, &member.id().to_string());
     assert_eq!(code, 0, "{out}");
     assert!(
-        out.contains("it is a member of lab/alice, and uses 1.0 GiB"),
+        out.contains("the process is in group lab/alice and uses 1.0 GiB"),
         "{out}"
     );
     member.kill().expect("ended");
     member.wait().expect("ended");
     let (code, out) = about(&place, &member.id().to_string());
-    assert_eq!(
-        (code, out.contains("there is no process")),
-        (1, true),
-        "{out}"
-    );
+    assert_eq!((code, out.contains("no process ")), (1, true), "{out}");
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn of_a_container_whether_programs_start_in_it() {
     assert_eq!(
         (
             code,
-            out.contains("no process here is in a container other")
+            out.contains("no process found in a container 'other'")
         ),
         (1, true),
         "{out}"
@@ -361,11 +361,11 @@ fn of_a_container_whether_programs_start_in_it() {
     let (code, out) = about("web");
     assert_eq!(code, 0, "{out}");
     assert!(
-        out.contains("its first process is ") && out.contains("a container)"),
+        out.contains("the first process of ") && out.contains("a container)"),
         "{out}"
     );
     assert!(
-        out.contains("ok       preload      programs that start there find"),
+        out.contains("ok       preload      programs that start there load"),
         "{out}"
     );
     drop(whole);
@@ -373,7 +373,7 @@ fn of_a_container_whether_programs_start_in_it() {
     let (code, out) = about("web");
     assert_eq!(code, 1, "{out}");
     assert!(
-        out.contains("programs that start there do not get /nowhere/libgpulimit.so"),
+        out.contains("programs that start there cannot load /nowhere/libgpulimit.so"),
         "{out}"
     );
     drop(broken);
@@ -416,10 +416,15 @@ fn of_a_process_that_is_older_than_the_file_of_preloads() {
         &place,
         &looked,
         1,
-        &["it has been running since before /etc/ld.so.preload named"],
+        &["it started before /etc/ld.so.preload named"],
     );
     at(SystemTime::now() - hour);
-    says(&place, &looked, 1, &["and the loader passed it over"]);
+    says(
+        &place,
+        &looked,
+        1,
+        &["but the dynamic linker did not load it"],
+    );
 }
 
 #[test]
@@ -440,7 +445,7 @@ fn limits_of_the_driver_itself_are_said() {
         "int cuInit(unsigned flags) { return 0; }\nint cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
     );
     for (source, expected) in [
-        ("int nothing;\n", "this driver has no limits of its own"),
+        ("int nothing;\n", "this driver cannot limit cgroups itself"),
         (
             "int nvmlDeviceSetMemoryLimits_v1(void) { return 0; }\n",
             "limit",
@@ -461,7 +466,7 @@ fn limits_of_the_driver_itself_are_said() {
             .to_owned();
         assert!(said.contains(expected), "{said}");
         assert_eq!(
-            said.contains("no limits of its own"),
+            said.contains("cannot limit cgroups itself"),
             source.contains("nothing"),
             "{said}"
         );

@@ -56,8 +56,8 @@ fn events_of_all_groups_by_time() {
     assert_eq!((of("a"), of("a/b"), of("c")), (1, 0, 2));
     let out = place.said(&["events", "a"]);
     assert!(
-        out.contains("refusal  a  GPU GPU-1a2b…: 3.0 GiB refused to pid")
-            && out.contains("0.0 of 2.0 GiB charged"),
+        out.contains("refusal  a  GPU GPU-1a2b…: pid")
+            && out.contains(" was refused 3.0 GiB, 0.0 of 2.0 GiB charged"),
         "{out}"
     );
     let error = place.refused(1, &["events", "x"]);

@@ -274,7 +274,7 @@ fn root_follows_no_link_to_containers() {
         let why = if owner == 0 {
             ".containers"
         } else {
-            "others than root"
+            "users other than root"
         };
         assert!(said.contains(why), "{said}");
         assert!(is_whole(&tree), "{owner}");
@@ -308,7 +308,7 @@ fn root_believes_no_record_that_others_could_write() {
         let output = place.output(&["gc"]);
         assert!(output.status.success(), "{output:?}");
         let said = text(&output.stderr);
-        assert!(said.contains("written by others than root"), "{said}");
+        assert!(said.contains("users other than root can write"), "{said}");
         assert!(is_whole(&tree), "{path:?} {owner} {mode:o}");
         assert!(root.join("container-web/limits").exists());
         own(path, 0, 0o700);

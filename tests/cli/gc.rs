@@ -29,8 +29,8 @@ fn what_nobody_needs_goes_and_is_said() {
         "job-5-6: removed, its job has ended",
         "lab/run-1-2: removed, its job has ended",
         "lab/run-1-2/run-3-4: removed, its job has ended",
-        "half: removed, was no group",
-        "half/sub/never: removed, was no group",
+        "half: removed, it was not a complete group",
+        "half/sub/never: removed, it was not a complete group",
     ] {
         assert!(out.contains(line), "{line}: {out}");
     }

@@ -49,7 +49,7 @@ fn what_holds_is_the_smallest_on_the_way_up() {
     place.said(&["create", "lab/alice", "max=40G", "high=5G"]);
     let asked = ["get", "lab/alice", "max", "--effective", "--device", &uuid];
     let error = place.refused(1, &asked);
-    assert!(error.contains("not known here"), "{error}");
+    assert!(error.contains("unknown here"), "{error}");
     let error = place.refused(1, &asked[..4]);
     assert!(error.contains("--device"), "{error}");
     let _member = place.member("lab/alice");

@@ -84,13 +84,13 @@ fn mistakes_are_said_in_words() {
         (
             2,
             &["run", "max=4G", "--stat", "true"],
-            "option --stat stands after max=4G",
+            "option --stat comes after max=4G",
             "cannot run",
         ),
         (
             2,
             &["kill", "lab", "abc"],
-            "expected the number of a process",
+            "expected a pid",
             "invalid digit",
         ),
         (1, &["rm", "nolab"], "no group 'nolab'", "gpulimit create"),
@@ -175,7 +175,7 @@ fn a_verb_of_another_program_is_that_program() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        error.contains("there is no gpulimit-k8s-device-plugin"),
+        error.contains("cannot find gpulimit-k8s-device-plugin"),
         "{error}"
     );
     let plugin = folder.join("gpulimit-k8s-device-plugin");

@@ -299,7 +299,7 @@ fn a_group_as_deep_as_can_be_has_no_job_below() {
     let deep = ["d"; 8].join("/");
     place.said(&["create", &deep, "--parents"]);
     let error = place.refused(125, &["run", "--group", &deep, "--max", "1G", "--", "true"]);
-    assert!(error.contains("is 8 deep"), "{error}");
+    assert!(error.contains("is already 8 levels deep"), "{error}");
     let out = place.said(&[
         "run",
         "--name",

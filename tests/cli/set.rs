@@ -75,7 +75,9 @@ fn a_smaller_limit_above_is_named() {
     place.group("lab/alice/job", Size::Max);
     let out = place.said(&["set", "lab/alice/job", "max=8G"]);
     assert!(
-        out.contains("lab/alice/job: max=8GiB is above max=3GiB of group lab/alice, which holds"),
+        out.contains(
+            "lab/alice/job: max=8GiB is above max=3GiB of group lab/alice: the lower limit applies"
+        ),
         "{out}"
     );
     let out = place.said(&["set", "lab/alice/job", "max=max"]);

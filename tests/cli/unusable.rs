@@ -33,7 +33,7 @@ fn a_root_that_cannot_be_made() {
     let place = Place::new();
     fs::write(place.0.join("file"), "").expect("written");
     for root in ["/nonexistent/a/b", "/proc/gpulimit", "/proc/self/gpulimit"] {
-        is_refused(&place, root, &[&format!("no group can be made in {root}")]);
+        is_refused(&place, root, &[&format!("cannot make groups in {root}")]);
     }
     let below = place.0.join("file/root").display().to_string();
     is_refused(&place, &below, &["name a directory that can be made"]);
@@ -92,7 +92,7 @@ fn is_refused_on(script: &str, expected: &[&str]) {
         return;
     };
     let about = place.root_path().display().to_string();
-    let refused = format!("no group can be made in {about}");
+    let refused = format!("cannot make groups in {about}");
     for words in [&[&*refused, "Limits cannot be applied"], expected].concat() {
         assert!(out.contains(words), "no {words:?} in:\n{out}");
     }
@@ -102,7 +102,10 @@ fn is_refused_on(script: &str, expected: &[&str]) {
 fn a_root_without_room_or_for_reading_only() {
     is_refused_on(
         "mount -t tmpfs -o mode=0755,ro x $ROOT",
-        &["Read-only file system", "-> have root mount it for writing"],
+        &[
+            "Read-only file system",
+            "-> ask root to mount it for writing",
+        ],
     );
     is_refused_on(
         "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } 2>/dev/null",
@@ -124,7 +127,9 @@ fn what_a_file_system_is_made_with_is_not_foreign() {
     let place = Place::new();
     fs::create_dir_all(place.root_path().join("lost+found")).expect("created");
     let (_, out) = doctor(&place, &place.root_path());
-    assert!(out.contains("lost+found was not made by gpulimit"), "{out}");
+    let path = place.root_path().join("lost+found");
+    let line = format!("gpulimit did not make {}", path.display());
+    assert!(out.contains(&line), "{out}");
 }
 
 #[test]
@@ -143,11 +148,11 @@ fn in_a_directory_of_root_another_user_is_told_what_cannot_be() {
         text(&output.expect("started").stdout)
     };
     let out = as_nobody();
-    assert!(out.contains("there is none that you could run in"), "{out}");
+    assert!(out.contains("there are none to run programs in"), "{out}");
     place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
     let out = as_nobody();
     assert!(
-        out.contains("whether there is room for more cannot be told"),
+        out.contains("so the space for more groups was not tested"),
         "{out}"
     );
 }

@@ -160,7 +160,10 @@ fn giving_groups_away_is_for_root() {
     let place = &machine.place;
     place.said(&["create", "lab", "--owner", ALICE]);
     let error = machine.refused(&["create", "lab/gift", "--owner", "0"]);
-    assert!(error.contains("another user (0) is for root"), "{error}");
+    assert!(
+        error.contains("only root can give a group to another user (0)"),
+        "{error}"
+    );
     let error = machine.refused(&["create", "lab/gift", "--members", "@0"]);
     assert!(error.contains("can give a group to @0"), "{error}");
     machine.refused(&["create", "lab/a/b/gift", "--parents", "--owner", "0"]);

@@ -169,9 +169,9 @@ fn devices_are_what_was_asked_for() {
     // Nothing but what is printed.
     assert!(!place.at("files").exists());
     for (arguments, why) in [
-        (&["--cap", "lots"][..], "--cap is 'lots'"),
-        (&["--cap", "50%"], "give the cap a name"),
-        (&["--cap", "a b=4g"], "give the cap a name"),
+        (&["--cap", "lots"][..], "invalid --cap 'lots'"),
+        (&["--cap", "50%"], "name the cap with letters"),
+        (&["--cap", "a b=4g"], "name the cap with letters"),
         (&["--cap", "4g", "--cap", "4G"], "two devices"),
         (&["--cap", "lab=4g", "--group", "lab"], "two devices"),
         (&["--group", "a/b", "--group", "a.b"], "two devices"),

@@ -36,7 +36,7 @@ mkdir -m 755 /run/gpulimit
 "$GPULIMIT" create lab/user max=1G --owner "$USER_ID" >&2
 own=/run/gpulimit/lab/sub/user
 as_user() { setpriv --reuid="$USER_ID" --regid="$USER_ID" --clear-groups "$@"; }
-"$GPULIMIT" doctor | grep -c "is not a file system of its own" || true
+"$GPULIMIT" doctor | grep -c "is not a separate file system" || true
 as_user dd if=/dev/zero of="$own/ledger" bs=1M seek=17 count=100 2>/dev/null && echo "the ledger takes all"
 "$GPULIMIT" show lab/user 2>&1 | grep -c "does not match its header" || true
 as_user sh -c 'i=0; while mkdir "$0/sub/$i" 2>/dev/null; do i=$((i + 1)); [ $i -lt 3000 ] || exit 1; done' "$own" || echo "directories without end"

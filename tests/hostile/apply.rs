@@ -237,7 +237,7 @@ fn a_user_keeps_nobody_elses_groups_from_being_changed() {
         trap();
         let (status, said) = apply(max, policy);
         assert!(
-            status == Some(1) && said.contains(&format!("{name}: not changed, ")),
+            status == Some(1) && said.contains(&format!("{name}: not changed: ")),
             "{said}"
         );
         assert!(is_done(max), "{name}: {said}");

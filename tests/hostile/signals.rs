@@ -176,7 +176,7 @@ fn kill_reaches_no_bystander_that_a_forged_slot_names() {
         };
         let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
         assert_eq!(status, Some(1), "{forgery}: {said}");
-        let line = format!("SIGKILL sent to {} (named by no slot)", scene.forger.0.id());
+        let line = format!("SIGKILL sent to {} (in no slot)", scene.forger.0.id());
         assert!(said.contains(&line), "{forgery}: {said}");
         assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
         let missed = said.matches("cannot signal ").count();

@@ -107,6 +107,7 @@ fn removal_by_force_names_who_does_not_end_and_who_traces_it() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let tracer = tracer.child.id();
-    let line = format!("still there: {pid} ({SHOWN}), which {tracer} ({SHOWN}) traces");
+    let line =
+        format!("not gone yet: {pid} ({SHOWN}), kept from ending by its tracer {tracer} ({SHOWN})");
     assert!(said.contains(&line), "{said}");
 }

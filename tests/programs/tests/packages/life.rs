@@ -151,7 +151,10 @@ pub fn system_wide(
     assert_eq!(preload(), format!("{library}\n{others}"));
     quiet();
     let said = remove();
-    assert!(said.contains("took it out of /etc/ld.so.preload"), "{said}");
+    assert!(
+        said.contains("removed the library from /etc/ld.so.preload"),
+        "{said}"
+    );
     assert_eq!(preload(), others);
     quiet();
 }

@@ -145,20 +145,17 @@ fn a_controller_starts_nothing_with_the_other_library() {
         );
         assert_eq!(output.status.code(), Some(125), "{output:?}");
         let said = text(&output.stderr);
-        assert!(
-            said.contains("does not work together with this gpulimit"),
-            "{said}"
-        );
+        assert!(said.contains("does not work with this gpulimit"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         let output = mixed.run(world, &["doctor"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(
-            text(&output.stdout).contains("does not work together"),
+            text(&output.stdout).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         let output = mixed.run(world, &["install", "--dry-run"]);
         assert!(
-            text(&output.stderr).contains("does not work together"),
+            text(&output.stderr).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         assert!(world.root().groups().expect("readable").is_empty());

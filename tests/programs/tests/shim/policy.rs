@@ -552,10 +552,10 @@ fn doctor_names_the_rule_that_applies() {
     };
     let said = says(ALICE);
     assert!(
-        said.contains("assigned to group lab/alice by rule 2"),
+        said.contains("rule 2 of the administrator's policy assigns you to group lab/alice"),
         "{said}"
     );
-    assert!(!says(0).contains("assigned"));
+    assert!(!says(0).contains("assigns"));
     fs::write(machine.rules(), "damaged").expect("written");
     let said = says(ALICE);
     assert!(
@@ -581,7 +581,7 @@ fn doctor_names_the_rule_for_another_process() {
     );
     let said = doctor(&["--user", "bob"]);
     assert!(
-        said.contains("rule 1: lab in the program /usr/bin/train*"),
+        said.contains("rule 1: a process that runs /usr/bin/train* joins lab"),
         "{said}"
     );
     assert!(
@@ -601,7 +601,7 @@ fn doctor_names_the_rule_for_another_process() {
     assert_limited(&mut alice);
     let said = doctor(&["--pid", &alice.pid().to_string()]);
     assert!(
-        said.contains("it is a member of lab/alice, and uses 1.5 GiB"),
+        said.contains("the process is in group lab/alice and uses 1.5 GiB"),
         "{said}"
     );
     assert!(!said.contains("error "), "{said}");

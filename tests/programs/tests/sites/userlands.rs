@@ -257,10 +257,7 @@ fn the_controller_runs_and_shows_it() {
                 assert!(shown.contains(expected), "{question}: {shown}");
             }
             let doctor = controller(&["doctor"]);
-            assert!(
-                doctor.contains("a fault of its own would end in it"),
-                "{doctor}"
-            );
+            assert!(doctor.contains("catches its own panics"), "{doctor}");
         });
         assert_eq!(
             found.lines[1..],
