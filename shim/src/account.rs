@@ -27,6 +27,7 @@ pub mod openings;
 pub mod packed;
 pub mod pools;
 pub mod request;
+mod rounding;
 #[cfg(test)]
 mod scratch;
 pub mod shared;
@@ -62,12 +63,10 @@ use locks::{Place, hold};
 use managed::Managed;
 use openings::Openings;
 use pools::Pools;
+pub use rounding::{BLOCK, round_up};
 use variables::Variables;
 use vmm::Vmm;
 
-/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all
-/// sizes).
-pub const BLOCK: u64 = 2 << 20;
 /// CUDA devices that a process can see.
 const MAX_ORDINALS: usize = 64;
 
@@ -342,14 +341,6 @@ fn capability(major: u32, minor: u32) -> u32 {
     major * 10 + minor
 }
 
-/// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
-pub const fn round_up(bytes: u64, step: u64) -> u64 {
-    match bytes.checked_add(step - 1) {
-        Some(sum) => sum & !(step - 1),
-        None => !(step - 1),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,18 +351,5 @@ mod tests {
             [(8, 6), (9, 0), (12, 1)].map(|(major, minor)| capability(major, minor)),
             [86, 90, 121]
         );
-    }
-
-    #[test]
-    fn what_is_rounded_up_stays_a_multiple() {
-        for (bytes, rounded) in [
-            (0, 0),
-            (1, BLOCK),
-            (BLOCK, BLOCK),
-            (BLOCK + 1, 2 * BLOCK),
-            (u64::MAX, u64::MAX - (BLOCK - 1)),
-        ] {
-            assert_eq!(round_up(bytes, BLOCK), rounded, "{bytes}");
-        }
     }
 }

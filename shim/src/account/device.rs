@@ -28,7 +28,6 @@ use crate::driver::figures::ProcessList;
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
-pub use measuring::Total;
 use reclaim::Reclaim;
 
 /// One GPU of this process.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::device::Device;
 use super::driver_part::Prepaid;
 use super::kernel_memory::ContextMemory;
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;

@@ -15,7 +15,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::book::{Book, RESERVE};
 use super::contexts::Contexts;
-use super::device::Total;
 use super::packed::Packed;
 use crate::abi::Context;
 pub use prepaid::Prepaid;
@@ -128,6 +127,23 @@ pub struct DriverPart {
     state: Mutex<State>,
     /// A call under way has ended.
     settled: Condvar,
+}
+
+/// The driver's figure for this process, and what of it has a name.
+#[derive(Clone, Copy, Debug)]
+pub struct Total {
+    pub figure: u64,
+    pub named: u64,
+    /// A thread may be destroying a context: some of what is named may be gone, and the driver's
+    /// part larger than this shows.
+    pub at_least: bool,
+}
+
+impl Total {
+    /// The driver's part, bytes.
+    pub fn beyond_named(self) -> u64 {
+        self.figure.saturating_sub(self.named)
+    }
 }
 
 /// What a measurement brought to light.
@@ -302,7 +318,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::account::BLOCK;
+    use crate::account::rounding::BLOCK;
 
     #[test]
     fn what_is_charged_and_neither_taken_nor_promised_is_idle() {

@@ -35,15 +35,15 @@ mod under_way;
 use std::time::Instant;
 
 use gpulimit_ledger::Category;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::book::Book;
-use crate::abi::{GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, Out, SUCCESS};
+use crate::abi::GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
 use crate::driver::capture::relaxed;
-use crate::driver::cuda;
+use crate::driver::{answer, cuda};
 use execs::Need;
+use state::State;
 pub use state::{Hope, Identity, Launch};
-use state::{Payment, State};
 use under_way::Paying;
 pub use under_way::UnderWay;
 
@@ -98,9 +98,7 @@ impl GraphMemory {
                 }
             }
         }
-        let payment = state.lend(launch);
-        drop(state);
-        self.complete(book, launch, &payment, charge)
+        self.pay_now(book, state, launch, charge)
     }
 
     /// As [`GraphMemory::pay`] without waiting, after a trim: what the driver gives back pays
@@ -115,23 +113,23 @@ impl GraphMemory {
         let mut state = self.state.lock();
         self.look(book, &mut state);
         state.begin_anew(launch);
-        let payment = state.lend(launch);
-        drop(state);
-        self.complete(book, launch, &payment, charge)
+        self.pay_now(book, state, launch, charge)
     }
 
-    fn complete<E>(
+    fn pay_now<E>(
         &self,
         book: &Book,
+        mut state: MutexGuard<'_, State>,
         launch: &mut Launch<'_>,
-        payment: &Payment,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
+        let payment = state.lend(launch);
+        drop(state);
         let mut paying = Paying {
             memory: self,
             book,
             launch,
-            payment,
+            payment: &payment,
             charged: false,
         };
         // Not under the lock: charging may wait.
@@ -208,13 +206,12 @@ impl GraphMemory {
     fn look(&self, book: &Book, state: &mut State) {
         // Read under our lock so that looks are in order; the call takes no lock that a callback of
         // ours could hold.
-        let mut reserved = 0u64;
-        let attribute = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
-        let place = Out::of(&mut reserved);
-        let asked = relaxed(|| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, attribute, place));
+        let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
+        let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
         // A context with a fault answers nothing, and holds its memory until it is destroyed.
-        if asked != SUCCESS || reserved == before {
+        let reserved = relaxed(|| answer(ask)).unwrap_or(before);
+        if reserved == before {
             return;
         }
         let beyond = state.see(reserved);

@@ -95,7 +95,7 @@ impl Openings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BLOCK;
+    use super::super::rounding::BLOCK;
     use super::*;
 
     fn opening(device: Ordinal, blocks: u64) -> Opening {

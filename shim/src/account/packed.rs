@@ -5,7 +5,7 @@
 //! much of that is theirs: what came and went while a call of theirs was under way, within the
 //! bounds that the live arrays set.
 
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
 
 /// The small arrays of a context.

@@ -31,7 +31,7 @@ use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::book::Book;
-use super::round_up;
+use super::rounding::round_up;
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
     MemPool, Status,

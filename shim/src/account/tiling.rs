@@ -1,6 +1,6 @@
 //! What an array takes where the driver does not tell: an estimate from above.
 
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::{ARRAY3D_CUBEMAP, ARRAY3D_LAYERED, Array3dDescriptor};
 
 /// Bytes of an element: of the plain formats, and the most that any has.

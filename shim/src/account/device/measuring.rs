@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::Device;
 use crate::abi::{Context, Opaque, Status};
-use crate::account::BLOCK;
-use crate::account::driver_part::Measured;
+use crate::account::driver_part::{Measured, Total};
+use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
@@ -34,23 +34,6 @@ pub(super) struct Measuring {
     ended_calls: AtomicU64,
     /// Contexts that are being destroyed right now.
     teardowns: AtomicU32,
-}
-
-/// The driver's figure for this process, and what of it has a name.
-#[derive(Clone, Copy, Debug)]
-pub struct Total {
-    pub figure: u64,
-    pub named: u64,
-    /// A thread may be destroying a context: some of what is named may be gone, and the driver's
-    /// part larger than this shows.
-    pub at_least: bool,
-}
-
-impl Total {
-    /// The driver's part, bytes.
-    pub fn beyond_named(self) -> u64 {
-        self.figure.saturating_sub(self.named)
-    }
 }
 
 impl Device {

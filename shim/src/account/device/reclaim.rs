@@ -3,8 +3,8 @@
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
 use super::Device;
-use crate::account::BLOCK;
 use crate::account::request::Request;
+use crate::account::rounding::BLOCK;
 use crate::account::shared::Heir;
 use crate::message;
 

@@ -7,9 +7,9 @@ use gpulimit_ledger::{Category, EventKind, Usage};
 use super::measuring::ATTEMPTS;
 use super::*;
 use crate::abi::SUCCESS;
-use crate::account::BLOCK;
-use crate::account::driver_part::Prepaid;
+use crate::account::driver_part::{Prepaid, Total};
 use crate::account::openings::Opening;
+use crate::account::rounding::BLOCK;
 use crate::account::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;

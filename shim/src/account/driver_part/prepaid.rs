@@ -2,10 +2,10 @@
 //! panic.
 
 use super::{DriverPart, Measured, RESERVE, State};
-use crate::account::BLOCK;
 use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::request::Request;
+use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
 /// Bytes of the driver's part that are charged and promised to a call.

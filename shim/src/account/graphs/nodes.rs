@@ -16,7 +16,7 @@ use crate::abi::{
     NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
-use crate::account::round_up;
+use crate::account::rounding::round_up;
 use crate::driver::{answer, cuda};
 
 /// Sizes of small allocations are counted in multiples of this.
