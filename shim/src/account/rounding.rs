@@ -1,10 +1,10 @@
-//! The physical block, and whole numbers of it.
+//! The size of a physical block, and rounding.
 
-/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all
-/// sizes).
+/// The physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to their size
+/// (measured with every mix of sizes).
 pub const BLOCK: u64 = 2 << 20;
 
-/// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
+/// Returns `bytes` rounded up to a multiple of `step`, which is a power of two; saturates.
 pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
         Some(sum) => sum & !(step - 1),
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_rounded_up_stays_a_multiple() {
+    fn rounding_up_saturates_at_a_multiple() {
         for (bytes, rounded) in [
             (0, 0),
             (1, BLOCK),
