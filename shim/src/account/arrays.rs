@@ -23,7 +23,7 @@ pub struct Handle {
     pub array: Array,
 }
 
-/// Where the memory of an array is counted.
+/// The way in which the memory of an array is counted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Memory {
     /// The array has this many bytes of its own.

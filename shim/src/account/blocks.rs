@@ -45,11 +45,11 @@ impl Large {
 /// The effect of taking out a small allocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Departure {
-    /// The address lies in no block that is known to hold small allocations.
+    /// The address lies in a block that is not known to hold small allocations.
     Unknown,
     /// Other small allocations remain in the block.
     Held,
-    /// It was the last small allocation of the block, which the driver has freed.
+    /// No small allocation remains in the block, which the driver has freed.
     Emptied(Ordinal),
 }
 
@@ -58,7 +58,7 @@ pub enum Departure {
 pub struct Taken {
     pub device: Ordinal,
     context: Context,
-    /// It was the last small allocation of the block.
+    /// No small allocation remains in the block.
     pub last: bool,
 }
 

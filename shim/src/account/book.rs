@@ -16,10 +16,11 @@ use crate::abi::Device as Ordinal;
 /// the driver takes a block in calls that are not expected to take memory.
 pub const RESERVE: u64 = 4 << 20;
 
-/// How often two figures are read until no request of another thread falls in between, at most.
+/// The most times that two figures are read again because a request of another thread fell between
+/// them.
 const SETTLING: u32 = 64;
 
-/// How often a figure is published while other threads change it, at most.
+/// The most times that a figure is published again because other threads change it.
 const SHOWINGS: u32 = 1_000;
 
 /// The figures of one GPU.

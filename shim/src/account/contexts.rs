@@ -46,7 +46,7 @@ pub struct Contexts {
     all: RwLock<Vec<Context>>,
     /// The handle of the primary context; 0 until it was retained.
     pub primary: AtomicUsize,
-    /// How often the primary context is retained, as far as hooks have seen.
+    /// The number of times that the primary context is retained, as far as hooks have seen.
     retained: AtomicUsize,
 }
 
@@ -101,8 +101,8 @@ impl Contexts {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// Returns the bytes of the driver's part, which has `used` bytes, that the group does not
-    /// count: those of the contexts, where the group's options leave contexts out.
+    /// Returns the bytes of the driver's part that the group does not count: those of the contexts,
+    /// where the group's options leave contexts out. The driver's part has `used` bytes.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;

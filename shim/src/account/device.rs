@@ -74,7 +74,7 @@ impl Device {
     ) -> Result<Device, Status> {
         let device = member.device(id, capacity).map_err(|error| {
             message::line(format_args!(
-                "no memory of GPU {ordinal} for this program: {error}"
+                "this program gets no memory of GPU {ordinal}: {error}"
             ));
             CUDA_ERROR_NOT_PERMITTED
         })?;
@@ -117,7 +117,7 @@ impl Device {
         Ok(Charged::new(self, request.bytes, false))
     }
 
-    /// As [`Device::charge`], for bytes that are not in use yet.
+    /// Charges the bytes of a request ahead: they are not in use yet, and count as idle.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)

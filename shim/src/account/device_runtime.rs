@@ -17,15 +17,15 @@ pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// What code takes whose image says that it uses the device's runtime, in bytes.
+/// The memory that code takes because its image says that it uses the device's runtime, in bytes.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
-    /// What the context has for the runtime once the code is loaded.
+    /// Bytes that the context has for the runtime once the code is loaded.
     level: u64,
-    /// What the context takes for the runtime when the code is loaded.
+    /// Bytes that the context takes for the runtime when the code is loaded.
     pub tables: u64,
-    /// What the context takes for the heap when the code is launched, where that is not charged
-    /// already.
+    /// Bytes that the context takes for the heap when the code is launched, where these are not
+    /// charged already.
     pub heap: u64,
 }
 

@@ -39,7 +39,7 @@ struct State {
     alive: bool,
     /// The sizes that were assumed for contexts made since the last measurement.
     assumed: Vec<u64>,
-    /// The part of `used` that small arrays lie in.
+    /// The small arrays, whose blocks are part of `used`.
     packed: Packed,
     /// The number of the latest measurement that was entered.
     measured: u64,
@@ -250,8 +250,8 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // Where a measurement that began later has been entered, it has already seen everything
-        // that this one has.
+        // A measurement with a higher number began later. Where one has been entered, it has
+        // already seen everything that this one has.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));

@@ -32,12 +32,12 @@ pub enum Kind {
     Exec,
 }
 
-/// Where a handle comes from. The handle ends with its context, and with its owner.
+/// The origin of a handle. The handle ends with its context, and with its owner.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Origin {
-    /// The context that it belongs to; 0 for none.
+    /// The context that the handle belongs to; 0 for none.
     pub context: Context,
-    /// The module or library that it was got from; 0 for none.
+    /// The module or library that the handle was got from; 0 for none.
     pub owner: usize,
 }
 

@@ -1,6 +1,6 @@
-//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold,
-//! the heap of device `malloc`, and what the device's runtime needs besides. The limits of the
-//! context (`cuCtxSetLimit`) and the needs of its kernels tell how much, before it is taken.
+//! The memory that a context sets aside for its kernels: local memory for every thread that the GPU
+//! can hold, the heap of device `malloc`, and what the device's runtime needs besides. The limits
+//! of the context (`cuCtxSetLimit`) and the needs of its kernels tell how much, before it is taken.
 //!
 //! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the
 //! threads, rounded *down* to whole blocks. It is taken when the stack limit is set, or at the

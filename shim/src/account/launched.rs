@@ -72,7 +72,7 @@ fn forget_all() {
 #[derive(Default)]
 struct Kernel {
     library: Opaque,
-    /// The contexts in which it has been launched, or loaded.
+    /// The contexts in which the kernel has been launched, or loaded.
     contexts: Vec<Context>,
 }
 
@@ -89,7 +89,7 @@ pub struct Launched {
     /// The local memory per thread that kernels need, bytes. Kernels that need none are in
     /// `functions` instead, marked with [`NEEDS_NONE`].
     needs: RwLock<Map<Opaque, u64>>,
-    /// Something has been launched; functions whose code is only known to be loaded do not count.
+    /// Whether any launch was made. Functions whose code is only known to be loaded do not count.
     begun: AtomicBool,
     /// Held through a launch on several devices, which may wait for other launches in the context
     /// of each.

@@ -15,7 +15,7 @@ use crate::image::Needs;
 #[derive(Default)]
 pub struct Library {
     needs: Needs,
-    /// The contexts in which it has been loaded.
+    /// The contexts in which the library has been loaded.
     loaded: Vec<Context>,
 }
 

@@ -15,11 +15,11 @@ use crate::account::maps::Map;
 pub struct Opening {
     pub device: Ordinal,
     pub context: Context,
-    /// The bytes of its whole blocks.
+    /// The bytes of the blocks that the memory touches.
     pub size: u64,
     /// Bytes that are charged to this process: all or nothing.
     pub bytes: u64,
-    /// The number of times that it is open.
+    /// The number of times that the memory is open.
     pub count: u32,
 }
 

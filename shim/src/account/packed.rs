@@ -14,10 +14,10 @@ struct ContextArrays {
     context: Context,
     /// The number of calls under way that may change these figures.
     under_way: u32,
-    /// The least and the most bytes that its arrays take, including those of calls under way.
+    /// The least and the most bytes that the arrays take, including those of calls under way.
     least: u64,
     most: u64,
-    /// The bytes of its blocks.
+    /// The bytes of the blocks that the arrays lie in.
     bytes: u64,
     /// Several calls were under way at the last measurement, so the block of one call may have gone
     /// with an array of another.

@@ -47,8 +47,8 @@ use steps::Steps;
 /// A pool's reserved bytes grow in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// How long an allocation waits before it is refused: for allocations of other threads that have
-/// the headroom, and for the work on its stream.
+/// The longest time that an allocation waits before it is refused: for allocations of other threads
+/// that have the headroom, and for the work on its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The number of allocations that may go without a look at the pool. If a driver grows a pool in a

@@ -26,7 +26,7 @@ use crate::driver::figures::{self, ProcessList};
 /// 5.6 MiB, measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
-/// How often the GPU's figures are read until they stand still.
+/// The most times that the GPU's figures are read until they stand still.
 const LOOKS: u32 = 4;
 
 /// NVML's figures for a device, compared with the charges of living members.

@@ -9,7 +9,7 @@ use crate::account::maps::Map;
 struct Loaded {
     device: Ordinal,
     bytes: u64,
-    /// The bytes were charged as they are, because nothing could be measured.
+    /// The bytes were charged without a measurement, because NVML gave no figure.
     is_assumed: bool,
 }
 

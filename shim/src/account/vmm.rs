@@ -24,17 +24,17 @@ use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
 struct Allocation {
-    /// Bytes; 0 for an import that was never mapped, whose size is unknown.
+    /// The size in bytes; 0 for an import that was never mapped, whose size is unknown.
     size: u64,
     device: Ordinal,
     references: u32,
     mappings: u32,
     announced: u32,
-    /// Counted as in use. False while the allocation may be going.
+    /// The allocation is counted as in use. False while it may be going.
     named: bool,
-    /// Other processes may hold it, too.
+    /// Other processes may hold the memory, too.
     shared: bool,
-    /// Imported, and not charged to this process.
+    /// The allocation is imported, and not charged to this process.
     elsewhere: bool,
 }
 
@@ -43,9 +43,9 @@ struct Allocation {
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
-    /// Its size, whichever process is charged for it; 0 when unknown.
+    /// The size of the allocation, whichever process is charged for it; 0 when unknown.
     pub size: u64,
-    /// Other processes may hold it, too.
+    /// Other processes may hold the memory, too.
     pub shared: bool,
 }
 

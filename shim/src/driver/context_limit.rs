@@ -6,12 +6,12 @@ use crate::abi::{Context, Out, SUCCESS};
 
 /// A limit of a context.
 pub enum ContextLimit {
-    /// The driver does not tell it, for instance because the handle is not a context.
+    /// The driver does not tell the limit, for instance because the handle is not a context.
     Unknown,
-    /// It cannot be changed: a module has been loaded that uses the memory behind the limit
+    /// The limit cannot be changed: a module has been loaded that uses the memory behind it
     /// (measured).
     Fixed,
-    /// It can be changed, and has this value.
+    /// The limit can be changed, and has this value.
     Free(usize),
 }
 

@@ -211,7 +211,7 @@ impl Witness for ProcessList {
         match held {
             // A process that is listed with 0 bytes may be about to take or to lose memory.
             Some(held) => Some(held > covered || covered == 0),
-            // A list without this process may not cover this PID namespace at all.
+            // A list that lacks this very process may not cover this PID namespace at all.
             None => self_listed.then_some(false),
         }
     }

@@ -27,13 +27,22 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
 /// function for each name.
 macro_rules! functions {
     (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+        $(
+            $(#[$doc:meta])*
+            library $module:ident (
+                $library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr
+            ) {
+            hooks { $(
+                $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+                $(, as $way:ident)? $(, unless $known:path : $handle:ident)?
+                $(, known by $register:ident $launched:ident)? ;
+            )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
         $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types)]
+        #[allow(clippy::too_many_arguments)]
         pub mod $module {
             use super::*;
             use crate::driver::library::Library;
@@ -50,14 +59,18 @@ macro_rules! functions {
 
             /// The symbols, each followed by a NUL, as one text: the dynamic linker would have to
             /// relocate every pointer of a list in every program.
-            const SYMBOLS: &str = concat!($( stringify!($name), "\0", )* $( stringify!($call), "\0", )*);
+            const SYMBOLS: &str = concat!(
+                $( stringify!($name), "\0", )*
+                $( stringify!($call), "\0", )*
+            );
 
             /// The symbols one by one, for use at compile time.
             pub const NAMES: [&CStr; COUNT] = split(SYMBOLS);
 
             /// The addresses of the functions. Null until the library is loaded, and for functions
             /// that the library lacks.
-            pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
+            pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] =
+                [const { AtomicPtr::new(null_mut()) }; COUNT];
 
             /// The real library.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
@@ -75,13 +88,17 @@ macro_rules! functions {
         }
     )* };
 
-    (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
+    (
+        @real $inline:meta, $library:ident, $missing:expr,
+        $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*
+    ) => { $(
         /// Calls the driver's own function. Returns a fixed error when this driver lacks the
         /// function.
         #[$inline]
         #[allow(dead_code, reason = "for some functions only `has` is used")]
         pub fn $name($($arg: $ty),*) -> Status {
-            let mut address = ADDRESSES[Index::$name as usize].load(std::sync::atomic::Ordering::Relaxed);
+            let address = &ADDRESSES[Index::$name as usize];
+            let mut address = address.load(std::sync::atomic::Ordering::Relaxed);
             if address.is_null() {
                 address = $library.address(Index::$name as usize);
                 if address.is_null() {
@@ -92,8 +109,8 @@ macro_rules! functions {
             // the types of NVIDIA's header. The pointers among the arguments come from the
             // program's own call or from `Out::of`.
             unsafe {
-                let function: unsafe extern "C-unwind" fn($($ty),*) -> Status = std::mem::transmute(address);
-                function($($arg),*)
+                type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
+                std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             }
         }
     )* };

@@ -13,10 +13,11 @@ use crate::driver::figures;
 /// The age in milliseconds from which a call that takes a block measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// How often NVML's figure is read until no other thread takes or frees memory meanwhile, at most.
+/// The most times that NVML's figure is read again because another thread took or freed memory
+/// meanwhile.
 pub(super) const ATTEMPTS: u32 = 12;
 
-/// What measurements and calls under way tell each other.
+/// State that measurements and calls under way share.
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,

@@ -1,5 +1,4 @@
-//! What this process can do about a full group: it gives back bytes that it has charged and does
-//! not use.
+//! Reclaim: in a full group this process gives back bytes that it has charged and does not use.
 
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
@@ -44,7 +43,7 @@ impl Device {
     }
 }
 
-/// What this process can give back for a request.
+/// The reclaim for one request.
 pub(super) struct Reclaim<'a> {
     device: &'a Device,
     request: &'a Request<'a>,

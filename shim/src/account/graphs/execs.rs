@@ -13,16 +13,16 @@ use crate::account::maps::Map;
 pub struct Exec {
     context: Context,
     pub needs: Vec<Need>,
-    /// A launch leaves something allocated.
+    /// A launch of the graph leaves something allocated.
     pub keeps: bool,
 }
 
 /// The memory that an executable graph needs on one device.
 pub struct Need {
     pub device: Ordinal,
-    /// The most bytes that it takes.
+    /// The most bytes that the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch in which it got them (see [`super::GraphMemory`]); 0 for none.
+    /// The epoch in which the graph got its memory (see [`super::GraphMemory`]); 0 for none.
     epoch: AtomicU64,
 }
 
@@ -112,8 +112,8 @@ impl Execs {
         };
     }
 
-    /// As [`Execs::set_per_thread`], but only where it is more than was known. Returns whether it
-    /// is.
+    /// Sets the local memory per thread as [`Execs::set_per_thread`] does, but only where that
+    /// raises it. Returns whether it did.
     pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
         let raises = bytes > self.per_thread(exec);
         if raises {

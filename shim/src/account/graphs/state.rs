@@ -35,30 +35,30 @@ pub struct State {
 /// A launch or an upload under way.
 pub struct Launch<'a> {
     need: &'a Need,
-    /// The most bytes that it takes.
+    /// The most bytes that the launch takes.
     pub bytes: u64,
-    /// Bytes that are promised to it.
+    /// Bytes that are promised to the launch.
     pub(super) paid: u64,
-    /// It has its memory already.
+    /// The launch is backed: its graph has its memory already.
     pub(super) backed: bool,
-    /// Begins an epoch.
+    /// The launch begins an epoch.
     begins: bool,
     epoch: u64,
     number: u64,
-    /// Bytes that were reserved before it.
+    /// Bytes that were reserved before the launch.
     reserved: u64,
-    /// When it was paid for, there was no graph memory and no other launch under way.
+    /// When the launch was paid for, there was no graph memory and no other launch under way.
     alone: bool,
-    /// The number of launches that had ended when it was to be paid for.
+    /// The number of launches that had ended when this one was to be paid for.
     ended: u64,
 }
 
-/// What a launch may wait for that cannot be paid for.
+/// The kinds of events for which a launch may wait that cannot be paid for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// A launch of another thread, which has the bytes and will end, or has ended meanwhile.
+    /// A launch of another thread has the bytes. It will end, or has ended meanwhile.
     Others,
-    /// Work that uses the reserved memory, perhaps work of the launch's own stream.
+    /// Work is using the reserved memory, perhaps work of the launch's own stream.
     OwnWork,
 }
 
