@@ -130,8 +130,10 @@ impl Blocks {
             // longer counted, so this block is a new one.
             return held.small == 1;
         }
-        let mut new = Block::empty(device, context());
-        new.small = 1;
+        let new = Block {
+            small: 1,
+            ..Block::empty(device, context())
+        };
         shard.insert(block, new);
         true
     }
@@ -235,10 +237,17 @@ impl Blocks {
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
-        let new = Block::empty(large.device, large.context);
-        let held = shard.entry(block).or_insert(new);
-        held.large = large.blocks;
-        held.shared[LARGE] = large.shared;
+        shard
+            .entry(block)
+            .and_modify(|held| {
+                held.large = large.blocks;
+                held.shared[LARGE] = large.shared;
+            })
+            .or_insert(Block {
+                large: large.blocks,
+                shared: [false, large.shared],
+                ..Block::empty(large.device, large.context)
+            });
     }
 
     /// Takes the large allocation at `address` out. Call before the driver is asked to free it.
@@ -266,12 +275,17 @@ impl Blocks {
     /// blocks, and whether other processes may have them open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            for (_, block) in shard.extract_if(|_, block| block.context == context) {
-                let small = u64::from(block.small > 0);
-                gone(block.device, small, block.shared[SMALL]);
-                gone(block.device, block.large, block.shared[LARGE]);
-            }
+            // With `extract_if` here the compiler would no longer inline `remove` into the hooks.
+            shard.lock().retain(|_, block| {
+                let stays = block.context != context;
+                if !stays {
+                    let parts = [u64::from(block.small > 0), block.large];
+                    for (blocks, shared) in parts.into_iter().zip(block.shared) {
+                        gone(block.device, blocks, shared);
+                    }
+                }
+                stays
+            });
         }
     }
 }

@@ -6,8 +6,8 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Process;
 use super::book::Book;
-use crate::abi::Context;
-use crate::driver::{answer, cuda};
+use crate::abi::{Context, Out};
+use crate::driver::cuda;
 
 /// The bits of a context's flags that say how it waits, and the value `CU_CTX_SCHED_BLOCKING_SYNC`
 /// of them.
@@ -34,7 +34,8 @@ pub fn may_sleep() -> bool {
 /// Returns the current context of this thread, 0 for none. For a green context this is the context
 /// that it is part of.
 pub fn current_context() -> Context {
-    let context = answer(cuda::cuCtxGetCurrent).unwrap_or(0);
+    let mut context = 0;
+    cuda::cuCtxGetCurrent(Out::of(&mut context));
     Process::current().greens.holder(context)
 }
 
