@@ -282,9 +282,9 @@ impl Process {
         })
     }
 
-    /// Enters what pools have given back inside a synchronise call: they shrink there when they are
-    /// above their release threshold. `all`: no work of this process is left that could let a pool
-    /// shrink later.
+    /// Records what pools have given back inside a synchronise call: they shrink there when they
+    /// are above their release threshold. `all`: no work of this process is left that could let a
+    /// pool shrink later.
     #[inline]
     pub fn synchronized(&'static self, all: bool) {
         if self.pools.is_touched(all) {

@@ -1,8 +1,8 @@
 //! Arrays and mipmapped arrays by handle, and the memory that the driver requires for their
 //! descriptors.
 //!
-//! An entry is taken out before the driver is asked to destroy the array: the driver may hand out
-//! the handle again as soon as the call is with it.
+//! An entry is removed before the driver is asked to destroy the array: the driver may hand out the
+//! handle again during the call.
 
 use parking_lot::Mutex;
 
@@ -33,7 +33,7 @@ pub enum Memory {
     Packed { least: u64, most: u64 },
 }
 
-/// The entry of an array.
+/// The record of an array: its device, its context and where its memory is counted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Entry {
     pub device: Ordinal,
@@ -64,12 +64,12 @@ impl Arrays {
         self.live.lock().insert(handle, entry);
     }
 
-    /// Takes an array out; `None` when it is unknown.
+    /// Removes and returns an array; `None` when it is unknown.
     pub fn take(&self, handle: Handle) -> Option<Entry> {
         self.live.lock().remove(&handle)
     }
 
-    /// Takes out all arrays of `context`, which is gone. Calls `gone` with each.
+    /// Removes all arrays of `context`, which is gone. Calls `gone` with each.
     pub fn drain(&self, context: Context, gone: impl FnMut(Entry)) {
         let mut live = self.live.lock();
         let drained = live.extract_if(|_, entry| entry.context == context);

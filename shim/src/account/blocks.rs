@@ -7,10 +7,10 @@
 //! boundary and shares no block. So allocations need no entries of their own: a block counts its
 //! live small allocations, and the first block of a large allocation says how many blocks it spans.
 //!
-//! Order: a small allocation is taken out *after* the driver has freed it. Until then its block
-//! stays held, so a thread that is given an address in the same block meanwhile finds the block
-//! counted. A large allocation is taken out *before* the call, because the driver may hand out its
-//! address again during the call. The same holds for a small allocation in a block that another
+//! Order: a small allocation is removed from the map *after* the driver has freed it. Until then
+//! its block stays held, so a thread that is given an address in the same block meanwhile finds the
+//! block counted. A large allocation is removed *before* the call, because the driver may hand out
+//! its address again during the call. The same holds for a small allocation in a block that another
 //! process may have open: the other process keeps the block alive, and the address may come back in
 //! another block.
 
@@ -53,7 +53,7 @@ pub enum Departure {
     Emptied(Ordinal),
 }
 
-/// A small allocation that was taken out of a block that other processes may have open.
+/// A small allocation that was removed from a block that other processes may have open.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Taken {
     pub device: Ordinal,
@@ -113,7 +113,7 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Enters a small allocation at `address`. True when its block was not held before; only then
+    /// Records a small allocation at `address`. True when its block was not held before; only then
     /// `context` is called.
     #[inline]
     pub fn enter_small(
@@ -138,7 +138,7 @@ impl Blocks {
         true
     }
 
-    /// Takes out a small allocation that the driver has freed.
+    /// Removes a small allocation that the driver has freed.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
         let block = address / BLOCK;
@@ -188,7 +188,7 @@ impl Blocks {
         first.then_some((held.device, blocks * BLOCK))
     }
 
-    /// Takes the small allocation at `address` out of a block that other processes may have open.
+    /// Removes the small allocation at `address` from a block that other processes may have open.
     /// Call before the driver is asked to free it.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
@@ -233,7 +233,7 @@ impl Blocks {
         new
     }
 
-    /// Enters a large allocation at `address`.
+    /// Records a large allocation at `address`.
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
@@ -250,7 +250,8 @@ impl Blocks {
             });
     }
 
-    /// Takes the large allocation at `address` out. Call before the driver is asked to free it.
+    /// Removes and returns the large allocation at `address`. Call before the driver is asked to
+    /// free it.
     pub fn take_large(&self, address: DevicePtr) -> Option<Large> {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
@@ -271,7 +272,7 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Takes out all blocks of `context`, which is gone. Calls `gone` with device, number of
+    /// Removes all blocks of `context`, which is gone. Calls `gone` with device, number of
     /// blocks, and whether other processes may have them open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {

@@ -174,12 +174,12 @@ impl Book {
         self.member.note_usage(&self.device);
     }
 
-    /// Enters `bytes` that are charged as in use in `category`.
+    /// Records `bytes` that are charged as in use in `category`.
     pub fn add(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.wrapping_add(bytes));
     }
 
-    /// Takes out `bytes` that are no longer in use in `category`; they stay charged until
+    /// Removes `bytes` that are no longer in use in `category`; they stay charged until
     /// [`Book::uncharge`].
     pub fn remove(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.saturating_sub(bytes));
@@ -254,12 +254,12 @@ impl Book {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// Enters `bytes` that are charged as idle.
+    /// Records `bytes` that are charged as idle.
     pub fn add_idle(&self, bytes: u64) {
         self.adjust_idle(bytes as i64);
     }
 
-    /// Takes out `bytes` that were idle and have come into use.
+    /// Removes `bytes` that were idle and have come into use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
     }

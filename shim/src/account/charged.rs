@@ -24,13 +24,14 @@ impl<'a> Charged<'a> {
         }
     }
 
-    /// The call has taken the bytes, or another entry of the account has them now.
+    /// Keeps the bytes charged: the call has taken the memory, or another record of the account has
+    /// the bytes now.
     #[inline(always)]
     pub fn spend(self) {
         std::mem::forget(self);
     }
 
-    /// The call has taken `bytes`: raises or lowers the charge to that.
+    /// Raises or lowers the charge to `bytes`, which the call has taken.
     pub fn spend_as(self, bytes: u64) {
         let (device, charged) = (self.device, self.bytes);
         self.spend();

@@ -52,7 +52,7 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// Enters a context that was made.
+    /// Records a context that was made.
     pub fn insert(&self, context: Context) {
         let mut contexts = self.all.write();
         if !contexts.contains(&context) {
@@ -60,7 +60,7 @@ impl Contexts {
         }
     }
 
-    /// Takes out a context that is gone.
+    /// Removes a context that is gone.
     pub fn remove(&self, context: Context) {
         self.all.write().retain(|known| *known != context);
     }

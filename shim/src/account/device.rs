@@ -54,7 +54,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Looks the device up and enters it into the ledger.
+    /// Looks the device up and adds it to the ledger.
     pub fn open(
         process: &'static Process,
         ordinal: Ordinal,

@@ -61,7 +61,7 @@ impl Runtime {
         }
     }
 
-    /// Enters the outcome of loading the code. The driver's part has `grown` by so many bytes,
+    /// Records the outcome of loading the code. The driver's part has `grown` by so many bytes,
     /// where that could be measured.
     pub fn conclude(
         self,

@@ -202,14 +202,14 @@ impl DriverPart {
         change(&mut self.state.lock().packed)
     }
 
-    /// Takes out the blocks of small arrays of a context that is gone.
+    /// Removes the blocks of small arrays of a context that is gone.
     pub fn forget_packed(&self, book: &Book, context: Context) {
         let mut state = self.state.lock();
         state.packed.forget(context);
         book.set_packed(state.packed.bytes());
     }
 
-    /// Takes out the assumed size of a context that is gone, where nothing can be measured.
+    /// Removes the assumed size of a context that is gone, where nothing can be measured.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
@@ -273,8 +273,8 @@ impl DriverPart {
         }
     }
 
-    /// Enters that the driver's part is `used` bytes. Returns the bytes that had to be charged over
-    /// the limit.
+    /// Records that the driver's part is `used` bytes. Returns the bytes that had to be charged
+    /// over the limit.
     fn enter(&self, book: &Book, contexts: &Contexts, state: &mut State, used: u64) -> u64 {
         let (before, counted_before) = (state.used, state.counted());
         state.used = used;

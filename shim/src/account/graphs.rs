@@ -176,7 +176,7 @@ impl GraphMemory {
         self.trimmed(book);
     }
 
-    /// Enters that the driver was asked to free the memory that no graph uses.
+    /// Records that the driver was asked to free the memory that no graph uses.
     pub fn trimmed(&self, book: &Book) {
         self.state.lock().trimmed();
         self.refresh(book);
@@ -197,7 +197,7 @@ impl GraphMemory {
         self.state.lock().held() < before
     }
 
-    /// Enters that the device's last context is gone, and all graph memory with it.
+    /// Records that the device's last context is gone, and all graph memory with it.
     pub fn clear(&self, book: &Book) {
         let mut state = self.state.lock();
         let gone = state.clear();

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use crate::abi::{Context, Device as Ordinal, Opaque};
 use crate::account::maps::Map;
 
-/// One green context.
+/// A green context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Green {
     pub device: Ordinal,
@@ -41,7 +41,7 @@ impl Greens {
         of.map_or(context, |green| green.primary)
     }
 
-    /// Takes out the green contexts of a primary context that is gone, and returns them.
+    /// Removes the green contexts of a primary context that is gone, and returns them.
     pub fn forget(&self, primary: Context) -> Vec<Context> {
         let mut greens = self.0.write();
         let gone = greens.extract_if(|_, green| green.primary == primary);

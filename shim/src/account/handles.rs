@@ -41,7 +41,7 @@ pub struct Origin {
     pub owner: usize,
 }
 
-/// Handles that were taken out together, with their origins.
+/// Handles that were removed together, with their origins.
 pub type Taken = Vec<((Kind, usize), Origin)>;
 
 /// The known handles of a process.
@@ -49,7 +49,7 @@ pub type Taken = Vec<((Kind, usize), Origin)>;
 pub struct Handles(RwLock<Map<(Kind, usize), Origin>>);
 
 impl Handles {
-    /// Enters a handle that the driver has handed out.
+    /// Records a handle that the driver has handed out.
     pub fn insert(&self, kind: Kind, handle: usize, origin: Origin) {
         self.0.write().insert((kind, handle), origin);
     }
@@ -65,15 +65,15 @@ impl Handles {
         self.0.read().get(&(kind, handle)).copied()
     }
 
-    /// Takes `handle` out. Call before the driver is asked to destroy it, as the driver may hand
-    /// out the same handle again at once.
+    /// Removes `handle`. Call before the driver is asked to destroy it, as the driver may hand out
+    /// the same handle again at once.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {
         let key = (kind, handle);
         let origin = self.0.write().remove(&key);
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Takes out everything that was got from a module or library, and code of unknown origin. Call
+    /// Removes everything that was got from a module or library, and code of unknown origin. Call
     /// before the driver is asked to unload it.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
@@ -90,12 +90,12 @@ impl Handles {
         known.extract_if(goes).collect()
     }
 
-    /// Puts back what was taken out for a call that the driver has refused.
+    /// Puts back handles that were removed for a call that the driver has refused.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }
 
-    /// Takes out the handles of a context that is gone.
+    /// Removes the handles of a context that is gone.
     pub fn forget_context(&self, context: Context) {
         self.0
             .write()

@@ -110,7 +110,7 @@ impl KernelMemory {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
 
-    /// Returns the memory of a context of this device. A context that is not known yet is entered
+    /// Returns the memory of a context of this device. A context that is not known yet is recorded
     /// as one that was just made.
     pub fn context(&self, context: Context) -> Arc<ContextMemory> {
         if let Some(known) = self.contexts.read().get(&context) {
@@ -128,7 +128,7 @@ impl KernelMemory {
         }))
     }
 
-    /// Takes out a context that is gone. Returns the bytes that were charged ahead for its heap.
+    /// Removes a context that is gone. Returns the bytes that were charged ahead for its heap.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;
@@ -145,7 +145,7 @@ impl KernelMemory {
             .saturating_sub(context.backing())
     }
 
-    /// Enters that every thread of `context` has `per_thread` bytes of local memory. Returns the
+    /// Records that every thread of `context` has `per_thread` bytes of local memory. Returns the
     /// change in bytes of device memory.
     pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
         let backing = self.backing(per_thread);

@@ -27,7 +27,7 @@ const PLACES: usize = 4096;
 
 /// The functions that were launched lately, each in the place of its handle. The exports of
 /// launches read this table by themselves (`hook::pass`). It is written under the lock of
-/// [`Launched::functions`], so that no thread enters what another thread has just forgotten.
+/// [`Launched::functions`], so that no thread records what another thread has just forgotten.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
 /// The place of a handle in the table: the handle XOR itself shifted right by `FOLD`, times
@@ -130,21 +130,21 @@ impl Launched {
         self.contains(loaded(handle)) || self.contains(handle)
     }
 
-    /// Enters that the code of `function`, a `CUfunction`, is loaded.
+    /// Records that the code of `function`, a `CUfunction`, is loaded.
     pub fn note_loaded(&self, function: Opaque) {
         if !self.is_loaded(function) {
             self.insert(loaded(function));
         }
     }
 
-    /// Enters that `function` has been launched.
+    /// Records that `function` has been launched.
     pub fn insert(&self, function: Opaque) {
         let mut functions = self.functions.write();
         functions.insert(function);
         remember(function);
     }
 
-    /// Enters that `kernel` is a `CUkernel` of this library; 0 stands for an unknown library.
+    /// Records that `kernel` is a `CUkernel` of this library; 0 stands for an unknown library.
     pub fn note_kernel(&self, kernel: Opaque, library: Opaque) {
         if !self.is_kernel(kernel) {
             self.kernels.write().entry(kernel).or_default().library = library;
@@ -172,7 +172,7 @@ impl Launched {
             .is_some_and(|kernel| kernel.contexts.contains(&context))
     }
 
-    /// Enters that `function` has been launched in `context`, one of so many contexts.
+    /// Records that `function` has been launched in `context`, one of so many contexts.
     pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
         if let Some(kernel) = self.kernels.write().get_mut(&function) {
             if !kernel.contexts.contains(&context) {
@@ -185,7 +185,7 @@ impl Launched {
         self.insert(function);
     }
 
-    /// Enters that `function` has been launched in this context and needs so many bytes of local
+    /// Records that `function` has been launched in this context and needs so many bytes of local
     /// memory per thread. It counts as launched only while the context has as much.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
@@ -205,7 +205,7 @@ impl Launched {
         self.needs.read().get(&kernel).copied()
     }
 
-    /// Enters what [`Launched::need_of`] returns from here on.
+    /// Records what [`Launched::need_of`] returns from here on.
     pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
         match per_thread {
             0 => self.insert(kernel | NEEDS_NONE),
@@ -226,7 +226,7 @@ impl Launched {
         forget_all();
     }
 
-    /// Enters that a launch has been made.
+    /// Records that a launch has been made.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
@@ -236,7 +236,7 @@ impl Launched {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Takes out a handle that was destroyed.
+    /// Removes a handle that was destroyed.
     pub fn remove(&self, function: Opaque) {
         self.large
             .write()

@@ -25,7 +25,7 @@ pub struct Library {
 pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
 impl Libraries {
-    /// Enters a library that has been opened.
+    /// Records a library that has been opened.
     pub fn insert(&self, library: Opaque, needs: Needs) {
         let entry = Library {
             needs,
@@ -34,7 +34,7 @@ impl Libraries {
         self.0.write().insert(library, entry);
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no such libraries.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }
@@ -56,7 +56,7 @@ impl Libraries {
         }
     }
 
-    /// Enters that the library is loaded in this context. Returns the bytes of variables that it
+    /// Records that the library is loaded in this context. Returns the bytes of variables that it
     /// has taken for certain.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
@@ -68,7 +68,7 @@ impl Libraries {
         }
     }
 
-    /// Takes out a library that is about to be closed: its handle may come back.
+    /// Removes a library that is about to be closed: its handle may come back.
     pub fn take(&self, library: Opaque) -> Option<Library> {
         self.0.write().remove(&library)
     }

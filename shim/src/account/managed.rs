@@ -30,14 +30,14 @@ impl Managed {
         self.live.store(map.len(), Ordering::Release);
     }
 
-    /// Returns whether there are none, as in most programs.
+    /// Returns whether there are no managed allocations, as in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.live.load(Ordering::Acquire) == 0
     }
 
-    /// Takes the allocation at `address` out. Call before the driver is asked to free it, as its
-    /// address may be handed out again at once.
+    /// Removes and returns the allocation at `address`. Call before the driver is asked to free it,
+    /// as its address may be handed out again at once.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
         if self.is_empty() {
             return None;
@@ -48,7 +48,7 @@ impl Managed {
         taken
     }
 
-    /// Takes out all allocations of `context`, which is gone. Calls `gone` with device and bytes of
+    /// Removes all allocations of `context`, which is gone. Calls `gone` with device and bytes of
     /// each.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64)) {
         let mut map = self.by_address.lock();

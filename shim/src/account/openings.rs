@@ -41,7 +41,7 @@ impl Openings {
         }
     }
 
-    /// Enters an opening, or one that was not closed after all. True when it was not known.
+    /// Records an opening, or one that was not closed after all. True when it was not known.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -86,7 +86,7 @@ impl Openings {
         taken
     }
 
-    /// Takes out and returns everything that was open in `context`, which is gone.
+    /// Removes and returns everything that was open in `context`, which is gone.
     pub fn drain(&self, context: Context) -> Vec<Opening> {
         let mut open = self.open.lock();
         let gone = open.extract_if(|_, opening| opening.context == context);

@@ -60,12 +60,12 @@ impl Packed {
         arrays.bytes
     }
 
-    /// Enters that the call has made an array that needs at least so many bytes.
+    /// Records that the call has made an array that needs at least so many bytes.
     pub fn made(&mut self, context: Context, least: u64) {
         self.of(context).least += least;
     }
 
-    /// Takes out an array that is destroyed or was never made. True when a block may have gone with
+    /// Removes an array that is destroyed or was never made. True when a block may have gone with
     /// it.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
         let arrays = self.of(context);
@@ -84,7 +84,7 @@ impl Packed {
         bytes
     }
 
-    /// Enters a measurement, in which the driver's memory went from `before` to `after` bytes:
+    /// Records a measurement, in which the driver's memory went from `before` to `after` bytes:
     /// counts the part of the change that belongs to small arrays.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
@@ -101,7 +101,7 @@ impl Packed {
         }
     }
 
-    /// Takes out a context that is gone.
+    /// Removes a context that is gone.
     pub fn forget(&mut self, context: Context) {
         self.0.retain(|arrays| arrays.context != context);
     }

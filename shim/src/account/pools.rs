@@ -156,7 +156,7 @@ impl State {
         whole
     }
 
-    /// Enters a call for which `paid` bytes have been found, of the `bytes` by which the pool may
+    /// Records a call for which `paid` bytes have been found, of the `bytes` by which the pool may
     /// grow.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
@@ -408,7 +408,7 @@ impl Pool {
         }
     }
 
-    /// Enters that the pool was destroyed: its memory has no name any more. Returns the bytes that
+    /// Records that the pool was destroyed: its memory has no name any more. Returns the bytes that
     /// stay charged, as idle ones, until the caller has measured what the driver has not freed yet.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
@@ -422,7 +422,7 @@ impl Pool {
         state.held
     }
 
-    /// Enters that the program is about to destroy the pool: no thread asks the driver about the
+    /// Records that the program is about to destroy the pool: no thread asks the driver about the
     /// pool from here on.
     pub fn retire(&self) {
         self.state.lock().retired = true;
@@ -473,7 +473,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Returns the pool with this handle. A new one is entered with what `describe` returns: its
+    /// Returns the pool with this handle. A new pool is recorded with what `describe` returns: its
     /// device, and whether it counts.
     pub fn known_or(
         &self,
@@ -496,7 +496,7 @@ impl Pools {
         self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// Enters a pool, unless another thread has done so meanwhile.
+    /// Records a pool, unless another thread has done so meanwhile.
     fn enter(&self, pool: Pool) -> &'static Pool {
         let mut by_handle = self.by_handle.write();
         let entry = by_handle.entry(pool.handle);
@@ -509,14 +509,14 @@ impl Pools {
         self.by_handle.read().get(&handle).copied()
     }
 
-    /// Enters that the driver has made a pool with this handle.
+    /// Records that the driver has made a pool with this handle.
     pub fn note_created(&self, handle: MemPool) {
         if self.is_destroyed(handle) {
             self.destroyed.write().remove(&handle);
         }
     }
 
-    /// Enters that the driver is about to destroy the pool with this handle, or has done so.
+    /// Records that the driver is about to destroy the pool with this handle, or has done so.
     pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
@@ -527,7 +527,7 @@ impl Pools {
         self.destroyed.read().contains(&handle)
     }
 
-    /// Takes out a pool that is being destroyed: its handle may come back as another pool.
+    /// Removes a pool that is being destroyed: its handle may come back as another pool.
     pub fn forget(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.write().remove(&handle)
     }
@@ -650,7 +650,7 @@ impl CurrentPool {
 }
 
 mod cache {
-    //! A pool is leaked when it is entered, so a pointer to it stays valid.
+    //! A pool is leaked when it is recorded, so a pointer to it stays valid.
     #![allow(unsafe_code)]
 
     use super::{AtomicPtr, Ordering, Pool};

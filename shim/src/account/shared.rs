@@ -34,7 +34,7 @@ const LOOKS: u32 = 4;
 struct Borne {
     /// Bytes that NVML shows for living members beyond what they have charged.
     uncharged: u64,
-    /// NVML does not list all of the living members.
+    /// NVML does not list all of living members members.
     unseen: bool,
     /// Bytes in use that NVML attributes to no process.
     hidden: u64,
@@ -128,8 +128,8 @@ fn steady<T>(
     }
 }
 
-/// Compares the driver's figures with the charges of the living. `None` when the driver does not
-/// tell.
+/// Compares the driver's figures with the charges of living members. `None` when the driver does
+/// not tell.
 ///
 /// The charges were read before the driver's figures. So memory that is charged and taken in
 /// between looks uncharged, which errs on the safe side.
@@ -141,8 +141,8 @@ fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
 }
 
 /// Compares the driver's figures, `used` for the whole GPU and one for each process in `listed`,
-/// with the charges of the `living`. `None` when none of the living is listed. A living member that
-/// is not listed, as it is in another PID namespace, may hold any amount.
+/// with the charges of the `living`. `None` when none of living members is listed. A living member
+/// that is not listed, as it is in another PID namespace, may hold any amount.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;

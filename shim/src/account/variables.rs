@@ -18,7 +18,7 @@ struct Loaded {
 pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
 
 impl Variables {
-    /// Enters a module or library that has been loaded in a context of `device`, with at least so
+    /// Records a module or library that has been loaded in a context of `device`, with at least so
     /// many bytes of variables.
     pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
         if bytes > 0 {
@@ -38,7 +38,7 @@ impl Variables {
         }
     }
 
-    /// Takes out a module or library that has been unloaded. Returns the bytes on `device` that
+    /// Removes a module or library that has been unloaded. Returns the bytes on `device` that
     /// were charged without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
         let mut all = self.0.lock();
@@ -47,7 +47,7 @@ impl Variables {
             .fold(0, |sum, (_, loaded)| sum.saturating_add(loaded.bytes))
     }
 
-    /// Takes out what was loaded in a context that is gone.
+    /// Removes what was loaded in a context that is gone.
     pub fn forget_context(&self, context: Context) {
         self.0.lock().retain(|(_, known), _| *known != context);
     }

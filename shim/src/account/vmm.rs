@@ -71,7 +71,7 @@ impl Allocation {
         None
     }
 
-    /// Names the allocation again after a reference or a mapping has come, or has come back.
+    /// Counts the allocation as in use again, after a reference or a mapping was added or put back.
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
@@ -117,12 +117,12 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Enters a new allocation with one reference.
+    /// Records a new allocation with one reference.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
         self.enter(handle, device, bytes, false);
     }
 
-    /// Enters an import with one reference, which is charged to the process that exported it.
+    /// Records an import with one reference, which is charged to the process that exported it.
     pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
         self.imports.fetch_add(1, Ordering::AcqRel);
         self.enter(handle, device, 0, true);
@@ -149,7 +149,7 @@ impl Vmm {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Enters that other processes may hold the memory of `handle` from now on. Returns device and
+    /// Records that other processes may hold the memory of `handle` from now on. Returns device and
     /// bytes, the first time only.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
@@ -217,7 +217,7 @@ impl Vmm {
         true
     }
 
-    /// Enters a mapping at `address` that shows the memory of `handle`, up to byte `end` of it.
+    /// Records a mapping at `address` that shows the memory of `handle`, up to byte `end` of it.
     pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
         let mut state = self.state.lock();
         let Some(id) = state.allocations.find(handle) else {

@@ -117,7 +117,7 @@ impl Device {
     /// Returns NVML's figure for this process and the named bytes of it; `None` when there is no
     /// such figure (no NVML, or a PID namespace that NVML does not know).
     ///
-    /// Named memory is entered after the driver has given it out and taken out before the driver
+    /// Memory is named after the driver has given it out, and loses its name before the driver
     /// frees it. So a figure into which another thread's call falls is too large, never too small,
     /// and that call measures again ([`Device::renew`]). Pools shrink inside synchronise calls and
     /// graph memory grows inside launches: both are read before and after the figure.
@@ -144,7 +144,7 @@ impl Device {
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // Growth beyond the start, and lowering below it, are entered only after they were
+            // Growth beyond the start, and lowering below it, are recorded only after they were
             // measured.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
@@ -206,7 +206,7 @@ impl Device {
         None
     }
 
-    /// Enters code that was loaded in a context here with at least `bytes` of variables.
+    /// Records code that was loaded in a context here with at least `bytes` of variables.
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
         let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
@@ -217,7 +217,7 @@ impl Device {
         }
     }
 
-    /// Takes out code that was unloaded.
+    /// Removes code that was unloaded.
     pub fn forget_variables(&self, code: Opaque) {
         let assumed = self.process.variables.remove(code, self.ordinal);
         if assumed > 0 {

@@ -111,7 +111,7 @@ fn bytes_charged_ahead_are_idle() {
     device.book.note_usage();
     device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
-    // The bytes are taken out as used before they are entered as idle.
+    // The bytes are counted as used before they are counted as idle.
     device.book.remove_idle(10 * MIB);
     assert_eq!(charged(device), (50, 0));
     device.book.add_idle(30 * MIB);
@@ -281,13 +281,13 @@ fn a_pool_is_asked_for_once() {
     assert!(handle().is_err());
 }
 
-/// Enters an import of `bytes` that is mapped.
+/// Records an import of `bytes` that is mapped.
 fn import(device: &Device, handle: u64, bytes: u64) {
     device.process.vmm.imported(handle, 0);
     device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 
-/// Enters memory of another process that is open here.
+/// Records memory of another process that is open here.
 fn open(device: &Device, address: u64, bytes: u64) {
     let opening = Opening {
         device: 0,

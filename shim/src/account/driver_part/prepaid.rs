@@ -160,7 +160,7 @@ impl<'a> Prepaid<'a> {
         self.before
     }
 
-    /// Hands the bytes over, charged, to an entry that is counted apart from the driver's part.
+    /// Hands the bytes, which stay charged, over to another record of the account.
     pub fn hand_over(mut self) {
         let mut state = self.part().state.lock();
         let bytes = self.bytes;

@@ -13,7 +13,7 @@ use crate::account::maps::Map;
 pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 
 impl Bodies {
-    /// Enters a node that was added.
+    /// Records a node that was added.
     pub fn insert(&self, node: Node, graphs: Vec<Graph>) {
         self.0.write().insert(node, graphs);
     }

@@ -51,7 +51,7 @@ impl Need {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Enters that the graph has turned out to need no more than `bytes`.
+    /// Records that the graph has turned out to need no more than `bytes`.
     pub(super) fn learn(&self, bytes: u64) {
         self.bytes.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -85,13 +85,13 @@ impl Execs {
         self.by_handle.read().get(&exec).cloned()
     }
 
-    /// Enters `exec`, which was made. An older entry with this handle belongs to a graph that is
+    /// Records `exec`, which was made. An older entry with this handle belongs to a graph that is
     /// gone.
     pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
         self.change(|map| map.insert(exec, known));
     }
 
-    /// Takes out the entry of `exec`. Call before the driver is asked to destroy it, as its handle
+    /// Removes the entry of `exec`. Call before the driver is asked to destroy it, as its handle
     /// may come back as another graph.
     pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
@@ -122,7 +122,7 @@ impl Execs {
         raises
     }
 
-    /// Takes out all graphs of `context`, which is gone.
+    /// Removes all graphs of `context`, which is gone.
     pub fn drain(&self, context: Context) {
         self.change(|map| map.retain(|_, exec| exec.context != context));
     }

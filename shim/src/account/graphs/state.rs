@@ -174,7 +174,7 @@ impl State {
         self.under_way() && self.idle() < self.due(launch)
     }
 
-    /// Enters that the device was trimmed for a launch, which so has none of its earlier memory.
+    /// Records that the device was trimmed for a launch, which so has none of its earlier memory.
     pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
         self.epoch += 1;
         launch.epoch = self.epoch;
@@ -204,7 +204,7 @@ impl State {
         }
     }
 
-    /// Enters the bytes that the driver has reserved. Returns the growth beyond what was paid,
+    /// Records the bytes that the driver has reserved. Returns the growth beyond what was paid,
     /// which the caller has to charge.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
@@ -244,19 +244,19 @@ impl State {
         false
     }
 
-    /// Takes out the bytes that no launch needs, and returns them.
+    /// Removes the bytes that no launch needs, and returns them.
     pub fn release(&mut self) -> u64 {
         let idle = self.idle();
         self.held -= idle;
         idle
     }
 
-    /// Enters that the device was trimmed: no graph is sure of its memory.
+    /// Records that the device was trimmed: no graph is sure of its memory.
     pub fn trimmed(&mut self) {
         self.epoch += 1;
     }
 
-    /// Enters that all graph memory is gone. Returns the state before that.
+    /// Records that all graph memory is gone. Returns the state before that.
     pub fn clear(&mut self) -> State {
         let gone = State {
             epoch: self.epoch + 1,

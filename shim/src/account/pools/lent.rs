@@ -33,18 +33,18 @@ impl Lent {
         result
     }
 
-    /// Returns whether there are none, as in most programs.
+    /// Returns whether there are no such allocations or pools, as in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Enters memory at this address that the pool has handed out.
+    /// Records memory at this address that the pool has handed out.
     pub fn insert(&self, address: DevicePtr, pool: &'static Pool) {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Takes the allocation at `address` out and returns its pool; `None` for other memory. Call
+    /// Removes the allocation at `address` and returns its pool; `None` for other memory. Call
     /// before the driver is asked to free it.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
@@ -60,12 +60,12 @@ impl Lent {
         self.with(|state| state.by_address.remove(&address))
     }
 
-    /// Enters that the pool has been destroyed.
+    /// Records that the pool has been destroyed.
     pub fn leave(&self, pool: &'static Pool) {
         self.with(|state| state.leaving.push(pool));
     }
 
-    /// Takes out and returns the destroyed pools that have no allocations any more.
+    /// Removes and returns the destroyed pools that have no allocations any more.
     pub fn left(&self) -> Vec<&'static Pool> {
         if self.is_empty() {
             return Vec::new();

@@ -36,7 +36,7 @@ impl<'a> Promise<'a> {
         pool.settle(book, growth, range)
     }
 
-    /// Lets the promise go on without this guard.
+    /// Keeps the promise when this guard is gone.
     #[inline(always)]
     pub fn stays(self) {
         std::mem::forget(self);

@@ -60,7 +60,7 @@ impl Steps {
         self.known.len() as u64 * STEP
     }
 
-    /// Enters the steps of an allocation in `range`.
+    /// Records the steps of an allocation in `range`.
     pub fn learn(&mut self, range: &Range<DevicePtr>) {
         for step in within(range) {
             if self.known.len() == MOST {

@@ -85,8 +85,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Enters what `handle` stands for from now on. An older entry with this handle is found by its
-    /// number only.
+    /// Records what `handle` stands for from now on. An older entry with this handle is found by
+    /// its number only.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);
@@ -155,7 +155,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Takes an entry out of its chain, if it is in one.
+    /// Removes an entry from its chain, if it is in one.
     fn unlink(&mut self, id: Id) {
         let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
             return;
