@@ -1,7 +1,7 @@
-//! The real libraries behind us: their addresses, the calls of their functions, and what we ask
-//! them about themselves.
+//! The real libraries, CUDA and NVML: the addresses of their functions, typed calls, and what the
+//! library asks them.
 //!
-//! Knows nothing of what stands in front of them.
+//! This room does not know the hooks that stand in front of the driver.
 
 pub mod capture;
 pub mod context_limit;
@@ -17,7 +17,8 @@ pub use functions::{cuda, nvml};
 pub use library::Library;
 pub use real::Real;
 
-/// Returns what `call` writes to the place that it is given, or the status with which it fails.
+/// Calls the driver with a place for its answer. Returns the answer, or the status with which the
+/// call fails.
 #[inline]
 pub fn answer<T: Copy + Default>(call: impl FnOnce(Out<T>) -> Status) -> Result<T, Status> {
     let mut value = T::default();

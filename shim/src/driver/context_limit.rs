@@ -1,20 +1,21 @@
-//! What the driver says of a context's limits (`cuCtxGetLimit`).
+//! The limits of a CUDA context (`cuCtxGetLimit`, `cuCtxSetLimit`), as the driver tells them.
 
 use super::capture::relaxed;
 use super::{answer, cuda};
 use crate::abi::{Context, Out, SUCCESS};
 
-/// What the driver says of a limit.
+/// A limit of a context.
 pub enum ContextLimit {
-    /// It cannot be told, as of a context that is none.
+    /// The driver does not tell the limit, for instance because the handle is not a context.
     Unknown,
-    /// It cannot be set: a module has been loaded that uses what it is for (measured).
+    /// The limit cannot be changed: a module has been loaded that uses the memory behind it
+    /// (measured).
     Fixed,
-    /// Its value.
+    /// The limit can be changed, and has this value.
     Free(usize),
 }
 
-/// This limit of the current context.
+/// Returns a limit of the current context.
 pub fn current_limit(which: i32) -> ContextLimit {
     relaxed(|| match answer(|value| cuda::cuCtxGetLimit(value, which)) {
         Ok(value) if cuda::cuCtxSetLimit(which, value) == SUCCESS => ContextLimit::Free(value),
@@ -23,7 +24,7 @@ pub fn current_limit(which: i32) -> ContextLimit {
     })
 }
 
-/// This limit of `context`.
+/// Returns a limit of `context`.
 pub fn limit_of(context: Context, which: i32) -> ContextLimit {
     if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
         return ContextLimit::Unknown;
@@ -34,7 +35,7 @@ pub fn limit_of(context: Context, which: i32) -> ContextLimit {
     limit
 }
 
-/// Whether code in `context` uses what the limit is for.
+/// Returns whether code in `context` uses the memory behind the limit.
 pub fn is_in_use(context: Context, which: i32) -> bool {
     matches!(limit_of(context, which), ContextLimit::Fixed)
 }

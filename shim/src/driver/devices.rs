@@ -1,11 +1,11 @@
-//! The GPUs that this process sees, as the driver tells programs of them.
+//! The GPUs that this process sees, as the driver shows them to programs.
 
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
 use super::{answer, cuda};
 use crate::abi::{Device as Ordinal, Status};
 
-/// The GPUs by CUDA ordinal. Empty before `cuInit`, and without the driver.
+/// Returns the GPUs with their CUDA ordinals. Empty before `cuInit`, and without the driver.
 pub fn all() -> Vec<(u32, DeviceId)> {
     if !cuda::CUDA.present() {
         return Vec::new();
@@ -15,22 +15,23 @@ pub fn all() -> Vec<(u32, DeviceId)> {
         .collect()
 }
 
-/// The memory of a GPU in bytes, by CUDA ordinal.
+/// Returns the memory of the GPU with this CUDA ordinal, in bytes.
 pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
     let bytes = answer(|total| cuda::cuDeviceTotalMem_v2(total, ordinal))?;
     Ok(bytes as u64)
 }
 
-/// An attribute of a GPU, by CUDA ordinal: a `CUdevice_attribute` that is not negative.
+/// Returns a `CUdevice_attribute` of the GPU with this CUDA ordinal; `None` where the driver does
+/// not know the attribute or the value does not fit into `T`.
 pub fn attribute<T: TryFrom<i32>>(which: i32, ordinal: Ordinal) -> Option<T> {
     let value = answer(|value| cuda::cuDeviceGetAttribute(value, which, ordinal)).ok()?;
     T::try_from(value).ok()
 }
 
-/// The GPU (or MIG slice) behind a CUDA ordinal.
+/// Returns the identity of the GPU, or of the MIG slice, with this CUDA ordinal.
 pub fn id(ordinal: Ordinal) -> Option<DeviceId> {
     let whole = answer(|uuid| cuda::cuDeviceGetUuid(uuid, ordinal)).ok()?.0;
-    // Under MIG the second version names the slice, the first the GPU.
+    // Under MIG, `_v2` names the slice and the first version names the whole GPU.
     let slice = answer(|uuid| cuda::cuDeviceGetUuid_v2(uuid, ordinal)).map_or(whole, |uuid| uuid.0);
     let kind = match slice == whole {
         true => DeviceKind::Gpu,

@@ -1,10 +1,10 @@
-//! What a graph's memory nodes need, found by walking its nodes.
+//! The memory that a graph's memory nodes need, found by walking its nodes.
 //!
-//! The driver fixes an allocation's address when its node is added, and gives one address twice
+//! The driver fixes an allocation's address when its node is added, and gives out one address twice
 //! within a graph only where one allocation is freed before the other begins (NVIDIA's programming
-//! guide, graph memory nodes). What lies at one address is one piece of memory, so addresses tell
-//! what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred
-//! times needs it once.
+//! guide, graph memory nodes). Allocations at the same address share one piece of memory, so
+//! addresses tell what a graph needs, as they do for blocks: a graph that allocates and frees the
+//! same memory a hundred times needs it once.
 
 use gpulimit_base::order;
 
@@ -16,10 +16,10 @@ use crate::abi::{
     NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
-use crate::account::round_up;
+use crate::account::rounding::round_up;
 use crate::driver::{answer, cuda};
 
-/// Sizes of small allocations are counted in multiples of this.
+/// Sizes of small allocations are rounded up to a multiple of this.
 const GRAIN: u64 = 512;
 
 /// The memory nodes and kernels of a graph and of the graphs in it.
@@ -30,12 +30,12 @@ pub struct Nodes {
     kernels: Set<Opaque>,
 }
 
-/// First address, and the one behind the last.
+/// The first address, and the address after the last.
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Those of `graph`. A handle that is none has none: the call that it was given to has the
-    /// driver's own answer.
+    /// Collects the nodes of `graph`. A handle that is not a graph yields no nodes: the driver
+    /// itself answers the program's call with that handle.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -51,7 +51,7 @@ impl Nodes {
 
     fn allocates(&mut self, node: Node) {
         let ask = |params| cuda::cuGraphMemAllocNodeGetParams(node, params);
-        // Of a managed pool the graph takes device memory all the same (measured).
+        // A node of a managed pool takes device memory all the same (measured).
         if let Ok::<MemAllocNodeParams, _>(params) = answer(ask)
             && [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
@@ -62,17 +62,17 @@ impl Nodes {
         }
     }
 
-    /// The kernels, each once.
+    /// Returns the kernels, each once.
     pub fn kernels(&self) -> impl Iterator<Item = Opaque> {
         self.kernels.iter().copied()
     }
 
-    /// Whether it has no memory nodes.
+    /// Returns whether the graph has no allocation nodes.
     pub fn is_empty(&self) -> bool {
         self.allocated.is_empty()
     }
 
-    /// Whether a launch leaves something allocated.
+    /// Returns whether a launch leaves something allocated.
     pub fn keep(&self) -> bool {
         let mut balance = Map::<DevicePtr, i64>::default();
         for (start, _) in self.allocated.values().flatten() {
@@ -84,7 +84,7 @@ impl Nodes {
         balance.values().any(|left| *left > 0)
     }
 
-    /// Devices, with the bytes that the graph takes there at most.
+    /// Returns the devices, each with the most bytes that the graph takes there.
     pub fn needs(&self) -> impl Iterator<Item = (Ordinal, u64)> {
         self.allocated
             .iter()
@@ -92,7 +92,7 @@ impl Nodes {
     }
 }
 
-/// Shows the kernel of every node of `graph` and of the graphs in it.
+/// Calls `show` with the kernel of every node of `graph` and of the graphs in it.
 pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
     walk(graph, bodies, &mut |node, kind| {
         if kind == NODE_TYPE_KERNEL {
@@ -101,7 +101,7 @@ pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) 
     });
 }
 
-/// Shows the nodes of `graph` and of the graphs in it, with their kinds.
+/// Calls `show` with the nodes of `graph` and of the graphs in it, and their kinds.
 fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     each_once(graph, |graph| {
         let mut within = Vec::new();
@@ -121,8 +121,8 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Goes through a graph and those `within` it. Each of them once: an entry of a conditional node
-/// that has gone may lead back to where it was found.
+/// Goes through a graph and those `within` it, each once: the stale entry of a conditional node
+/// that is gone may lead back to a graph that was seen already.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -132,16 +132,16 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     }
 }
 
-/// The `CUfunction` or `CUkernel` of a kernel node.
+/// Returns the `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
     answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
-        // Before CUDA 12 there are no kernels beside functions.
+        // Before CUDA 12 there are only functions, no kernels.
         .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
         .ok()?
         .handle()
 }
 
-/// The nodes of one graph.
+/// Returns the nodes of one graph.
 fn list(graph: Graph) -> Vec<Node> {
     let mut count = 0usize;
     if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
@@ -153,13 +153,14 @@ fn list(graph: Graph) -> Vec<Node> {
     nodes
 }
 
-/// Most bytes that allocations in these ranges take.
+/// Returns the most bytes that allocations in these ranges take.
 ///
-/// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps:
-/// a further one is begun only when none has room, so of any two steps the pieces make up more than
-/// one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1,
-/// twenty of 2 MiB 2, {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the
-/// steps of address space that they touch.
+/// Each piece of more than a step takes its own size rounded up to steps. Smaller pieces share
+/// steps: a further step is begun only when no step has room, so the pieces in any two steps add up
+/// to more than one step, and no piece takes more than one. Measured in steps of 32 MiB: {100}
+/// takes 4, {33} takes 2, {1 byte} takes 1, twenty of 2 MiB take 2, and {100, 50, 7} takes 6, for
+/// which this function returns 7. Pieces that lie further apart take the steps of address space
+/// that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
@@ -194,7 +195,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
-    /// Ranges one behind the other, each at a multiple of 512 bytes.
+    /// Returns ranges one after the other, each starting at a multiple of 512 bytes.
     fn packed(sizes: &[u64]) -> Vec<Range> {
         let mut end = BASE;
         let mut range = |bytes: &u64| {
@@ -215,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn graphs_that_are_in_each_other_are_gone_through_once() {
+    fn graphs_that_contain_each_other_are_walked_once() {
         let mut met = Vec::new();
         each_once(1, |graph| {
             met.push(graph);
-            assert!(met.len() < 100, "for ever");
+            assert!(met.len() < 100, "the walk never ends");
             vec![graph % 3 + 1, 3]
         });
         met.sort_unstable();
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_freed_is_kept() {
+    fn a_graph_keeps_what_it_does_not_free() {
         assert!(Nodes::default().is_empty() && !Nodes::default().keep());
         assert!(!nodes(&[1], &[]).is_empty());
         for (allocated, freed, keeps) in [
@@ -236,7 +237,7 @@ mod tests {
             (&[64, 128], &[128], true),
             (&[64, 64], &[64], true),
             (&[64, 64], &[64, 64], false),
-            // What another graph has allocated.
+            // The address 128 was allocated by another graph.
             (&[64], &[64, 128], false),
         ] {
             assert_eq!(nodes(allocated, freed).keep(), keeps, "{allocated:?}");
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn never_less_than_measured() {
+    fn the_estimate_is_never_less_than_measured() {
         for (sizes, measured) in [
             (&[100 * MIB][..], 128),
             (&[1], 32),
@@ -261,24 +262,24 @@ mod tests {
     fn one_address_is_one_piece_of_memory() {
         let hundred = vec![(BASE, BASE + 100 * MIB); 100];
         assert_eq!(most(hundred), 128 * MIB);
-        // A part of what another had.
+        // Allocations inside of the range of another.
         let mut parts = vec![(BASE, BASE + 100 * MIB)];
         parts.extend((0..10).map(|at| (BASE + at * 10 * MIB, BASE + (at + 1) * 10 * MIB)));
         assert_eq!(most(parts), 128 * MIB);
     }
 
     #[test]
-    fn a_thousand_small_ones_share_steps() {
+    fn small_allocations_share_steps() {
         assert_eq!(most(packed(&[4096; 1000])), 32 * MIB);
         assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
         assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
         assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
-        // Of which no two fit into one.
+        // No two of these fit into one step.
         assert_eq!(most(packed(&[17 * MIB; 3])), 96 * MIB);
     }
 
     #[test]
-    fn what_lies_apart_takes_the_steps_it_touches() {
+    fn allocations_that_lie_apart_take_the_steps_they_touch() {
         let apart = (0..10).map(|at| (BASE + at * STEP, BASE + at * STEP + 1));
         assert_eq!(most(apart.collect()), 10 * STEP);
     }
