@@ -227,7 +227,8 @@ fn reuse_inside_a_full_group_is_never_refused() {
         ("free-async a", "0"),
         ("free-async b", "0"),
     ]);
-    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\nfree-async c\nfree-async d";
+    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\n\
+        free-async c\nfree-async d";
     assert_eq!(program.say(&format!("repeat 50 {{\n{round}\n}}")), "0:400");
     world.judge(cap);
     program.expect(&[

@@ -242,7 +242,7 @@ fn an_overwritten_ledger_allows_no_more_memory() {
     }
 }
 
-/// How a file is truncated.
+/// A way to truncate a file.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     All,
