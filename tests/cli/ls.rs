@@ -5,7 +5,7 @@ use gpulimit_base::units::Size;
 use serde_json::json;
 
 #[test]
-fn names_one_a_line() {
+fn ls_prints_one_name_per_line() {
     let place = Place::new();
     assert_eq!(place.said(&["ls"]), "");
     for name in ["lab", "lab/bob", "lab/alice", "lab/alice/run-1-2", "lab.2"] {
