@@ -1,4 +1,4 @@
-"""Tests of the checks' own machinery, without any GPU: python3 -m unittest discover tests/gpu"""
+"""Tests of the checks' own support code, without a GPU: python3 -m unittest discover tests/gpu"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Judging(unittest.TestCase):
         self.own, self.tally = os.getpid(), Tally(os.getsid(0))
 
     def test_peaks_and_last_values_of_the_session_only(self) -> None:
-        # Process 1 would not do as the stranger: in a container it may have made our session.
+        # Process 1 cannot be the stranger, since in a container it may have made this session.
         stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
             for at, held in enumerate(({self.own: 5}, {self.own: 9, stranger.pid: 100}, {self.own: 3, stranger.pid: 50})):
@@ -55,7 +55,7 @@ class Judging(unittest.TestCase):
         finally:
             os.kill(child, 9)
             os.waitpid(child, 0)
-        # Dead, and the driver still lists it: it counts as long as it is listed.
+        # A dead process counts as long as the driver lists it.
         self.tally.sample({child: 10}, 4.0)
         self.assertEqual(self.tally.report()["sum_last"], 10)
         self.tally.sample({}, 6.0)
@@ -185,7 +185,7 @@ class Ratios(unittest.TestCase):
         self.assertEqual(found, {"ratio": 1.5, "quartiles": [1.5, 1.5], "bare_ratio": 0.5, "bare_quartiles": [0.5, 0.5]})
 
     def test_turns_are_compared_one_by_one(self) -> None:
-        # The machine was half as fast in the second half of them.
+        # The machine was half as fast in the second half of the turns.
         others = [10.0] * 4 + [20.0] * 4
         self.assertEqual(ratios([11.0, 10.0, 10.0, 10.0, 20.0, 20.0, 22.0, 22.0], others), (1.0, [1.0, 1.1]))
         self.assertEqual(ratios(others, others), (1.0, [1.0, 1.0]))
@@ -195,7 +195,7 @@ class Ratios(unittest.TestCase):
 
 
 class Refusal(unittest.TestCase):
-    """The pattern that a refusal is held against."""
+    """The pattern that a refusal must match."""
 
     def test_the_line_as_documented(self) -> None:
         line = (

@@ -14,7 +14,7 @@ const SECRET: &str = "token=hunter2";
 /// Runs a member with the secret among its arguments, until its standard input ends. Without the
 /// variable the test does nothing.
 #[test]
-fn member_with_a_secret() {
+fn holder() {
     let Some(root) = std::env::var_os("HOSTILE_MEMBER_OF") else {
         return;
     };
@@ -40,7 +40,7 @@ fn members_see_command_names_but_no_arguments() {
         run(&mut ground.gpulimit(&["create", "lab", "--members", "all", "max=1G"]));
     assert_eq!(status, Some(0), "{said}");
     let mut member = Command::new(std::env::current_exe().expect("known"))
-        .args(["secrets::member_with_a_secret", SECRET, "--nocapture"])
+        .args(["secrets::holder", SECRET, "--nocapture"])
         .env("HOSTILE_MEMBER_OF", ground.at("groups"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,4 +1,6 @@
-"""A program that another process moves from the GPU and back stays charged, though the driver does not list it meanwhile."""
+"""A program that another process moves off the GPU and back stays charged, although the driver does
+not list it meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ GROUP = "checkpoint"
 
 
 def tool() -> Program:
-    """Who does it."""
+    """Starts the process that checkpoints the other programs."""
     program = bare(python("checkpoint.py"))
     program.reply(30)
     lacking = program.ask("start")["lacking"]
@@ -23,7 +25,8 @@ def tool() -> Program:
 
 @check("checkpoint", timeout=120)
 def checkpoint(outcome: Outcome) -> None:
-    """What a checkpointed program had is kept for it, and it has it again, with what was in it, when it is restored."""
+    """A checkpointed program's memory is kept for it, and comes back with its contents on restore.
+    """
     mover = tool()
     with judged(outcome, CAP) as judge:
         worker, other = (capped(python("driver.py"), name=GROUP) for _ in range(2))
@@ -36,7 +39,9 @@ def checkpoint(outcome: Outcome) -> None:
             before = usage_by_pid(judge.index)[pid]
 
             def step(name: str, state: int) -> None:
-                """One step, and the state that it must lead to; what NVML and we say of the worker then."""
+                """Makes one step, which must lead to `state`, and notes NVML's and gpulimit's
+                figures of the worker.
+                """
                 answer = mover.ask("change", name=name, pid=pid, timeout=90)
                 if answer.get("status") == NOT_SUPPORTED and name in ("Lock", "Checkpoint"):
                     raise Skip(f"cuCheckpointProcess{name} is not supported here")
@@ -68,7 +73,7 @@ def checkpoint(outcome: Outcome) -> None:
                 outcome.expect(program.ask("free").get("status") == SUCCESS, f"not given back: {program.tail()}")
             outcome.expect(worker.finish() == 0 and other.finish() == 0, f"a bad end: {worker.tail()} {other.tail()}")
         finally:
-            # Who is still locked ends no other way.
+            # A program that is still locked can only be killed.
             for program in (worker, other):
                 program.kill()
             mover.finish()

@@ -1,4 +1,4 @@
-"""CUDA C++ programs, built on the spot, with the static and with the shared runtime."""
+"""CUDA C++ programs, built here, with the static and with the shared runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANAGED = 512 * MIB
 
 
 def compiler() -> str:
-    """nvcc, or a skip."""
+    """Returns the path of nvcc; skips the check without it."""
     found = shutil.which("nvcc") or next((str(p) for p in [Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None)
     if not found:
         raise Skip("no nvcc")
@@ -22,10 +22,11 @@ def compiler() -> str:
 
 
 def one(outcome: Outcome, command: list[str], way: str, label: str) -> None:
-    """One program, one way of allocating."""
+    """Tests one program with one way to allocate."""
     managed = way == "managed"
-    # NVML does not show managed memory, so what it shows must stay below the cap by as much as was taken. The cap of
-    # 768 MiB leaves less than 512 MiB beside a context: managed memory alone must be refused.
+    # NVML does not show managed memory, so NVML's figure must stay below the limit by the managed
+    # bytes. A limit of 768 MiB leaves less than 512 MiB beside a context, so managed memory alone
+    # must be refused.
     limit, cap = ("768M", 768 * MIB) if managed else ("4G", CAP)
     with judged(outcome, cap, label) as judge:
         program = capped([*command, way], limit)
@@ -49,7 +50,7 @@ def one(outcome: Outcome, command: list[str], way: str, label: str) -> None:
 
 
 def build(nvcc: str, source: str, runtime: str, folder: str, *options: str) -> tuple[Path, subprocess.Popen]:
-    """Starts the compiler; the program will be at the path."""
+    """Starts the compiler; the program will be at the returned path."""
     target = Path(folder) / "-".join([Path(source).stem, runtime, *(option.strip("-") for option in options)])
     command = [nvcc, "-O1", f"-cudart={runtime}", *options, str(HERE / source), "-o", str(target)]
     return target, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -75,7 +76,7 @@ def cuda_c(outcome: Outcome) -> None:
 
 WAYS = ("array", "array-3d", "layered", "mipmapped", "graph", "captured", "stack", "local", "heap", "variable")
 STAYS = {"local": CAP, "heap": CAP, "variable": CAP, "graph": 8 * MIB, "captured": 8 * MIB}
-"""What the driver keeps of a way after everything was given back, bytes; two MiB otherwise."""
+"""Bytes that the driver keeps after everything was freed, by way; 2 MiB for the others."""
 
 
 @check("cuda-c-ways", timeout=150)
@@ -93,7 +94,7 @@ def cuda_c_ways(outcome: Outcome) -> None:
                 outcome.figures[way] = found
                 outcome.expect(found.get("refusal") == OUT_OF_MEMORY, f"{way}: the refusal was {found.get('refusal')}: {found}")
                 compare_at_rest(outcome, judge, way)
-                # Only now: standard error is read by a thread of its own.
+                # The lines are read only now because another thread reads standard error.
                 outcome.expect(program.refusals(), f"{way}: no refusal line on stderr")
                 full = judge.read()["sum_last"]
                 program.say("go")
@@ -112,7 +113,8 @@ MODES = ("none", "default", "size", "speed", "balance")
 
 @check("cuda-c-compressed", timeout=150)
 def cuda_c_compressed(outcome: Outcome) -> None:
-    """Large variables in code compressed in every way that nvcc knows: refused before they are there, charged as they are."""
+    """Large variables in compressed code are refused before they are loaded, and charged exactly.
+    """
     nvcc = compiler()
     if "--compress-mode" not in subprocess.run([nvcc, "--help"], capture_output=True, text=True, timeout=30).stdout:
         raise Skip("nvcc has no --compress-mode")
@@ -120,7 +122,7 @@ def cuda_c_compressed(outcome: Outcome) -> None:
     with tempfile.TemporaryDirectory() as folder:
         builds = {}
         for mode in MODES:
-            # Small machine code is left as it is unless this is said.
+            # Without this option nvcc does not compress small machine code.
             everything = [] if mode == "none" else ["-Xfatbin=-compress-all"]
             for kind, target in kinds.items():
                 options = [*target, f"--compress-mode={mode}", *everything]

@@ -17,7 +17,7 @@ def cupy(outcome: Outcome) -> None:
             outcome.expect("checksum" in work, f"{allocator}: the kernels failed: {work}")
             found = program.ask("fill", 60)
             outcome.figures[f"fill_{allocator}"] = found
-            # Some versions of the stream-ordered pool pass the runtime's own error on.
+            # Some versions of the stream-ordered pool pass on the runtime's own error.
             own = found.get("is_cupy_oom") or (allocator == "async" and "cudaErrorMemoryAllocation" in found.get("text", ""))
             outcome.expect(own, f"{allocator}: {found.get('exception')}: {found.get('text')}")
             compare_at_rest(outcome, judge, allocator)

@@ -1,4 +1,4 @@
-"""What we report equals what NVML shows, at rest, to 2 MiB."""
+"""gpulimit's figures equal NVML's at rest, to 2 MiB."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exact_driver(outcome: Outcome) -> None:
 
 @check("exact-pools", timeout=60)
 def exact_pools(outcome: Outcome) -> None:
-    """A pool that keeps what is given back, all or a part, until its threshold is lowered, it is trimmed, or something synchronises."""
+    """A pool with a threshold: its reserve is kept, in part or whole, until it is given up."""
     with judged(outcome, CAP) as judge:
         program = capped(python("driver.py"))
         started(outcome, program)

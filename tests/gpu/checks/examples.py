@@ -9,7 +9,9 @@ from harness import CAP, GIB, HERE, Outcome, capped, check, judged
 
 
 def example(outcome: Outcome, name: str, *expected: str) -> None:
-    """Runs it to its end, and looks for these patterns in what it prints; the first is about the memory that it sees."""
+    """Runs an example to its end, and searches its output for these patterns, of which the first is
+    about the memory that it sees.
+    """
     with judged(outcome, CAP, name):
         program = capped([sys.executable, str(HERE / "examples" / name)])
         status = program.finish(120)
@@ -28,7 +30,9 @@ def pytorch(outcome: Outcome) -> None:
 
 @check("example-jax", timeout=150, needs=("jax",), lane="jax")
 def jax(outcome: Outcome) -> None:
-    """examples/jax_fraction.py has a pool of the limit's size, is refused twice as much, and goes on."""
+    """examples/jax_fraction.py has a pool of the limit's size, is refused a larger one, and goes
+    on.
+    """
     example(outcome, "jax_fraction.py", r"memory: the pool has [23]\.\d GiB", r"refused: .*RESOURCE_EXHAUSTED", r"and on: 1048576")
 
 

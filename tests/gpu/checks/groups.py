@@ -1,4 +1,4 @@
-"""Groups in groups, and what they do at the limit, on a real GPU."""
+"""Nested groups, and what groups do at the limit, on a real GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ OUT_OF_MEMORY = 2
 
 
 def made(outcome: Outcome, name: str, *settings: str) -> None:
-    """A group with these settings."""
+    """Makes a group with these settings."""
     answer = gpulimit("create", name, *settings)
     outcome.expect(answer.returncode == 0, f"create {name} ended with {answer.returncode}: {answer.stderr.strip()}")
 
 
 def member(name: str) -> Program:
-    """A program of plain driver calls in a group that is there, with a context."""
+    """Starts a program of plain driver calls in an existing group, with a context."""
     program = Program([str(binary("gpulimit")), "run", "--name", name, "--", *python("driver.py")], plain_environment())
     program.reply(30)
     started = program.ask("start")
@@ -26,7 +26,7 @@ def member(name: str) -> Program:
 
 
 def is_silent(program: Program, seconds: float) -> bool:
-    """Whether no reply comes in this time."""
+    """Returns whether the program sends no reply in this time."""
     try:
         program.reply(seconds)
     except TimeoutError:
@@ -35,14 +35,16 @@ def is_silent(program: Program, seconds: float) -> bool:
 
 
 def events(name: str) -> list[str]:
-    """The kinds of what happened in a group."""
+    """Returns the kinds of the events of a group."""
     answer = gpulimit("events", name, "--json")
     return [kind for kind in ("refusal", "wait", "granted", "high", "kill", "reap") for _ in range(answer.stdout.count(f'"{kind}"'))]
 
 
 @check("groups-levels", timeout=60)
 def levels(outcome: Outcome) -> None:
-    """A group of 4 GiB with one of 2.5 GiB below it: each fills to its own limit, and both together to the upper one."""
+    """A group of 4 GiB and one of 2.5 GiB below it: each fills to its own limit, both to the upper
+    one.
+    """
     inner = 2560 * MIB
     made(outcome, "levels", f"max={CAP}")
     made(outcome, "levels/inner", f"max={inner}")
@@ -68,7 +70,8 @@ def levels(outcome: Outcome) -> None:
 
 @check("groups-wait", timeout=60)
 def wait(outcome: Outcome) -> None:
-    """A request waits until another process gives memory back, or is killed; never above the limit."""
+    """A request waits until another process frees memory or is killed, and never passes the limit.
+    """
     made(outcome, "wait", f"max={CAP}", "on_limit=wait", "wait_timeout=20s")
     with judged(outcome, CAP) as judge:
         holder, other = member("wait"), member("wait")
@@ -95,7 +98,7 @@ def wait(outcome: Outcome) -> None:
 
 @check("groups-kept", timeout=60)
 def kept(outcome: Outcome) -> None:
-    """What `min` keeps for a group another one does not get, and the group does."""
+    """A group gets the memory that its `min` keeps for it; another group cannot."""
     made(outcome, "kept", f"max={CAP}")
     made(outcome, "kept/safe", f"min={2 * GIB}")
     made(outcome, "kept/other")

@@ -11,14 +11,16 @@ from judge import Nvml
 
 
 DYING_MS = 100
-"""A killed process keeps its locks until it is really dead, some 0.3 to 30 ms (more on a busy machine): until then a
-refusal is right. From then on a request must wait for the driver, which needs 70 to 190 ms, and succeed."""
+"""A killed process holds its locks until it is really dead, some 0.3 to 30 ms later (more on a busy
+machine); a refusal is correct until then. From then on a request must wait for the driver, which
+needs 70 to 190 ms, and succeed.
+"""
 
 
 @check("kill-holder", timeout=90)
 def kill_holder(outcome: Outcome) -> None:
     """The next process gets 40 GiB at once after a holder of 40 GiB is killed, without passing 44 GiB."""
-    # On a smaller GPU the same with less.
+    # A smaller GPU is tested with a smaller size.
     size = min(40, Nvml(gpu_index()).total() // GIB - 6) * GIB
     cap = size + 4 * GIB
     with judged(outcome, cap) as judge:

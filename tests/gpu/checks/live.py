@@ -7,7 +7,9 @@ from harness import GIB, Outcome, capped, check, gpulimit, judged, mib, python
 
 @check("set-live", timeout=120, needs=("torch",))
 def set_live(outcome: Outcome) -> None:
-    """From 2 to 3 GiB lets it grow, down to 1 GiB refuses growth, up again works; free never wraps."""
+    """Raising the limit to 3 GiB allows growth, 1 GiB refuses it, raising works again; free never
+    wraps.
+    """
 
     def change(limit: str) -> None:
         answer = gpulimit("set", "live", f"max={limit}")

@@ -6,8 +6,8 @@ from harness import CAP, GIB, Outcome, capped, check, compare_at_rest, judged, m
 
 
 def fill(outcome: Outcome, configuration: str, backend: str = "native") -> None:
-    """Fill, work at the edge, free, fill again; the judge looks on."""
-    # Both names: the second is what PyTorch calls it from 2.9 on.
+    """Fills, works at the limit, frees and fills again, while the judge watches."""
+    # PyTorch uses the second name from 2.9 on.
     variables = {"PYTORCH_CUDA_ALLOC_CONF": configuration, "PYTORCH_ALLOC_CONF": configuration} if configuration else {}
     with judged(outcome, CAP) as judge:
         program = capped(python("torch_agent.py"), **variables)

@@ -1,4 +1,4 @@
-"""The one line that tells the human why."""
+"""The line that explains a refusal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE = re.compile(
 
 @check("refusal-line", timeout=60)
 def refusal_line(outcome: Outcome) -> None:
-    """A refusal is CUDA_ERROR_OUT_OF_MEMORY and one line with group, sizes and pid; a few lines a second at most."""
+    """A refusal is CUDA_ERROR_OUT_OF_MEMORY and one line with group, sizes and pid, not a flood."""
     with judged(outcome, CAP):
         program = capped(python("driver.py"), name="train")
         pid = started(outcome, program)

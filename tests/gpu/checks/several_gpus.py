@@ -1,4 +1,6 @@
-"""Several GPUs: each has its own limit, in whatever order a program sees them and whichever way it takes memory of them."""
+"""Several GPUs: each has its own limit, in whatever order a program sees them and however it takes
+memory of them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from judge import Judge, Nvml
 OUT_OF_MEMORY = 2
 NAME = "several"
 POOL_STEPS = 2 * 32 * MIB
-"""What a pool keeps charged beyond what is in use: the rest of its last step, and the one that is kept ready."""
+"""Bytes that a pool keeps charged beyond its use: the rest of its last step, and the step kept
+ready.
+"""
 
 
 def pair() -> list[Nvml]:
-    """The GPU under test and another one, or a skip."""
+    """Returns the GPU under test and another one; skips the check with a single GPU."""
     first = Nvml(gpu_index())
     others = [index for index in range(first.count()) if index != first.index]
     if not others:
@@ -24,51 +28,57 @@ def pair() -> list[Nvml]:
 
 
 def cap(gpu: Nvml) -> int:
-    """The limit of a GPU, bytes: each has another one."""
+    """Returns the limit of a GPU, in bytes; each GPU has another one."""
     return 3 * GIB + gpu.index * 320 * MIB
 
 
 def prefix(gpu: Nvml) -> str:
-    """The shortest beginning of a GPU's UUID, of eight digits at least, that no other one has."""
+    """Returns the shortest beginning of a GPU's UUID, of at least eight digits, that no other GPU
+    shares.
+    """
     uuids = [Nvml(index).uuid() for index in range(gpu.count())]
     own = gpu.uuid()
     return next(own[:end] for end in range(12, len(own) + 1) if sum(uuid.startswith(own[:end]) for uuid in uuids) == 1)
 
 
 def environment(visible: str | None, order: str | None, **variables: str) -> dict[str, str]:
-    """What the program sees of the GPUs; `None` leaves a variable out."""
+    """Returns the environment that selects and orders the GPUs; `None` leaves a variable out."""
     plain = {name: value for name, value in plain_environment().items() if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
     chosen = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
     return plain | {name: value for name, value in chosen.items() if value is not None} | variables
 
 
 def limit(outcome: Outcome, sizes: dict[str, int]) -> None:
-    """Sets the limits of the group, bytes by the name of a GPU."""
+    """Sets the limits of the group, in bytes by the name of a GPU."""
     for name, size in sizes.items():
         answer = gpulimit("set", NAME, f"max={size // MIB}M", "--device", name)
         outcome.expect(answer.returncode == 0, f"set --device {name} ended with {answer.returncode}: {answer.stderr.strip()}")
 
 
 def make_group(outcome: Outcome, gpus: list[Nvml]) -> None:
-    """The group: a limit for each of the GPUs, and for all others one that no test expects."""
+    """Makes the group with a limit for each of the GPUs, and another limit for all others that no
+    test expects.
+    """
     answer = gpulimit("run", "--name", NAME, "--max", "1G", "--", "true")
     outcome.expect(answer.returncode == 0, f"the group could not be made: {answer.stderr.strip()}")
     limit(outcome, {gpu.uuid(): cap(gpu) for gpu in gpus})
 
 
 def member(script: str = "several.py", visible: str | None = None, order: str | None = "PCI_BUS_ID", **variables: str) -> Program:
-    """A program in the group."""
+    """Starts a program in the group."""
     return Program([str(binary("gpulimit")), "run", "--name", NAME, "--", *python(script)], environment(visible, order, **variables))
 
 
 def both(gpus: list[Nvml], reverse: bool = False) -> str:
-    """CUDA_VISIBLE_DEVICES for the two, whatever the order by number is."""
+    """Returns CUDA_VISIBLE_DEVICES for the two GPUs by UUID, which does not depend on their
+    numbers.
+    """
     return ",".join(gpu.uuid() for gpu in (reversed(gpus) if reverse else gpus))
 
 
 @contextmanager
 def judged_each(outcome: Outcome, gpus: list[Nvml], label: str = "") -> Iterator[list[Judge]]:
-    """A judge for each GPU, which holds it against the GPU's own limit."""
+    """Samples with a judge for each GPU, which checks the GPU's own limit."""
     with ExitStack() as stack:
         name = f"{label}_" if label else ""
         yield [stack.enter_context(judged(outcome, cap(gpu), f"{name}gpu{gpu.index}", gpu.index)) for gpu in gpus]
@@ -86,7 +96,8 @@ def several_order(outcome: Outcome) -> None:
     make_group(outcome, gpus)
     first, second = gpus
     caps = {gpu.uuid(): cap(gpu) for gpu in gpus}
-    # What is visible, and which GPUs that is where numbers are NVML's; None where it is every GPU of the machine.
+    # Each choice has the visible devices and the GPUs that these are if numbers are NVML's; None
+    # stands for every GPU of the machine.
     choices: list[tuple[str | None, list[Nvml] | None]] = [
         (None, None),
         (f"{first.index},{second.index}", [first, second]),
@@ -117,12 +128,12 @@ def several_order(outcome: Outcome) -> None:
 
 @check("several-names", timeout=90)
 def several_names(outcome: Outcome) -> None:
-    """A GPU named by index, UUID, beginning of a UUID and bus id, and in GPULIMIT_MAX: the limit is on that GPU."""
+    """A GPU named by index, UUID, its beginning, bus id or in GPULIMIT_MAX gets the limit."""
     gpus = pair()
     make_group(outcome, gpus)
     ways = {"index": lambda gpu: str(gpu.index), "uuid": Nvml.uuid, "prefix": prefix, "bus": Nvml.bus}
     for turn, (way, name) in enumerate(ways.items()):
-        # Other sizes each time, so that none is left from the turn before.
+        # The sizes differ in each turn, so that no limit of the turn before can match.
         sizes = {gpu.uuid(): cap(gpu) + (turn + 1) * 64 * MIB for gpu in gpus}
         limit(outcome, {name(gpu): sizes[gpu.uuid()] for gpu in gpus})
         program = member(visible=both(gpus, reverse=True))
@@ -133,7 +144,7 @@ def several_names(outcome: Outcome) -> None:
 
     first, second = gpus
     a, b = (f"{cap(gpu) // MIB}M" for gpu in gpus)
-    # CUDA's own numbers count as the program sees the GPUs.
+    # Numbers follow the order in which the program sees the GPUs.
     asked = {
         f"0={b},1={a}": [cap(second), cap(first)],
         f"{first.uuid()}={a},{second.uuid()}={b}": [cap(second), cap(first)],
@@ -145,7 +156,7 @@ def several_names(outcome: Outcome) -> None:
         program = Program(python("several.py"), environment(both(gpus, reverse=True), None, LD_PRELOAD=str(library()), GPULIMIT_MAX=text))
         program.reply(60)
         totals = [each["total"] for each in program.ask("identify").get("gpus", [])]
-        # A whole GPU has less by CUDA than by NVML.
+        # CUDA reports less memory of a whole GPU than NVML.
         fits = all(total == size or (size == second.total() and 0.9 * size < total <= size) for total, size in zip(totals, wanted))
         outcome.expect(fits and len(totals) == 2, f"GPULIMIT_MAX={text}: {totals}, not {wanted}")
         ended(outcome, program, text)
@@ -154,7 +165,7 @@ def several_names(outcome: Outcome) -> None:
 
 @check("several-fill", timeout=120)
 def several_fill(outcome: Outcome) -> None:
-    """One process with contexts on two GPUs fills each in every way, also out of the other's context, and each to its own limit."""
+    """One process fills two GPUs in every way, also from the other's context, each to its limit."""
     gpus = pair()
     make_group(outcome, gpus)
     # The second GPU is CUDA's device 0.
@@ -168,7 +179,7 @@ def several_fill(outcome: Outcome) -> None:
             empty = [judge.settled()["sum_last"] for judge in judges]
             for device, judge in zip(order, judges):
                 gpu, lines = ordinal[device], len(program.refusals())
-                # Pools and physical memory of a GPU are used out of the other's context.
+                # Pools and physical memory of a GPU are used from the other GPU's context.
                 user = 1 - device if way in ("pool", "vmm") else device
                 found = program.ask("fill", way=way, device=device, user=user, most=3 * cap(gpu))
                 outcome.figures[f"{way}_gpu{gpu.index}"] = found
@@ -179,7 +190,7 @@ def several_fill(outcome: Outcome) -> None:
                 outcome.expect(refused and all(gpu.uuid()[:8] in line for line in refused), f"{way}: the lines do not name {gpu.uuid()}: {refused[:2]}")
                 seen = program.ask("info", device=device)
                 outcome.expect(seen.get("total") == seen.get("device_total") == cap(gpu), f"{way} on GPU {gpu.index}: the view is {seen}")
-                # The other GPU has room, until it is its own turn.
+                # The other GPU has room until its own turn.
                 if device == order[0]:
                     other = program.ask("info", device=1 - device)
                     outcome.expect(other.get("free", 0) > GIB, f"{way}: a full GPU {gpu.index} fills the other one, too: {other}")
@@ -199,11 +210,13 @@ def several_fill(outcome: Outcome) -> None:
 
 @check("several-peer", timeout=90)
 def several_peer(outcome: Outcome) -> None:
-    """Peer access and copies between GPUs count where the memory lies; managed memory on the GPU it was asked for."""
+    """Peer access and copies are charged where the memory lies, managed memory on the GPU it names.
+    """
     gpus = pair()
     make_group(outcome, gpus)
     size = 700 * MIB
-    # In some virtual machines peer access does not bring the data across: what counts is that we change nothing.
+    # In some virtual machines peer access does not transfer the data; the result must be the same
+    # with and without gpulimit.
     alone = bare(python("several.py"), CUDA_VISIBLE_DEVICES=both(gpus), CUDA_DEVICE_ORDER="PCI_BUS_ID")
     alone.reply(60)
     alone.ask("start", devices=[0, 1])
@@ -222,7 +235,7 @@ def several_peer(outcome: Outcome) -> None:
             outcome.figures[f"peer_gpu{gpu.index}"] = taken
             outcome.expect(size <= taken <= size + 64 * MIB, f"GPU {gpu.index}: a buffer of {mib(size)} took {mib(taken)}")
             compare_at_rest(outcome, judge, f"peer gpu{gpu.index}")
-        # Mapped by both, and still the limit of the GPU that it lies on.
+        # Both GPUs map the memory, and the limit of the GPU that holds it applies.
         for device, gpu in enumerate(gpus):
             answer = program.ask("take", way="vmm", device=device, user=1 - device, size=cap(gpu) - size)
             outcome.expect(answer.get("status") == OUT_OF_MEMORY, f"GPU {gpu.index}: {answer}")
@@ -244,7 +257,7 @@ def several_peer(outcome: Outcome) -> None:
 
 @check("several-located", timeout=60)
 def several_located(outcome: Outcome) -> None:
-    """Memory of a GPU on which the process has no context counts there, by its own limit."""
+    """Memory of a GPU on which the process has no context is charged there, by its own limit."""
     gpus = pair()
     make_group(outcome, gpus)
     with judged_each(outcome, gpus) as judges:
@@ -254,7 +267,7 @@ def several_located(outcome: Outcome) -> None:
         before = judges[0].settled()["sum_last"]
         peers = program.ask("peers").get("peers")
         outcome.figures["peers"] = peers
-        # A stream uses a pool of another GPU only where it can map that GPU's memory.
+        # A stream can use a pool of another GPU only if it can map that GPU's memory.
         for way in ("vmm", "pool") if peers else ("vmm",):
             found = program.ask("fill", way=way, device=1, user=0, most=3 * cap(gpus[1]))
             outcome.figures[way] = found
@@ -262,7 +275,7 @@ def several_located(outcome: Outcome) -> None:
             outcome.expect(found.get("taken", 0) >= cap(gpus[1]) - GIB, f"{way}: refused after {mib(found.get('taken', 0))}")
             shown = judges[1].settled()["sum_last"]
             outcome.figures[f"{way}_nvml"] = shown
-            # A process without a context need not be in NVML's list; where it is, the figures agree.
+            # NVML need not list a process without a context; if it does, the figures agree.
             if shown:
                 compare_at_rest(outcome, judges[1], way)
             grown = judges[0].settled()["sum_last"] - before
@@ -275,7 +288,9 @@ def several_located(outcome: Outcome) -> None:
 
 @check("several-nvml", timeout=90)
 def several_nvml(outcome: Outcome) -> None:
-    """NVML under the preload: by GPU the limit, the use and the group's processes, also of a GPU that CUDA does not show."""
+    """NVML under the preload shows the limit, use and group of each GPU, also if CUDA hides the
+    GPU.
+    """
     gpus = pair()
     make_group(outcome, gpus)
     with judged_each(outcome, gpus) as judges:
@@ -288,7 +303,7 @@ def several_nvml(outcome: Outcome) -> None:
         program.ask("take", way="linear", device=1, user=1, size=400 * MIB)
         program.ask("take", way="linear", device=0, user=0, size=200 * MIB)
         members = [{pid}, {pid, mate_pid}]
-        # Read before the stranger comes, which is of the judges' session as well.
+        # The figures are read before the stranger comes, which belongs to the judges' session, too.
         held = [{int(each): used for each, used in judge.settled()["last"].items()} for judge in judges]
         started = stranger.ask("start")
         outcome.expect(started.get("status") == 0, f"the stranger: {started}")
@@ -303,7 +318,8 @@ def several_nvml(outcome: Outcome) -> None:
                 what = f"{label}, GPU {gpu.index}"
                 outcome.expect(memory.get("total") == memory_v2.get("total") == cap(gpu), f"{what}: {memory} {memory_v2}")
                 outcome.expect(memory.get("free", 0) + memory.get("used", 0) == cap(gpu), f"{what}: {memory}")
-                # Also what is charged ahead, 4 MiB for each process, and the blocks kept ready.
+                # The used memory includes 4 MiB charged in advance for each process, and the blocks
+                # kept ready.
                 over = memory.get("used", 0) - sum(true[each] for each in who)
                 outcome.expect(-EXACT <= over <= len(who) * 16 * MIB, f"{what}: used is {mib(over)} off NVML's")
                 processes = {int(each): used for each, used in seen.get("processes", {}).items()}
@@ -315,7 +331,9 @@ def several_nvml(outcome: Outcome) -> None:
 
 @check("several-torch", timeout=150, needs=("torch",))
 def several_torch(outcome: Outcome) -> None:
-    """PyTorch on cuda:0 and cuda:1 with different limits: views, fills and copies, with and without expandable segments."""
+    """PyTorch on cuda:0 and cuda:1 with different limits: views, fills, copies, expandable
+    segments.
+    """
     gpus = pair()
     make_group(outcome, gpus)
     for label, configuration in (("default", ""), ("expandable", "expandable_segments:True")):

@@ -1,4 +1,4 @@
-"""Processes with one group name share one cap."""
+"""Processes of one group share one limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from harness import CAP, MIB, Outcome, capped, check, compare_at_rest, judged, m
 
 @check("share-torch", timeout=120, needs=("torch",))
 def share_torch(outcome: Outcome) -> None:
-    """Two PyTorch processes of one group fill until refused: their sum stays under the cap."""
+    """Two PyTorch processes of one group fill until refused: their sum stays under the limit."""
     with judged(outcome, CAP) as judge:
         programs = [capped(python("torch_agent.py"), name="shared") for _ in range(2)]
         for program in programs:
@@ -16,7 +16,7 @@ def share_torch(outcome: Outcome) -> None:
             program.say("kernels")
         for program in programs:
             outcome.expect("checksum" in program.reply(), "the kernels failed")
-        # Both fill at the same time: the race for the last bytes is the point.
+        # Both processes fill at the same time, and race for the last bytes.
         for seed, program in enumerate(programs):
             program.say("fill", seed=seed + 3)
         found = [program.reply(120) for program in programs]
@@ -25,7 +25,7 @@ def share_torch(outcome: Outcome) -> None:
             outcome.expect(answer.get("is_torch_oom"), f"{answer.get('exception')}: {answer.get('text')}")
         compare_at_rest(outcome, judge, "both full")
         reached(outcome, judge.read(), CAP)
-        # What one gives back the other can have.
+        # The other process can get the memory that one gives back.
         programs[0].ask("free")
         second = programs[1].ask("fill", 60, seed=8)
         outcome.expect(second.get("bytes", 0) >= found[0].get("bytes", 0) - 128 * MIB, f"the other got only {mib(second.get('bytes', 0))}")

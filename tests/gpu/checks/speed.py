@@ -1,4 +1,6 @@
-"""What a call costs beside the bare driver, in the same run, in turns. Slow is said, never a failure."""
+"""The cost of calls compared with the bare driver, in the same run, in turns. A slow call is
+printed as SLOW and never fails a check.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,12 @@ AIMS = {
     "graph_replay_100": 1.00,
 }
 NOISE = 0.02
-"""A ratio is called slow above its aim plus this and what two bare processes differ by."""
+"""A ratio is slow above its aim plus this tolerance plus the difference between two bare processes.
+"""
 SETS, TURNS = 3, 67
-"""Of processes, and turns of each set: where a process lies in memory, and what it got from the driver, stays with it, so one set says little."""
+"""The number of sets of processes, and of turns in each set. A process keeps its place in memory
+and what it got from the driver, so a single set says little.
+"""
 ROUNDS = 16
 LIMIT = "40G"
 WAYS = ("bare", "again", "preloaded")
@@ -32,7 +37,8 @@ WAYS = ("bare", "again", "preloaded")
 
 @check("speed-calls", timeout=150, lane="alone")
 def speed_calls(outcome: Outcome) -> None:
-    """Nanoseconds per call or pair, bare and preloaded in turns of milliseconds; the median of the ratios of all turns, beside that of two bare ones."""
+    """Nanoseconds per call or pair, bare and preloaded in turns; the median of the turns' ratios.
+    """
     sets = [one_set(outcome) for _ in range(SETS)]
     for name, aim in AIMS.items():
         times = {way: [ns for one in sets for ns in one[name][way]] for way in WAYS}
@@ -49,9 +55,9 @@ def speed_calls(outcome: Outcome) -> None:
 
 
 def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
-    """Nanoseconds by call and program, turn by turn, of one set of programs."""
+    """Returns nanoseconds by call, program and turn, of one set of programs."""
     command = [str(binary("bench")), "calls"]
-    # All on one processor: others may be slower, or further from the GPU.
+    # All programs run on one processor, since another one may be slower, or further from the GPU.
     with on_one_processor():
         programs = dict(zip(WAYS, (bare(command), bare(command), preloaded(command, LIMIT)), strict=True))
     seen = {}
@@ -73,7 +79,8 @@ def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """What is started meanwhile has the last processor of ours, and stays there."""
+    """Programs started in this block run on the last of this process's processors, and stay there.
+    """
     ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(ours)})
     try:
@@ -89,7 +96,8 @@ def speed_start(outcome: Outcome) -> None:
 
     def timed(prefix: list[str], variables: dict[str, str]) -> float:
         begin = time.perf_counter()
-        # Waits in the kernel: a wait with a time limit would look every 50 ms. The check has a limit of its own.
+        # The call waits in the kernel: with a time limit it would poll every 50 ms. The check has a
+        # time limit of its own.
         ended = subprocess.run([*prefix, *command], env={**plain_environment(), **variables}, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         took = (time.perf_counter() - begin) * 1e3
         outcome.expect(ended.returncode == 0, f"ended with {ended.returncode}: {ended.stderr[-300:]!r}")

@@ -1,4 +1,6 @@
-"""A training run that fits is not disturbed: the same losses bit for bit, and the same time."""
+"""A training run that fits is not disturbed: it has the same losses bit for bit, and the same
+speed.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ TURNS = 60
 
 @check("training", timeout=150, needs=("torch",), lane="alone")
 def training(outcome: Outcome) -> None:
-    """50 steps of training give bit-identical losses with and without us, and a step takes as long, in turns of some steps."""
+    """50 training steps give bit-identical losses with and without gpulimit, at the same speed."""
     command = python("torch_train.py")
     with judged(outcome, CAP):
         programs = {"capped": capped(command)}
         found = {"capped": programs["capped"].reply(100)}
-    # The second bare one tells what two processes differ by that are the same.
+    # The second bare program shows how much two equal programs differ.
     for way in ("bare", "again"):
         programs[way] = bare(command)
         found[way] = programs[way].reply(100)
@@ -39,7 +41,7 @@ def training(outcome: Outcome) -> None:
 
 
 def first_difference(left: list[str], right: list[str]) -> str:
-    """Where two lists part."""
+    """Describes the first difference of two lists."""
     for step, (a, b) in enumerate(zip(left, right)):
         if a != b:
             return f"step {step}: {a} and {b}"

@@ -1,4 +1,4 @@
-"""The view: every public way to ask how much memory there is answers for the group."""
+"""The view: every public way to ask for the size of the memory answers for the group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from harness import CAP, GIB, Outcome, Skip, bare, capped, check, judged, mib, p
 
 
 def agent_info(outcome: Outcome, script: str, label: str, start=capped, **variables: str) -> dict:
-    """What one framework sees under the cap; notes total and free when it names them."""
+    """Returns what a framework sees under the limit, and checks total and free memory if they are
+    reported.
+    """
     program = start(python(script), **variables)
     program.reply(90)
     program.ask("kernels", 120)
@@ -33,7 +35,7 @@ def view_torch(outcome: Outcome) -> None:
 
 @check("view-preload", timeout=90, needs=("torch",))
 def view_preload(outcome: Outcome) -> None:
-    """The same by LD_PRELOAD and GPULIMIT_MAX alone, without the controller."""
+    """The same with LD_PRELOAD and GPULIMIT_MAX alone, without the controller."""
     with judged(outcome, CAP):
         seen = agent_info(outcome, "torch_agent.py", "torch", start=preloaded)
     outcome.expect(seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}")
@@ -81,7 +83,7 @@ def view_nvidia_smi(outcome: Outcome) -> None:
         answers[label] = program.lines
     outcome.figures["answers"] = answers
     for label in ("run", "preload"):
-        # It looks at all GPUs, whichever CUDA may use.
+        # nvidia-smi shows all GPUs, whichever CUDA may use.
         outcome.expect(len(answers[label]) == len(answers["bare"]) > 0, f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}")
         for line in answers[label]:
             total, used, free = (line.split(", ") + ["", "", ""])[:3]

@@ -1,4 +1,6 @@
-"""One check for each way to take memory: until refused, or three times the cap, with NVML looking on."""
+"""One check for each way to take memory: until a refusal, or three times the limit, while NVML is
+sampled.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ OUT_OF_MEMORY = 2
 
 @dataclass(frozen=True)
 class Kind:
-    """What is different about a way. Sizes in bytes."""
+    """The properties of a way to take memory. Sizes are bytes."""
 
     short: int = 172 * MIB
-    """How far from the cap it may be refused: one of its steps, and what pools keep ready."""
+    """How far below the limit it may be refused: one of its steps, and what pools keep ready."""
     stays: int = EXACT
-    """What the driver keeps of it after everything was given back."""
+    """Bytes that the driver keeps after everything was freed."""
     counted: bool = True
     """Whether it takes device memory at all."""
 
@@ -42,7 +44,7 @@ KINDS = {
 
 
 def take(outcome: Outcome, name: str) -> None:
-    """One way, from the first byte to the last and back."""
+    """Tests one way, from the first byte to the last and back."""
     kind = KINDS.get(name, Kind())
     with judged(outcome, CAP) as judge:
         program = capped(python("ways.py", name, str(CAP)))
@@ -73,12 +75,12 @@ def take(outcome: Outcome, name: str) -> None:
 
 
 def judge_peak(outcome: Outcome) -> int:
-    """The largest figure that NVML showed."""
+    """Returns the largest figure that NVML showed."""
     return outcome.figures["nvml"]["sum_peak"]
 
 
 def names() -> list[str]:
-    """The ways of work/ways.py, read without loading the driver."""
+    """Returns the ways of work/ways.py, read without loading the driver."""
     tree = ast.parse((HERE / "work" / "ways.py").read_text())
     calls = [each for node in tree.body if isinstance(node, ast.FunctionDef) for each in node.decorator_list]
     return [each.args[0].value for each in calls if isinstance(each, ast.Call) and each.func.id == "way"]

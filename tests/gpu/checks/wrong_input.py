@@ -1,4 +1,4 @@
-"""What wrong input gets: the program's own error and a clear line, never a crash."""
+"""Wrong input causes the program's own error and a clear line, never a crash."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ HEAPS: tuple[dict[str, str], ...] = (
     {"GLIBC_TUNABLES": "glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=0"},
     {"GPU_CHECK_FILL_FREED": "1"},
 )
-"""The variables that lay out the heap in each turn of `wrong-handles`, and say what is in freed memory."""
+"""The variables that lay out the heap in each turn of `wrong-handles`, and fill freed memory."""
 
 
 @check("wrong-handles", timeout=1200, lane="alone")
 def wrong_handles(outcome: Outcome) -> None:
-    """Null, destroyed, foreign and wrong handles at every function: the status, signal or hang that there is without us."""
-    # The driver makes one context at a time, and every case needs one or two: all cases take ten minutes on a GPU.
+    """Wrong handles at every function: the same status, signal or hang as without gpulimit."""
+    # The driver makes one context at a time, and every case needs one or two: all cases take ten
+    # minutes on a GPU.
     part = [] if os.environ.get("GPU_CHECK_ALL_HANDLES") else ["--sample"]
     with tempfile.TemporaryDirectory() as folder:
         expected, found, differences = (Path(folder, name) for name in ("bare", "limited", "differences"))
         left: dict = {}
-        # A difference counts if it comes again beside the same outcome without us, also where the heap is another one:
-        # what the driver does with freed memory, or with an object of another kind, depends on what lies there.
+        # A difference counts only if it comes again beside the same outcome without gpulimit, also
+        # with another heap: what the driver does with freed memory, or with an object of another
+        # kind, depends on the bytes there.
         for turn, heap in enumerate(HEAPS):
             chosen = ["--again", str(differences)] if turn else part
             without = bare(handles(*chosen, "--out", str(expected)), **heap)
@@ -52,7 +54,7 @@ def wrong_handles(outcome: Outcome) -> None:
 
 
 def handles(*arguments: str) -> list[str]:
-    """The command that calls functions with wrong handles."""
+    """Returns the command that calls functions with wrong handles."""
     return [sys.executable, str(HERE / "handles.py"), "--workers", "8", *arguments]
 
 
@@ -65,7 +67,9 @@ def finish(program: Program) -> None:
 
 @check("below-context", timeout=120)
 def below_context(outcome: Outcome) -> None:
-    """A limit below a context: out of memory and a line that says so; the program's own exit status."""
+    """A limit below a context: out of memory, a line that says so, and the program's own exit
+    status.
+    """
     with judged(outcome, 100 * MIB):
         program = capped(python("driver.py"), "100M")
         program.reply(30)
@@ -96,14 +100,15 @@ def below_context_torch(outcome: Outcome) -> None:
 
 @check("wrong-limit", timeout=60)
 def wrong_limit(outcome: Outcome) -> None:
-    """A limit that cannot be read stops the GPU use, not the program, and the line shows the text."""
+    """A limit that cannot be read stops the GPU use, not the program, and the line shows the text.
+    """
     for text in ("4Q", "-1", "", "lots"):
         program = preloaded(python("driver.py"), text)
         program.reply(30)
         answer = program.ask("start")
         program.say("quit", status=7)
         status = program.finish()
-        # An empty text is no limit to some and a wrong one to others: it only must not crash.
+        # An empty text may mean no limit or be an error; it must only not crash the program.
         if text:
             lines = program.refusals()
             outcome.expect(answer.get("status", 0) != 0, f"{text!r}: the GPU could be used: {answer}")
@@ -116,7 +121,7 @@ def wrong_limit(outcome: Outcome) -> None:
 
 @check("no-limit", timeout=60)
 def no_limit(outcome: Outcome) -> None:
-    """Without any limit set, the same results as without the library, and nothing printed."""
+    """Without a limit, the results are the same as without the library, and nothing is printed."""
     found = {}
     for label, program in (("bare", bare(python("driver.py"))), ("preloaded", preloaded(python("driver.py"), None))):
         program.reply(30)
@@ -132,7 +137,7 @@ def no_limit(outcome: Outcome) -> None:
 
 @check("capped-codes", timeout=60)
 def capped_codes(outcome: Outcome) -> None:
-    """Under a cap that is not reached, the same return codes; only the sizes follow the cap."""
+    """Under a limit that is not reached, the return codes are the same; only the sizes differ."""
     found = {}
     for label, program in (("bare", bare(python("driver.py"))), ("capped", capped(python("driver.py")))):
         program.reply(30)
