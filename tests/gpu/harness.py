@@ -65,7 +65,9 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: str = "main") -> Callable:
+def check(
+    name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: str = "main"
+) -> Callable:
     """Registers a check whose docstring is its subject.
 
     The check is skipped without the Python modules in `needs`. Lanes run side by side, and the
@@ -145,7 +147,10 @@ class Program:
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._replies: queue.Queue[dict | None] = queue.Queue()
-        self._readers = [threading.Thread(target=self._read_output), threading.Thread(target=self._read_errors)]
+        self._readers = [
+            threading.Thread(target=self._read_output),
+            threading.Thread(target=self._read_errors),
+        ]
         for reader in self._readers:
             reader.daemon = True
             reader.start()
@@ -238,12 +243,16 @@ class Program:
 def children(pid: int) -> list[int]:
     """Returns the running children of a process."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
 
-def capped(command: list[str], limit: str = "4G", name: str | None = None, **variables: str) -> Program:
+def capped(
+    command: list[str], limit: str = "4G", name: str | None = None, **variables: str
+) -> Program:
     """Starts a program under `gpulimit run --max LIMIT [--name NAME]`."""
     group = ["--name", name] if name else []
     front = [str(binary("gpulimit")), "run", "--max", limit, *group, "--"]
@@ -275,7 +284,9 @@ def bare(command: list[str], **variables: str) -> Program:
 def gpulimit(*arguments: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
     """Runs the controller and returns its output."""
     command = [str(binary("gpulimit")), *arguments]
-    return subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, env=plain_environment(), capture_output=True, text=True, timeout=timeout
+    )
 
 
 PARTS = ("allocations", "pools", "managed", "driver", "total")
@@ -287,7 +298,9 @@ def usage_by_pid(gpu: int) -> dict[int, dict[str, int]]:
     """
     answer = gpulimit("ps", "--json")
     if answer.returncode:
-        raise RuntimeError(f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")
+        raise RuntimeError(
+            f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}"
+        )
     return usage_of(json.loads(answer.stdout)["processes"], gpu)
 
 
@@ -322,10 +335,23 @@ def judged(outcome: Outcome, cap: int, label: str = "", gpu: int | None = None) 
 
 def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
     """Compares a judge's report with a limit, and keeps the evidence."""
-    evidence = ("sum_peak", "samples", "failed_samples", "interval_mean_ms", "gap_max_ms", "gaps_over_5_ms")
-    outcome.figures[f"nvml{'_' + label if label else ''}"] = {k: seen[k] for k in evidence} | {"cap": cap}
+    evidence = (
+        "sum_peak",
+        "samples",
+        "failed_samples",
+        "interval_mean_ms",
+        "gap_max_ms",
+        "gaps_over_5_ms",
+    )
+    outcome.figures[f"nvml{'_' + label if label else ''}"] = {k: seen[k] for k in evidence} | {
+        "cap": cap
+    }
     over = seen["sum_peak"] - cap
-    outcome.expect(over <= 0, f"{label + ': ' if label else ''}NVML showed {mib(seen['sum_peak'])}, {mib(over)} over the cap")
+    outcome.expect(
+        over <= 0,
+        f"{label + ': ' if label else ''}NVML showed {mib(seen['sum_peak'])}, {mib(over)} over"
+        " the cap",
+    )
     outcome.expect(seen["samples"] > 0, "the judge took no sample")
 
 
@@ -353,7 +379,9 @@ def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
     Returns the largest difference, in bytes.
     """
     worst = max(differences_at_rest(outcome, judge, label).values(), key=abs, default=0)
-    outcome.expect(abs(worst) <= EXACT, f"{label}: our figure is {worst / MIB:+.2f} MiB off NVML's")
+    outcome.expect(
+        abs(worst) <= EXACT, f"{label}: gpulimit's figure is {worst / MIB:+.2f} MiB off NVML's"
+    )
     return worst
 
 
@@ -374,7 +402,12 @@ def run_check(entry: Check) -> dict:
             raise Skip(f"not installed: {', '.join(lacking)}")
         entry.function(outcome)
     except Skip as reason:
-        return {"verdict": "skip", "reason": str(reason), "figures": outcome.figures, "key": [str(reason)]}
+        return {
+            "verdict": "skip",
+            "reason": str(reason),
+            "figures": outcome.figures,
+            "key": [str(reason)],
+        }
     except Exception as error:  # an exception fails the check, whose figures so far are kept
         outcome.failures.append(f"{type(error).__name__}: {error}")
     return {

@@ -25,8 +25,7 @@ LIMIT_MS = 5.0
 
 
 class ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_t as `nvmlDeviceGetComputeRunningProcesses_v3` fills it: 24 bytes per entry.
-    """
+    """nvmlProcessInfo_t of `nvmlDeviceGetComputeRunningProcesses_v3`: 24 bytes per entry."""
 
     _fields_ = [
         ("pid", ctypes.c_uint),
@@ -51,7 +50,9 @@ class Nvml:
         self._lib = ctypes.CDLL("libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
         self._device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device))
+        self._call(
+            "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device)
+        )
         self._room = 512
         self._list = self._lib.nvmlDeviceGetComputeRunningProcesses_v3
 
@@ -61,8 +62,7 @@ class Nvml:
             raise NvmlError(f"{name} answered {status}")
 
     def processes(self) -> dict[int, int]:
-        """Returns the bytes of each process by pid, as the driver accounts them, contexts included.
-        """
+        """Returns the driver's figure of each process in bytes by pid, contexts included."""
         count, infos = ctypes.c_uint(self._room), (ProcessInfo * self._room)()
         status = self._list(self._device, ctypes.byref(count), infos)
         if status:
@@ -228,7 +228,12 @@ def serve(index: int, session: int) -> None:
             print(json.dumps(tally.report()), flush=True)
 
 
-LIMITING = ("GPULIMIT_", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "NVIDIA_GPU_MEMORY_LIMIT")
+LIMITING = (
+    "GPULIMIT_",
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "NVIDIA_GPU_MEMORY_LIMIT",
+)
 HARMLESS = ("GPULIMIT_ROOT", "GPULIMIT_SIM_")
 
 
@@ -250,7 +255,12 @@ class Judge:
         self.index = index
         command = [sys.executable, "-I", __file__, str(index), str(session or os.getsid(0))]
         self._process = subprocess.Popen(
-            command, env=unhooked(dict(os.environ)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            env=unhooked(dict(os.environ)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         if not self._answer().get("ready"):
             raise NvmlError("the sampler did not start")

@@ -11,7 +11,9 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 
-def take_turns(ways: Collection[str], turns: int, run: Callable[[str], float]) -> dict[str, list[float]]:
+def take_turns(
+    ways: Collection[str], turns: int, run: Callable[[str], float]
+) -> dict[str, list[float]]:
     """Returns the times of each way by turn, after one more turn that warms up."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for turn, order in orders(ways, turns + 1):
@@ -44,4 +46,9 @@ def compared(times: list[float], bare: list[float], again: list[float]) -> dict:
     much two equal programs differ.
     """
     (ratio, quartiles), (null, null_quartiles) = (ratios(each, bare) for each in (times, again))
-    return {"ratio": ratio, "quartiles": quartiles, "bare_ratio": null, "bare_quartiles": null_quartiles}
+    return {
+        "ratio": ratio,
+        "quartiles": quartiles,
+        "bare_ratio": null,
+        "bare_quartiles": null_quartiles,
+    }

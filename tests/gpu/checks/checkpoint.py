@@ -4,7 +4,23 @@ not list it meanwhile.
 
 from __future__ import annotations
 
-from harness import CAP, GIB, MIB, Outcome, Program, Skip, bare, capped, check, compare_at_rest, judged, mib, python, started, usage_by_pid
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    Outcome,
+    Program,
+    Skip,
+    bare,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+    started,
+    usage_by_pid,
+)
 
 SUCCESS, NOT_SUPPORTED = 0, 801
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
@@ -25,8 +41,7 @@ def tool() -> Program:
 
 @check("checkpoint", timeout=120)
 def checkpoint(outcome: Outcome) -> None:
-    """A checkpointed program's memory is kept for it, and comes back with its contents on restore.
-    """
+    """A checkpointed program's memory is kept for it, and is restored with its contents."""
     mover = tool()
     with judged(outcome, CAP) as judge:
         worker, other = (capped(python("driver.py"), name=GROUP) for _ in range(2))
@@ -34,7 +49,10 @@ def checkpoint(outcome: Outcome) -> None:
             pid, _ = (started(outcome, program) for program in (worker, other))
             taken = worker.ask("alloc", size=PIECE, times=PIECES)
             outcome.expect(taken.get("done") == PIECES, f"the worker got {taken}")
-            outcome.expect(worker.ask("mark", size=PIECE).get("status") == SUCCESS, "the worker could not write")
+            outcome.expect(
+                worker.ask("mark", size=PIECE).get("status") == SUCCESS,
+                "the worker could not write",
+            )
             compare_at_rest(outcome, judge, "running")
             before = usage_by_pid(judge.index)[pid]
 
@@ -47,12 +65,21 @@ def checkpoint(outcome: Outcome) -> None:
                     raise Skip(f"cuCheckpointProcess{name} is not supported here")
                 outcome.expect(answer.get("status") == SUCCESS, f"{name}: {answer}")
                 found = mover.ask("state", pid=pid)
-                outcome.expect(found == {"status": SUCCESS, "state": state}, f"after {name}: {found}")
-                seen, ours = judge.settled()["last"].get(str(pid)), usage_by_pid(judge.index).get(pid)
+                outcome.expect(
+                    found == {"status": SUCCESS, "state": state}, f"after {name}: {found}"
+                )
+                seen, ours = judge.settled()["last"].get(str(pid)), usage_by_pid(judge.index).get(
+                    pid
+                )
                 outcome.figures[name] = {"nvml": seen, "ours": ours}
-                outcome.expect(ours and ours["total"] >= before["total"], f"after {name} {ours} is charged, before {before}")
+                outcome.expect(
+                    ours and ours["total"] >= before["total"],
+                    f"after {name} {ours} is charged, before {before}",
+                )
                 if state == CHECKPOINTED:
-                    outcome.expect(not seen, f"NVML shows {mib(seen or 0)} of a checkpointed program")
+                    outcome.expect(
+                        not seen, f"NVML shows {mib(seen or 0)} of a checkpointed program"
+                    )
 
             step("Lock", LOCKED)
             step("Checkpoint", CHECKPOINTED)
@@ -68,10 +95,18 @@ def checkpoint(outcome: Outcome) -> None:
             compare_at_rest(outcome, judge, "restored")
             marked = worker.ask("marked", size=PIECE)
             outcome.expect(marked == {"status": SUCCESS, "wrong": 0}, f"what was in it: {marked}")
-            outcome.expect(worker.ask("alloc", size=GIB).get("status") == 2, "the limit holds no longer")
+            outcome.expect(
+                worker.ask("alloc", size=GIB).get("status") == 2, "the limit holds no longer"
+            )
             for program in (worker, other):
-                outcome.expect(program.ask("free").get("status") == SUCCESS, f"not given back: {program.tail()}")
-            outcome.expect(worker.finish() == 0 and other.finish() == 0, f"a bad end: {worker.tail()} {other.tail()}")
+                outcome.expect(
+                    program.ask("free").get("status") == SUCCESS,
+                    f"not given back: {program.tail()}",
+                )
+            outcome.expect(
+                worker.finish() == 0 and other.finish() == 0,
+                f"a bad end: {worker.tail()} {other.tail()}",
+            )
         finally:
             # A program that is still locked can only be killed.
             for program in (worker, other):

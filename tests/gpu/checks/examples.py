@@ -25,18 +25,33 @@ def example(outcome: Outcome, name: str, *expected: str) -> None:
 @check("example-pytorch", timeout=150, needs=("torch",))
 def pytorch(outcome: Outcome) -> None:
     """examples/pytorch_batches.py finds a batch that fits, and trains with it."""
-    example(outcome, "pytorch_batches.py", rf"memory: {CAP / GIB:.1f} GiB", r"batch \d+: loss \d+\.\d+ after 20 steps")
+    example(
+        outcome,
+        "pytorch_batches.py",
+        rf"memory: {CAP / GIB:.1f} GiB",
+        r"batch \d+: loss \d+\.\d+ after 20 steps",
+    )
 
 
 @check("example-jax", timeout=150, needs=("jax",), lane="jax")
 def jax(outcome: Outcome) -> None:
-    """examples/jax_fraction.py has a pool of the limit's size, is refused a larger one, and goes
-    on.
-    """
-    example(outcome, "jax_fraction.py", r"memory: the pool has [23]\.\d GiB", r"refused: .*RESOURCE_EXHAUSTED", r"and on: 1048576")
+    """examples/jax_fraction.py has a pool of the limit's size, and survives a refusal."""
+    example(
+        outcome,
+        "jax_fraction.py",
+        r"memory: the pool has [23]\.\d GiB",
+        r"refused: .*RESOURCE_EXHAUSTED",
+        r"and on: 1048576",
+    )
 
 
 @check("example-cupy", timeout=120, needs=("cupy",))
 def cupy(outcome: Outcome) -> None:
     """examples/cupy_chunks.py sums in chunks what does not fit at once."""
-    example(outcome, "cupy_chunks.py", rf"memory: {CAP / GIB:.1f} GiB", r"all at once: Out of memory", r"in chunks: .* right")
+    example(
+        outcome,
+        "cupy_chunks.py",
+        rf"memory: {CAP / GIB:.1f} GiB",
+        r"all at once: Out of memory",
+        r"in chunks: .* right",
+    )

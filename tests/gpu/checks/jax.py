@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from harness import CAP, SLACK, Outcome, capped, check, compare_at_rest, judged, mib, python, reached
+from harness import (
+    CAP,
+    SLACK,
+    Outcome,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+    reached,
+)
 
 
 def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
@@ -19,7 +30,10 @@ def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
             # captures; this happens as often without gpulimit (see the records).
             outcome.figures["first_kernels"] = work
             work = program.ask("kernels", 120)
-        outcome.expect("checksum" in work, f"the kernels failed: {work}; {program.refusals()}; {program.tail()}")
+        outcome.expect(
+            "checksum" in work,
+            f"the kernels failed: {work}; {program.refusals()}; {program.tail()}",
+        )
         limit = program.ask("info").get("stats", {}).get("bytes_limit", 0)
         found = program.ask("fill", 120)
         outcome.figures["fill"] = found | {"bytes_limit": limit}
@@ -54,12 +68,22 @@ def jax_preallocate(outcome: Outcome) -> None:
 
 @check("jax-growing", timeout=150, needs=("jax",), lane="jax")
 def jax_growing(outcome: Outcome) -> None:
-    """JAX growing on demand until the cap refuses."""
+    """JAX growing on demand until the limit refuses."""
     # By default JAX stops at 75 %; with nearly all memory as its share, the group's limit refuses.
-    fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.99")
+    fill(
+        outcome,
+        to_the_cap=True,
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+        XLA_PYTHON_CLIENT_MEM_FRACTION="0.99",
+    )
 
 
 @check("jax-platform", timeout=150, needs=("jax",), lane="jax")
 def jax_platform(outcome: Outcome) -> None:
     """JAX with the platform allocator: one driver call per array."""
-    fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_ALLOCATOR="platform", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    fill(
+        outcome,
+        to_the_cap=True,
+        XLA_PYTHON_CLIENT_ALLOCATOR="platform",
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    )

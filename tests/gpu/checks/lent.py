@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import time
 
-from harness import CAP, GIB, MIB, Outcome, Program, bare, capped, check, compare_at_rest, differences_at_rest, judged, mib, python, started
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    Outcome,
+    Program,
+    bare,
+    capped,
+    check,
+    compare_at_rest,
+    differences_at_rest,
+    judged,
+    mib,
+    python,
+    started,
+)
 from judge import Judge
 
 OUT_OF_MEMORY = 2
@@ -38,9 +53,7 @@ def until_full(outcome: Outcome, lend, least: int) -> int:
 
 @check("lent-ipc", timeout=60)
 def ipc(outcome: Outcome) -> None:
-    """Memory that its owner frees while another process has it open (cudaIpc) stays charged until
-    the close.
-    """
+    """Memory freed by its owner while another process has it open stays charged."""
     with judged(outcome, CAP) as judge:
         owner, opener = two(outcome, "ipc")
         good(outcome, owner, "take", name="first", size=SIZE)
@@ -80,7 +93,15 @@ def descriptor(outcome: Outcome) -> None:
             if owner.ask("create", name=name, size=SIZE).get("status") == OUT_OF_MEMORY:
                 return False
             exported = good(outcome, owner, "export", name=name)
-            good(outcome, importer, "import", name=name, pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+            good(
+                outcome,
+                importer,
+                "import",
+                name=name,
+                pid=exported["pid"],
+                descriptor=exported["descriptor"],
+                size=SIZE,
+            )
             good(outcome, owner, "close", name=name)
             good(outcome, owner, "release", name=name)
             return True
@@ -94,7 +115,15 @@ def descriptor(outcome: Outcome) -> None:
         compare_at_rest(outcome, judge, "one unmapped")
         good(outcome, owner, "create", name="last", size=SIZE)
         exported = good(outcome, owner, "export", name="last")
-        good(outcome, importer, "import", name="last", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+        good(
+            outcome,
+            importer,
+            "import",
+            name="last",
+            pid=exported["pid"],
+            descriptor=exported["descriptor"],
+            size=SIZE,
+        )
         owner.kill()
         # The driver moves the memory to the importer once the killed process is gone.
         time.sleep(1)
@@ -107,9 +136,7 @@ def descriptor(outcome: Outcome) -> None:
 
 @check("lent-stirred", timeout=60)
 def stirred(outcome: Outcome) -> None:
-    """While a process outside the group allocates and frees all the time, shared memory stays
-    charged.
-    """
+    """Shared memory stays charged while a process outside the group allocates and frees."""
     # The stranger has a session of its own, so that the judge does not count it.
     stranger = bare(["setsid", *python("lender.py")])
     started(outcome, stranger)
@@ -120,14 +147,23 @@ def stirred(outcome: Outcome) -> None:
         stranger.say("start")
         stirring = stranger.reply(30)
         stranger.reply(30)
-        outcome.expect(stirring.get("status") == 0 and stirring.get("rounds", 0) > 100, f"the stranger: {stirring}")
-        outcome.expect(turn_of_both(outcome, judge, owner, other, "in the end") == 0, "not exact without the stranger")
+        outcome.expect(
+            stirring.get("status") == 0 and stirring.get("rounds", 0) > 100,
+            f"the stranger: {stirring}",
+        )
+        outcome.expect(
+            turn_of_both(outcome, judge, owner, other, "in the end") == 0,
+            "not exact without the stranger",
+        )
         for program in (owner, other):
             # The whole limit is available again.
             good(outcome, program, "alloc", size=1400 * MIB)
             outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
     outcome.expect(stranger.finish() == 0, f"the stranger ended badly: {stranger.tail()}")
-    outcome.key.append(f"{stirring.get('rounds')} times {mib(SIZE)} beside it, {sum(map(bool, off))} of {len(off)} turns too much charged for a while")
+    outcome.key.append(
+        f"{stirring.get('rounds')} times {mib(SIZE)} beside it, {sum(map(bool, off))} of {len(off)}"
+        " turns too much charged for a while"
+    )
 
 
 def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program, turn: str) -> int:
@@ -139,7 +175,15 @@ def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program,
     good(outcome, other, "ipc_open", name="ipc", handle=handle)
     good(outcome, owner, "create", name="piece", size=SIZE)
     exported = good(outcome, owner, "export", name="piece")
-    good(outcome, other, "import", name="piece", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+    good(
+        outcome,
+        other,
+        "import",
+        name="piece",
+        pid=exported["pid"],
+        descriptor=exported["descriptor"],
+        size=SIZE,
+    )
     good(outcome, owner, "close", name="piece")
     good(outcome, owner, "give", name="ipc")
     good(outcome, owner, "release", name="piece")
@@ -157,5 +201,5 @@ def over(outcome: Outcome, judge: Judge, label: str) -> int:
     negative.
     """
     beyond = sum(differences_at_rest(outcome, judge, label).values())
-    outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB that somebody has are not charged")
+    outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB in use are not charged")
     return beyond

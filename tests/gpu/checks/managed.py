@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from harness import CAP, GIB, MIB, Judge, Outcome, Program, capped, check, compare_at_rest, judged, mib, python, started, usage_by_pid
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    Judge,
+    Outcome,
+    Program,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+    started,
+    usage_by_pid,
+)
 
 OUT_OF_MEMORY = 2
 FIT = 3
@@ -29,7 +44,9 @@ def expect_managed(outcome: Outcome, judge: Judge, pid: int, size: int, label: s
     """
     compare_at_rest(outcome, judge, label)
     said = usage_by_pid(judge.index).get(pid, {}).get("managed", 0)
-    outcome.expect(size <= said <= size + 34 * MIB, f"{label}: {mib(said)} of managed memory, not {mib(size)}")
+    outcome.expect(
+        size <= said <= size + 34 * MIB, f"{label}: {mib(said)} of managed memory, not {mib(size)}"
+    )
     both = judge.settled()["sum_last"] + said
     outcome.expect(both <= CAP, f"{label}: NVML and managed memory are {mib(both)}")
 
@@ -82,7 +99,9 @@ def hidden_variables(outcome: Outcome) -> None:
         for label, declarations in HIDDEN.items():
             for library in (False, True):
                 found = program.ask("load", 60, declarations=declarations, library=library)
-                outcome.expect(found.get("status") == OUT_OF_MEMORY, f"{label}, library {library}: {found}")
+                outcome.expect(
+                    found.get("status") == OUT_OF_MEMORY, f"{label}, library {library}: {found}"
+                )
         found = program.ask("load", declarations=f"// {LARGE}\n/* {LARGE} */")
         outcome.expect(found.get("status") == 0, f"commented out: {found}")
         outcome.expect(program.ask("unload").get("status") == 0, "not unloaded")

@@ -9,7 +9,19 @@ import random
 import signal
 import time
 
-from harness import GIB, MIB, Outcome, Program, check, compare_at_rest, gpulimit, judged, mib, preloaded, python
+from harness import (
+    GIB,
+    MIB,
+    Outcome,
+    Program,
+    check,
+    compare_at_rest,
+    gpulimit,
+    judged,
+    mib,
+    preloaded,
+    python,
+)
 
 PROCESSES = 16
 CAP = 20 * GIB
@@ -47,12 +59,13 @@ class Seat:
 
 @check("storm", timeout=SECONDS + 120, lane="storm")
 def storm(outcome: Outcome) -> None:
-    """16 processes take and free memory of four kinds while they are killed, stopped and restarted.
-    """
+    """16 processes take and free memory while they are killed, stopped and restarted."""
     dice, seats = random.Random(SEED), [Seat() for _ in range(PROCESSES)]
     outcome.figures["seed"] = SEED
     made = gpulimit("create", GROUP, f"max={CAP}")
-    outcome.expect(made.returncode == 0, f"create ended with {made.returncode}: {made.stderr.strip()}")
+    outcome.expect(
+        made.returncode == 0, f"create ended with {made.returncode}: {made.stderr.strip()}"
+    )
     counts = dict.fromkeys(("started", "killed", "stopped", "limits"), 0)
     with judged(outcome, CAP) as judge:
         end = time.monotonic() + SECONDS
@@ -61,7 +74,9 @@ def storm(outcome: Outcome) -> None:
             play(dice, dice.choice(seats), counts)
             time.sleep(dice.uniform(0, 0.05))
         limit = gpulimit("set", GROUP, f"max={CAP}")
-        outcome.expect(limit.returncode == 0, f"set ended with {limit.returncode}: {limit.stderr.strip()}")
+        outcome.expect(
+            limit.returncode == 0, f"set ended with {limit.returncode}: {limit.stderr.strip()}"
+        )
         found = survivors(outcome, seats)
         # The driver and gpulimit must have forgotten the processes that died since the last look.
         time.sleep(1.5)
@@ -69,14 +84,17 @@ def storm(outcome: Outcome) -> None:
         for seat in seats:
             if seat.program:
                 seat.empty()
-        outcome.expect(emptied(), f"left in the group: {gpulimit('get', GROUP, '--json').stdout.strip()}")
+        outcome.expect(
+            emptied(), f"left in the group: {gpulimit('get', GROUP, '--json').stdout.strip()}"
+        )
         seen = judge.read()
     outcome.figures |= {"seconds": SECONDS, "processes": PROCESSES, **counts, **found}
     outcome.key.append(
-        f"{counts['killed']} kills, {counts['stopped']} stops, {found['granted']} granted and {found['refused']} refused by {found['survivors']} survivors, "
-        f"peak {mib(seen['sum_peak'])} of {mib(CAP)}, at rest {worst / MIB:+.2f} MiB"
+        f"{counts['killed']} kills, {counts['stopped']} stops, {found['granted']} granted and"
+        f" {found['refused']} refused by {found['survivors']} survivors, peak"
+        f" {mib(seen['sum_peak'])} of {mib(CAP)}, at rest {worst / MIB:+.2f} MiB"
     )
-    outcome.expect(counts["killed"] > 0, "nobody was killed")
+    outcome.expect(counts["killed"] > 0, "no process was killed")
 
 
 def play(dice: random.Random, seat: Seat, counts: dict[str, int]) -> None:
@@ -129,7 +147,9 @@ def emptied() -> bool:
     """Returns whether the group gets empty within ten seconds."""
     for _ in range(100):
         answer = gpulimit("ps", GROUP, "--json")
-        if answer.returncode == 0 and '"processes":[]' in answer.stdout.replace(" ", "").replace("\n", ""):
+        if answer.returncode == 0 and '"processes":[]' in answer.stdout.replace(" ", "").replace(
+            "\n", ""
+        ):
             return True
         time.sleep(0.1)
     return False

@@ -24,8 +24,14 @@ def training(outcome: Outcome) -> None:
         programs[way] = bare(command)
         found[way] = programs[way].reply(100)
     losses = {way: report["losses"] for way, report in found.items()}
-    outcome.expect(losses["bare"] == losses["again"], f"without us they differ: {first_difference(losses['bare'], losses['again'])}")
-    outcome.expect(losses["bare"] == losses["capped"], f"the losses differ: {first_difference(losses['bare'], losses['capped'])}")
+    outcome.expect(
+        losses["bare"] == losses["again"],
+        f"without gpulimit they differ: {first_difference(losses['bare'], losses['again'])}",
+    )
+    outcome.expect(
+        losses["bare"] == losses["capped"],
+        f"the losses differ: {first_difference(losses['bare'], losses['capped'])}",
+    )
     times = take_turns(programs, TURNS, lambda way: programs[way].ask("turn")["step_ms"])
     for way, program in programs.items():
         status = program.finish()
@@ -33,10 +39,16 @@ def training(outcome: Outcome) -> None:
     compare = compared(times["capped"], times["bare"], times["again"])
     step = {way: round(statistics.median(all_of_it), 3) for way, all_of_it in times.items()}
     reserved = found["capped"]["reserved"]
-    outcome.figures |= {"losses": losses["capped"][-1:], "step_ms": step, "reserved": reserved, **compare}
+    outcome.figures |= {
+        "losses": losses["capped"][-1:],
+        "step_ms": step,
+        "reserved": reserved,
+        **compare,
+    }
     outcome.key.append(
-        f"{len(losses['capped'])} losses, last {losses['capped'][-1]}, step {step['capped']:.2f} ms, "
-        f"ratio {compare['ratio']:.3f} (bare {compare['bare_ratio']:.3f}), reserved {mib(reserved)}"
+        f"{len(losses['capped'])} losses, last {losses['capped'][-1]}, step {step['capped']:.2f}"
+        f" ms, ratio {compare['ratio']:.3f} (bare {compare['bare_ratio']:.3f}), reserved"
+        f" {mib(reserved)}"
     )
 
 

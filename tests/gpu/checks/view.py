@@ -29,7 +29,9 @@ def view_torch(outcome: Outcome) -> None:
     """PyTorch sees a 4 GiB GPU: mem_get_info and device properties."""
     with judged(outcome, CAP):
         seen = agent_info(outcome, "torch_agent.py", "torch")
-    outcome.expect(seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}")
+    outcome.expect(
+        seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}"
+    )
     outcome.key.append(f"total {seen.get('total', 0) / GIB:g} GiB, free {mib(seen.get('free', 0))}")
 
 
@@ -38,7 +40,9 @@ def view_preload(outcome: Outcome) -> None:
     """The same with LD_PRELOAD and GPULIMIT_MAX alone, without the controller."""
     with judged(outcome, CAP):
         seen = agent_info(outcome, "torch_agent.py", "torch", start=preloaded)
-    outcome.expect(seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}")
+    outcome.expect(
+        seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}"
+    )
     outcome.key.append(f"total {seen.get('total', 0) / GIB:g} GiB")
 
 
@@ -74,7 +78,11 @@ def view_nvidia_smi(outcome: Outcome) -> None:
     """nvidia-smi under the preload prints 4096 MiB for every GPU."""
     if not shutil.which("nvidia-smi"):
         raise Skip("no nvidia-smi")
-    query = ["nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=memory.total,memory.used,memory.free",
+        "--format=csv,noheader,nounits",
+    ]
     answers = {}
     for label, start in (("run", capped), ("preload", preloaded), ("bare", bare)):
         program = start(query)
@@ -84,9 +92,15 @@ def view_nvidia_smi(outcome: Outcome) -> None:
     outcome.figures["answers"] = answers
     for label in ("run", "preload"):
         # nvidia-smi shows all GPUs, whichever CUDA may use.
-        outcome.expect(len(answers[label]) == len(answers["bare"]) > 0, f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}")
+        outcome.expect(
+            len(answers[label]) == len(answers["bare"]) > 0,
+            f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}",
+        )
         for line in answers[label]:
             total, used, free = (line.split(", ") + ["", "", ""])[:3]
             outcome.expect(total == "4096", f"{label}: memory.total is {total!r}")
-            outcome.expect(used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096, f"{label}: used {used}, free {free}")
+            outcome.expect(
+                used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096,
+                f"{label}: used {used}, free {free}",
+            )
     outcome.key.append(f"{answers['run'][:1]}, bare {answers['bare'][:1]}")

@@ -7,7 +7,19 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from harness import CAP, EXACT, HERE, MIB, Outcome, capped, check, compare_at_rest, judged, mib, python
+from harness import (
+    CAP,
+    EXACT,
+    HERE,
+    MIB,
+    Outcome,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+)
 
 OUT_OF_MEMORY = 2
 
@@ -55,14 +67,23 @@ def take(outcome: Outcome, name: str) -> None:
         outcome.figures["take"] = found
         peak = judge.settled()["sum_peak"]
         if kind.counted:
-            outcome.expect(found.get("status") == OUT_OF_MEMORY, f"the refusal was {found.get('status')}: {found}")
+            outcome.expect(
+                found.get("status") == OUT_OF_MEMORY,
+                f"the refusal was {found.get('status')}: {found}",
+            )
             outcome.expect(CAP - peak <= kind.short, f"refused {mib(CAP - peak)} before the cap")
             outcome.expect(program.refusals(), "no refusal line on stderr")
         else:
             outcome.expect(found.get("status") == 0, f"{found}")
             outcome.expect(peak - before <= EXACT, f"NVML shows {mib(peak - before)} of it")
-        outcome.expect(found.get("total") == CAP and found.get("free", CAP) <= CAP - before, f"the view: {found}")
-        outcome.expect(program.ask("again").get("status") == found.get("status"), "once more, and another answer")
+        outcome.expect(
+            found.get("total") == CAP and found.get("free", CAP) <= CAP - before,
+            f"the view: {found}",
+        )
+        outcome.expect(
+            program.ask("again").get("status") == found.get("status"),
+            "once more, and another answer",
+        )
         compare_at_rest(outcome, judge, "full")
         freed = program.ask("free", 60)
         outcome.expect(freed.get("info") == 0, f"giving back: {freed}")
@@ -71,7 +92,10 @@ def take(outcome: Outcome, name: str) -> None:
         compare_at_rest(outcome, judge, "freed")
         status = program.finish()
         outcome.expect(status == 0, f"ended with {status}: {program.tail()}")
-    outcome.key.append(f"peak {mib(judge_peak(outcome))}, {found.get('times')} times, {mib(found.get('taken', 0))} asked for")
+    outcome.key.append(
+        f"peak {mib(judge_peak(outcome))}, {found.get('times')} times, {mib(found.get('taken', 0))}"
+        " asked for"
+    )
 
 
 def judge_peak(outcome: Outcome) -> int:
@@ -82,8 +106,15 @@ def judge_peak(outcome: Outcome) -> int:
 def names() -> list[str]:
     """Returns the ways of work/ways.py, read without loading the driver."""
     tree = ast.parse((HERE / "work" / "ways.py").read_text())
-    calls = [each for node in tree.body if isinstance(node, ast.FunctionDef) for each in node.decorator_list]
-    return [each.args[0].value for each in calls if isinstance(each, ast.Call) and each.func.id == "way"]
+    calls = [
+        each
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for each in node.decorator_list
+    ]
+    return [
+        each.args[0].value for each in calls if isinstance(each, ast.Call) and each.func.id == "way"
+    ]
 
 
 def register(name: str) -> None:
