@@ -1,5 +1,5 @@
-//! What the pages tell people to type is typed, on the simulated driver, and says what the page
-//! says. See tests/README.md.
+//! Runs the commands of the pages on the simulated driver, and compares their output with the
+//! pages. See tests/README.md.
 
 mod compare;
 mod machine;
@@ -9,7 +9,7 @@ use machine::Machine;
 use page::{Block, Page};
 use std::collections::BTreeMap;
 
-/// Runs the marked blocks of a page in order, those of each mark on a machine of their own.
+/// Runs the marked blocks of a page in order; the blocks of each mark have a machine of their own.
 #[track_caller]
 fn follow(path: &str) -> usize {
     let page = Page::read(path);
@@ -32,7 +32,7 @@ fn follow(path: &str) -> usize {
 }
 
 #[test]
-fn the_readme() {
+fn commands_of_the_readme_print_what_it_shows() {
     let page = Page::read("README.md");
     let silent: Vec<_> = page
         .blocks()
