@@ -229,7 +229,7 @@ fn holds_groups(place: &Path) {
     assert_eq!(member.max(&device), 6 * GIB);
     assert!(charge(2 * GIB));
     let (removed, _) = gpulimit(&root, &["rm", "lab"]);
-    assert!(!removed, "somebody is in it");
+    assert!(!removed, "a group with a program was removed");
     // Some programs close all their descriptors.
     let all = fs::read_dir("/proc/self/fd").expect("listed");
     let open = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -240,7 +240,7 @@ fn holds_groups(place: &Path) {
         let to = fs::read_link(format!("/proc/self/fd/{descriptor}"));
         assert!(
             !to.is_ok_and(|to| to.starts_with(&root)),
-            "a descriptor of ours"
+            "a descriptor leads to the root of the groups"
         );
     }
     drop(member);

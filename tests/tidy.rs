@@ -418,7 +418,7 @@ fn signatures_of_every_hook_are_written_down() {
 fn docs_name_every_hook() {
     let mut page = String::from(
         "# Hooks\n\n\
-         Every function of the driver that gpulimit hooks, and a test that fails without the hook.\n\
+         Every function of the driver that gpulimit hooks, and a test that fails without it.\n\
          Made from `shim/src/table.rs`, the handlers' documentation and `tests/programs/proofs.txt`\n\
          (scripts/prove-hooks) by `UPDATE=1 cargo test --test tidy`. The classes are explained in\n\
          `shim/src/hook.rs`, the tests are in `tests/programs/tests/shim`.\n\

@@ -353,7 +353,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
         fs::create_dir(below.join(format!("run-{number}-9"))).expect("made");
     }
     chown(&below, Some(ALICE), None).expect("given");
-    chown(place.root_path(), Some(0), None).expect("ours");
+    chown(place.root_path(), Some(0), None).expect("given");
     let inode = fs::metadata(&below).expect("there").ino();
     let root = Root::at(place.root_path()).expect("a root");
     let survey = root.survey().expect("looked");

@@ -50,7 +50,7 @@ fn run_becomes_the_command() {
     let place = Place::new();
     let (mut child, line) = start(&place, &["--max", "4G"], "echo $$; read line");
     assert_eq!(line, child.id().to_string(), "the same process");
-    assert_eq!(children(child.id()), "", "and no second one");
+    assert_eq!(children(child.id()), "", "it has no child");
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("ended").code(), Some(1));
     // The same holds in a group that stays.
@@ -84,7 +84,10 @@ fn a_group_stays_for_a_command_that_uses_cuda_late() {
         assert!(error.contains("programs run in group"), "{error}");
         let mut input = child.stdin.take().expect("piped");
         input.write_all(b"go\n").expect("written");
-        assert!(child.wait().expect("ended").success(), "its group was gone");
+        assert!(
+            child.wait().expect("ended").success(),
+            "the command failed: its group is gone"
+        );
     }
 }
 
@@ -94,7 +97,7 @@ fn ended_jobs_are_hidden_until_the_next_cleanup() {
     place.said(&["create", "lab", "max=8G"]);
     place.said(&["run", "--group", "lab", "--max", "4G", "--", "true"]);
     let jobs = place.root().groups().expect("listed").len() - 1;
-    assert_eq!(jobs, 1, "nobody has removed it yet");
+    assert_eq!(jobs, 1, "no command has removed it yet");
     assert_eq!(place.said(&["ls"]), "lab\n");
     assert_eq!(place.said(&["ls", "lab"]), "");
     // Suggestions for a misspelt group leave out ended jobs.
@@ -189,7 +192,7 @@ fn with_stat_the_command_dies_with_its_parent() {
     let place = Place::new();
     let (mut child, line) = start(&place, &["--max", "4G", "--stat"], "echo $$; read line");
     let command = Path::new("/proc").join(&line);
-    assert_ne!(line, child.id().to_string(), "a parent stays");
+    assert_ne!(line, child.id().to_string(), "gpulimit stays as the parent");
     assert_eq!(children(child.id()).trim(), line);
     let input = child.stdin.take();
     child.kill().expect("killed");

@@ -161,7 +161,10 @@ fn kill_largest_ignores_forged_slots() {
     let (member, device) = place.member("a");
     let charged = member.charge(&device, 2 * GIB, &Nothing, Insistence::Full);
     assert!(charged.is_err());
-    assert!(forger.is_running(), "nobody is killed for a slot that lies");
+    assert!(
+        forger.is_running(),
+        "the process that a forged slot names is killed"
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn ls_prints_one_name_per_line() {
         place.group(name, Size::Max);
     }
     let job = place.root().group("lab/alice/run-1-2").expect("there");
-    job.record_job().expect("ours");
+    job.record_job().expect("recorded");
     assert_eq!(
         place.said(&["ls"]),
         "lab\nlab/alice\nlab/alice/run-1-2\nlab/bob\nlab.2\n"

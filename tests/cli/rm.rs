@@ -65,7 +65,7 @@ fn rm_force_kills_the_programs_of_the_group() {
     assert!(error.contains("rm --recursive a"), "{error}");
     assert!(
         inside.try_wait().expect("asked").is_none(),
-        "killed for nothing"
+        "the program ended although nothing was removed"
     );
     place.said(&["rm", "--force", "--recursive", "a"]);
     assert_eq!(

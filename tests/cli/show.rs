@@ -31,7 +31,7 @@ fn an_empty_root_is_reported_without_an_error() {
         place.json(&["ps", "--json"])["processes"],
         serde_json::json!([])
     );
-    assert!(!place.root_path().exists(), "looking made something");
+    assert!(!place.root_path().exists(), "show created the root");
 }
 
 #[test]

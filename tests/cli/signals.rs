@@ -107,7 +107,10 @@ fn a_stopped_command_can_be_continued() {
         stat.contains(") T ")
     };
     while !stopped() {
-        assert!(start.elapsed() < Duration::from_secs(120), "never stopped");
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "the child does not stop"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     kill(&child, "CONT");

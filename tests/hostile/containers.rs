@@ -85,7 +85,7 @@ fn a_group_kept_in_use_blocks_no_other_container() {
     assert_eq!(status, Some(0), "{said}");
     assert!(
         removal.try_wait().expect("asked").is_none(),
-        "the other container came after it"
+        "the removal ended before the other container came"
     );
     drop(kept);
     let removed = removal.wait_with_output().expect("ended");

@@ -102,7 +102,7 @@ pub fn mount_fuse(place: &Path, options: &str, answers: Answers) {
         Path::new("none"),
         place,
     );
-    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("ours");
+    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("set");
     thread::spawn(move || serve(fuse, answers));
 }
 

@@ -46,7 +46,7 @@ impl Role {
     pub fn line(&mut self, start: &str) -> String {
         let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
         let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
-        found.unwrap_or_else(|| panic!("it ends before {start}"))
+        found.unwrap_or_else(|| panic!("the role ends before it prints {start}"))
     }
 }
 
@@ -136,7 +136,10 @@ fn is_held(pid: u32, server: &mut Role) -> bool {
         if waits {
             return true;
         }
-        assert!(start.elapsed() < PATIENCE, "it does nothing");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "the process does not come to wait"
+        );
         if server.child.try_wait().expect("asked").is_some() {
             return false;
         }

@@ -26,7 +26,7 @@ fn memory_of_a_killed_process_is_uncharged_once_the_driver_frees_it() {
         assert_eq!(
             errors.lines().count(),
             1,
-            "only the first one was refused: {errors}"
+            "not exactly one refusal: {errors}"
         );
         world.judge_end(CAP);
     }

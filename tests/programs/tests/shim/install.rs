@@ -151,7 +151,10 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M \
     );
     assert_eq!(text(&output.stderr), "");
     let ledger = group.ledger().expect("readable");
-    assert!(ledger.devices().is_empty(), "nobody was there");
+    assert!(
+        ledger.devices().is_empty(),
+        "the program was counted in a group"
+    );
     world.settle();
 }
 

@@ -869,7 +869,11 @@ fn green_contexts_are_charged_with_the_primary_context() {
     );
     world.judge(cap);
     program.expect(&[("alloc more 100M", "2"), ("destroy-green a", "0")]);
-    assert_eq!(world.machine().used(), 0, "the primary context was theirs");
+    assert_eq!(
+        world.machine().used(),
+        0,
+        "the primary context outlives its green contexts"
+    );
     let usage = world.usage(0);
     assert_eq!(usage.charged - usage.idle, 0, "{usage:?}");
     program.expect(&[

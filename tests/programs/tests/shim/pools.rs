@@ -268,7 +268,11 @@ fn reuse_of_known_steps_does_not_ask_the_driver() {
     let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
     assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
     program.expect(&[("async c 40M", "0")]);
-    assert_eq!(pools(), 0, "more than a step");
+    assert_eq!(
+        pools(),
+        0,
+        "growth beyond a step asks the driver, which fails"
+    );
     fail("none");
     program.expect(&[("sync", "0")]);
     world.judge(CAP);

@@ -46,7 +46,7 @@ impl Judge {
 
     /// Returns the mistake that the judge has found so far, if any.
     pub fn objection(&mut self) -> Option<String> {
-        let ended = self.child.try_wait().expect("a child of ours");
+        let ended = self.child.try_wait().expect("a child");
         ended.map(|status| format!("{status}: {}", self.words()))
     }
 

@@ -252,7 +252,7 @@ impl Storm {
     /// Checks the result of the last command, once it has ended.
     fn controlled(&mut self, to_the_end: bool) -> Result<(), String> {
         while let Some((line, child, began)) = &mut self.controller {
-            let ended = child.try_wait().expect("a child of ours");
+            let ended = child.try_wait().expect("a child");
             if began.elapsed() > PATIENCE {
                 return Err(format!("gpulimit {line} hangs"));
             }
