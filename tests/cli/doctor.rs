@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 fn doctor_works_without_a_driver() {
     let place = Place::new();
     place.group("lab", Size::Max);
-    // Nothing of a driver that this machine may have.
+    // The empty library hides a driver that this machine may have.
     let empty = place.0.join("libcuda.so.1");
     fs::write(&empty, "").expect("written");
     let output = place
@@ -53,7 +53,7 @@ fn doctor_works_without_a_driver() {
 }
 
 #[test]
-fn doctor_names_what_is_wrong() {
+fn doctor_names_problems_in_the_root() {
     let place = Place::new();
     fs::create_dir(place.root_path()).expect("created");
     fs::create_dir(place.root_path().join("half")).expect("created");
@@ -83,7 +83,7 @@ fn doctor_names_what_is_wrong() {
 }
 
 #[test]
-fn doctor_says_so_where_too_few_files_can_be_opened() {
+fn doctor_reports_a_shortage_of_descriptors() {
     let place = Place::new();
     let with = |limit: u32, about: &str| {
         let script = format!("ulimit -n {limit}; exec \"$0\" doctor --json {about}");
@@ -104,7 +104,7 @@ fn doctor_says_so_where_too_few_files_can_be_opened() {
             assert_eq!(findings[0]["check"], "descriptors", "{said}");
         }
     }
-    // Enough for everything that it does.
+    // 40 descriptors suffice for everything that `doctor` does.
     let said = with(40, "");
     assert!(said.contains("\"root\""), "{said}");
     assert!(
@@ -113,11 +113,11 @@ fn doctor_says_so_where_too_few_files_can_be_opened() {
     );
 }
 
-/// A process that is looked at, and ended with the test.
+/// A process that `doctor` inspects; it ends with the test.
 struct Looked(Child);
 
 impl Looked {
-    /// One that sleeps, once it is the program that it is to be.
+    /// Starts a command and waits until it has become its program and printed a line.
     fn start(command: &mut Command) -> Looked {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.expect("started");
@@ -128,7 +128,7 @@ impl Looked {
         Looked(child)
     }
 
-    /// A shell in this environment, which waits to be let go.
+    /// Starts a shell in this environment, which waits for a line.
     fn shell(environment: &[(&str, &str)]) -> Looked {
         let mut command = Command::new("sh");
         command.args(["-c", "echo here; read line"]);
@@ -147,7 +147,7 @@ impl Drop for Looked {
     }
 }
 
-/// Exit status and output of `doctor` about this process.
+/// Returns the exit status and the output of `doctor` about this process.
 fn about(place: &Place, pid: &str) -> (i32, String) {
     let output = place.output(&["doctor", "--pid", pid]);
     (output.status.code().expect("ended"), text(&output.stdout))
@@ -163,7 +163,7 @@ fn says(place: &Place, looked: &Looked, status: i32, expected: &[&str]) {
 }
 
 #[test]
-fn of_a_process_whether_the_library_is_in_it() {
+fn doctor_reports_whether_a_process_has_the_library() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let root = place.root_path().display().to_string();
@@ -228,7 +228,7 @@ fn of_a_process_whether_the_library_is_in_it() {
 }
 
 #[test]
-fn of_a_process_that_its_library_was_replaced() {
+fn doctor_reports_a_replaced_library() {
     let place = Place::new();
     let copy = place.0.join("libgpulimit.so");
     fs::copy(library(), &copy).expect("copied");
@@ -255,10 +255,11 @@ fn of_a_process_that_its_library_was_replaced() {
 }
 
 #[test]
-fn of_a_process_whose_program_takes_no_library() {
+fn doctor_reports_programs_that_load_no_preload() {
     let place = Place::new();
     let source = place.0.join("waits.c");
-    let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return (int)read(0, &c, 1); }\n";
+    let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return \
+        (int)read(0, &c, 1); }\n";
     fs::write(&source, code).expect("written");
     let program = place.0.join("waits");
     let compile = |options: &[&str]| {
@@ -284,7 +285,7 @@ fn of_a_process_whose_program_takes_no_library() {
     );
     compile(&[]);
     says(&place, &start(), 0, &["the process has loaded"]);
-    // One that runs with another user's rights.
+    // This program runs with another user's rights.
     if fs::metadata(&place.0).expect("there").uid() == 0 {
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
         std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
@@ -294,7 +295,7 @@ fn of_a_process_whose_program_takes_no_library() {
 }
 
 #[test]
-fn of_a_process_that_is_a_member() {
+fn doctor_names_the_group_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("lab/alice", Size::Max);
@@ -314,9 +315,9 @@ fn of_a_process_that_is_a_member() {
 }
 
 #[test]
-fn of_a_container_whether_programs_start_in_it() {
+fn doctor_reports_whether_programs_start_in_a_container() {
     let place = Place::new();
-    // What an engine would say of it.
+    // The script answers as a container engine would.
     let engine = place.0.join("docker");
     executable::script(
         &engine,
@@ -380,7 +381,7 @@ fn of_a_container_whether_programs_start_in_it() {
 }
 
 #[test]
-fn of_a_process_that_is_older_than_the_file_of_preloads() {
+fn doctor_reports_a_process_older_than_the_preload_file() {
     let may = Command::new("unshare").args(["-m", "true"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
         eprintln!("SKIPPED: mount namespaces take root");
@@ -409,7 +410,7 @@ fn of_a_process_that_is_older_than_the_file_of_preloads() {
         file.set_modified(time).expect("changed");
     };
     let hour = Duration::from_secs(3600);
-    // Longer than a tick of the clock that processes are started by.
+    // The pause is longer than a tick of the clock that measures the start of processes.
     std::thread::sleep(Duration::from_millis(200));
     at(SystemTime::now());
     says(
@@ -428,7 +429,7 @@ fn of_a_process_that_is_older_than_the_file_of_preloads() {
 }
 
 #[test]
-fn limits_of_the_driver_itself_are_said() {
+fn doctor_reports_memory_limits_of_the_driver() {
     let place = Place::new();
     let compile = |name: &str, source: &str| {
         let file = place.0.join("stub.c");
@@ -442,7 +443,8 @@ fn limits_of_the_driver_itself_are_said() {
     };
     compile(
         "libcuda.so.1",
-        "int cuInit(unsigned flags) { return 0; }\nint cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
+        "int cuInit(unsigned flags) { return 0; }\n\
+            int cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
     );
     for (source, expected) in [
         ("int nothing;\n", "this driver cannot limit cgroups itself"),

@@ -1,4 +1,4 @@
-//! Help and mistakes.
+//! Help, and messages about wrong arguments.
 
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
@@ -70,7 +70,7 @@ fn help_fits_a_terminal_of_80_columns() {
 }
 
 #[test]
-fn mistakes_are_said_in_words() {
+fn mistakes_are_explained() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("lab/alice", Size::Max);
@@ -121,7 +121,7 @@ fn mistakes_are_said_in_words() {
             "applied",
         ),
     ] {
-        // The GPU has its full name, as no driver tells which is the first.
+        // The GPU is given by its full UUID, since no driver reports which GPU is the first.
         let arguments: Vec<&str> = arguments
             .iter()
             .map(|word| match *word {
@@ -137,7 +137,7 @@ fn mistakes_are_said_in_words() {
 }
 
 #[test]
-fn a_change_that_cannot_be_said_is_made_all_the_same() {
+fn a_change_is_made_even_if_it_cannot_be_printed() {
     let place = Place::new();
     place.group("lab", Size::Max);
     for arguments in [
@@ -159,11 +159,11 @@ fn a_change_that_cannot_be_said_is_made_all_the_same() {
 }
 
 #[test]
-fn a_verb_of_another_program_is_that_program() {
+fn an_external_command_is_executed() {
     let place = Place::new();
     let folder = place.0.join("bin");
     fs::create_dir_all(&folder).expect("made");
-    // A copy, as the plugin may be beside the controller that cargo has built.
+    // The controller is copied, since cargo may have built the plugin beside the original.
     let gpulimit = folder.join("gpulimit");
     executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &gpulimit);
     let run = |path: &str| {
@@ -186,7 +186,7 @@ fn a_verb_of_another_program_is_that_program() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_status_2() {
     let place = Place::new();
     for (arguments, expected) in [
         (&["fly"][..], "fly"),
@@ -233,7 +233,7 @@ fn an_unknown_group_is_named_with_those_that_exist() {
     ] {
         let error = place.refused(status, arguments);
         assert!(error.starts_with("gpulimit: no group 'lob'"), "{error}");
-        // Only who would change it or run in it is told how to make it.
+        // Only commands that would change or use the group explain how to make it.
         let advised = matches!(arguments[0], "set" | "run");
         assert!(error.contains("did you mean lab? (known: lab)"), "{error}");
         assert_eq!(error.contains("gpulimit create lob"), advised, "{error}");

@@ -7,7 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What `doctor` says of this root and below it, and whether it found an error there.
+/// Returns whether `doctor` finds an error in this root, and what it prints about the root and
+/// below.
 fn doctor(place: &Place, root: &Path) -> (bool, String) {
     let mut command = place.gpulimit(&["doctor"]);
     let output = command.env("GPULIMIT_ROOT", root).output();
@@ -29,7 +30,7 @@ fn is_refused(place: &Place, root: &str, expected: &[&str]) {
 }
 
 #[test]
-fn a_root_that_cannot_be_made() {
+fn doctor_reports_a_root_that_cannot_be_made() {
     let place = Place::new();
     fs::write(place.0.join("file"), "").expect("written");
     for root in ["/nonexistent/a/b", "/proc/gpulimit", "/proc/self/gpulimit"] {
@@ -40,7 +41,7 @@ fn a_root_that_cannot_be_made() {
 }
 
 #[test]
-fn a_usable_root_is_left_as_it_was() {
+fn doctor_leaves_a_usable_root_unchanged() {
     let place = Place::new();
     let names = |path: &Path| {
         let entries = fs::read_dir(path).expect("listed").flatten();
@@ -59,8 +60,8 @@ fn a_usable_root_is_left_as_it_was() {
     assert!(names(&place.root_path()).is_empty());
 }
 
-/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it:
-/// `script` mounts it at `$ROOT`. `None` where nothing can be mounted.
+/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it;
+/// `script` mounts the file system at `$ROOT`. `None` where mounting is not allowed.
 fn mounted(place: &Place, script: &str) -> Option<String> {
     let root = place.root_path();
     fs::create_dir(&root).expect("created");
@@ -99,7 +100,7 @@ fn is_refused_on(script: &str, expected: &[&str]) {
 }
 
 #[test]
-fn a_root_without_room_or_for_reading_only() {
+fn doctor_reports_a_full_or_read_only_root() {
     is_refused_on(
         "mount -t tmpfs -o mode=0755,ro x $ROOT",
         &[
@@ -108,7 +109,8 @@ fn a_root_without_room_or_for_reading_only() {
         ],
     );
     is_refused_on(
-        "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } 2>/dev/null",
+        "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } \
+            2>/dev/null",
         &["-> no space is left there", "size=512M"],
     );
     is_refused_on(
@@ -118,7 +120,7 @@ fn a_root_without_room_or_for_reading_only() {
 }
 
 #[test]
-fn what_a_file_system_is_made_with_is_not_foreign() {
+fn doctor_ignores_lost_found_of_a_file_system() {
     let place = Place::new();
     let mount = "mount -t tmpfs -o mode=0755 x $ROOT && mkdir $ROOT/lost+found";
     if let Some(out) = mounted(&place, mount) {
@@ -133,7 +135,7 @@ fn what_a_file_system_is_made_with_is_not_foreign() {
 }
 
 #[test]
-fn in_a_directory_of_root_another_user_is_told_what_cannot_be() {
+fn doctor_reports_a_root_that_the_user_cannot_write() {
     let place = Place::new();
     let about = fs::metadata(&place.0).expect("there");
     if about.uid() != 0 {

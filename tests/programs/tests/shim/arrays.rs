@@ -250,7 +250,8 @@ fn threads_making_arrays_keep_to_the_limit() {
         let most = if knobs == OLD { cap + BLOCK } else { cap };
         let world = World::with(cap, knobs);
         let mut program = world.on_gpu();
-        let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\narray d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
+        let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\n\
+            array d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
         program.say(&format!("threads 6 {{\n{block}\n}}"));
         assert_eq!(world.machine().used(), CONTEXT);
         world.judge(most);
@@ -266,7 +267,9 @@ fn threads_making_arrays_keep_to_the_limit() {
 fn threads_with_room_leave_no_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "repeat 100 {\narray a 1,0,0,1,1\nalloc l 5M\narray b 1000,1000\nmipmap m 100,100 7\nstream s\nasync p 1M\nfree l\ndestroy-array b\ndestroy-array a\nfree-async p\ndestroy-mipmap m\n}";
+    let block = "repeat 100 {\narray a 1,0,0,1,1\nalloc l 5M\narray b 1000,1000\n\
+        mipmap m 100,100 7\nstream s\nasync p 1M\nfree l\ndestroy-array b\ndestroy-array a\n\
+        free-async p\ndestroy-mipmap m\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:1100"; 4].join(", "));
     program.expect(&[("sync", "0")]);

@@ -202,7 +202,8 @@ const FIXTURES: &str = concat!(
 /// Returns a PTX text with these declarations and a kernel.
 fn ptx(declarations: &str) -> String {
     format!(
-        ".version 8.0\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n{{\n ret;\n}}\n"
+        ".version 8.0\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n\
+            {{\n ret;\n}}\n"
     )
 }
 

@@ -8,7 +8,7 @@ use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
 /// The usage with a context and its first executable graph, which takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
-/// What a call charges in advance besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
 /// Commands that build graphs with conditional nodes: each shape makes `g`, with a kernel that

@@ -212,7 +212,7 @@ fn the_reserve_stays_charged_beside_new_streams() {
         assert_eq!(world.usage(0).idle, 4 * MIB, "with {count} streams");
         world.judge(CAP);
     }
-    assert!(world.machine().used() > CONTEXT, "streams take something");
+    assert!(world.machine().used() > CONTEXT, "streams take no memory");
     program.end_quietly();
     world.judge_end(CAP);
 }

@@ -70,7 +70,7 @@ fn every_door_leads_to_every_hook() {
         let mut program = world.start_with(&["--door", &door]);
         let answer = program.say("hooks");
         let (hooked, missed) = answer.split_once(' ').unwrap_or((&answer, ""));
-        assert_eq!(missed, "", "{door} leads past these");
+        assert_eq!(missed, "", "{door} finds these unhooked");
         let hooked: u32 = hooked.parse().expect("a count");
         // A door cannot reach the hooks of another library or of a later CUDA version.
         assert!(hooked >= 50, "{door}: only {hooked}");

@@ -74,7 +74,7 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
             let mut program = Session::start(command);
             let answer = program.say("hooks");
             let (hooked, missed) = answer.split_once(' ').unwrap_or((&answer, ""));
-            assert_eq!(missed, "", "{version}, {door} leads past these");
+            assert_eq!(missed, "", "{version}, {door} finds these unhooked");
             // Driver 450 has neither VMM imports nor newer contexts, and the test asks for CUDA
             // 11.0 without pools.
             assert!(
@@ -83,7 +83,7 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
             );
             let answer = program.say(&format!("names {}", list.display()));
             let (found, astray) = answer.split_once(' ').unwrap_or((&answer, ""));
-            assert_eq!(astray, "", "{version}, {door} leads astray");
+            assert_eq!(astray, "", "{version}, {door} finds wrong functions");
             assert!(
                 found.parse::<usize>().expect("a count") > 300,
                 "{version}, {door}: {found}"

@@ -655,7 +655,8 @@ fn threads_racing_for_the_last_bytes_keep_to_the_limit() {
     let world = World::with(cap, &[latency]);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
-    let script = "graph g\nalloc-node a g 60M\ninstantiate e g\nlaunch-graph e s\nfree-async a s\nalloc b 50M\nfree b\ndestroy-exec e\ndestroy-graph g";
+    let script = "graph g\nalloc-node a g 60M\ninstantiate e g\nlaunch-graph e s\nfree-async a s\n\
+        alloc b 50M\nfree b\ndestroy-exec e\ndestroy-graph g";
     program.say(&format!("threads 4 {{\nrepeat 30 {{\n{script}\n}}\n}}"));
     world.judge(cap);
     program.expect(&[("trim-graphs", "0")]);

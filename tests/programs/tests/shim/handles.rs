@@ -7,7 +7,7 @@ use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 /// Bytes that 8 KiB of local memory per thread take beyond what a context starts with: an H100
 /// holds 132 × 2048 threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
-/// What a launch charges in advance besides.
+/// Bytes of the reserve that a launch charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 const CAP: u64 = CONTEXT + 500 * MIB;
 

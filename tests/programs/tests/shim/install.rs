@@ -26,7 +26,10 @@ mount --bind "$PLACE/etc" /etc
 mount --bind "$PLACE/lib" /usr/local/lib
 mount --bind "$PLACE/run" /run
 rm -f /etc/ld.so.preload
-alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
+alone() {
+    env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 HOME="$PLACE" \
+        GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" "$@"
+}
 "#;
 
 /// Loads the library into every program from the test's own path: `gpulimit uninstall` in another
@@ -135,7 +138,8 @@ fn setuid_programs_ignore_the_environment() {
 "$GPULIMIT" install --library "$LIBRARY" > /dev/null
 cp "$PROGRAM" "$PLACE/setuid"
 chmod 4755 "$PLACE/setuid"
-GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001 --clear-groups "$PLACE/setuid"
+GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M \
+    setpriv --reuid 40001 --regid 40001 --clear-groups "$PLACE/setuid"
 "#;
     let Some(output) = run(&world, &format!("USERS={}\n{script}", place.display())) else {
         return;
@@ -147,7 +151,10 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001
     );
     assert_eq!(text(&output.stderr), "");
     let ledger = group.ledger().expect("readable");
-    assert!(ledger.devices().is_empty(), "nobody was there");
+    assert!(
+        ledger.devices().is_empty(),
+        "the program was counted in a group"
+    );
     world.settle();
 }
 
@@ -176,18 +183,20 @@ __attribute__((constructor)) static void evil(void) {
 END
 cc -shared -fPIC -o "$USERS/libgpulimit.so" "$USERS/evil.c"
 chown 40001 "$USERS/libgpulimit.so"
-# The library works, and is what the test is about.
+# The library is loaded and records its work, as the rest of the test expects.
 LD_PRELOAD="$USERS/libgpulimit.so" /bin/true
 test -e "$PLACE/proof"; rm "$PLACE/proof"
 "$GPULIMIT" install --library "$LIBRARY" > /dev/null
 reda() {
-    setpriv --reuid 40001 --regid 40001 --clear-groups env LD_PRELOAD="$USERS/libgpulimit.so" GPULIMIT_MAX=1M \
+    setpriv --reuid 40001 --regid 40001 --clear-groups \
+        env LD_PRELOAD="$USERS/libgpulimit.so" GPULIMIT_MAX=1M \
         GPULIMIT_LIBRARY="$USERS/libgpulimit.so" GPULIMIT_ROOT="$USERS/groups" su "$@"
 }
 reda -c true || exit 0
 echo "su works"
 reda -c 'echo "preload=$LD_PRELOAD library=${GPULIMIT_LIBRARY##*/}"'
-for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/null' install "install --library $USERS/libgpulimit.so"; do
+for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/null' install \
+    "install --library $USERS/libgpulimit.so"; do
     reda -c "$GPULIMIT $verb" > "$PLACE/said" 2>&1 || true
     grep -q 'belongs to user 40001' "$PLACE/said" || { echo "$verb says:"; cat "$PLACE/said"; }
     test ! -e "$PLACE/proof" || { echo "$verb ran it"; rm "$PLACE/proof"; }
@@ -242,7 +251,8 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
             let program = program.display();
             script += &format!(
                 "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n\
-                 alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n"
+                 alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
+                 {program}\n"
             );
         }
     }
@@ -294,7 +304,8 @@ fn a_static_runtime_cannot_bypass_the_hooks_by_ld_preload() {
         let program = world::compile_for("runtime", &format!("-static-{bound}"), &arguments);
         for preload in ["libc.so.6", &format!("{driver}/libcuda.so.1")] {
             script += &format!(
-                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} | grep -m1 '^cudaMalloc '\n",
+                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} \
+                    | grep -m1 '^cudaMalloc '\n",
                 program.display()
             );
         }

@@ -359,7 +359,8 @@ fn threads_can_export_and_free_at_once() {
     let mut program = world.on_gpu();
     let path = world.file("handle").display().to_string();
     let block = format!(
-        "repeat 30 {{\nalloc a 20M\nipc-get {path} a\nalloc s 300K\nipc-get {path} s\nfree a\nfree s\n}}"
+        "repeat 30 {{\nalloc a 20M\nipc-get {path} a\nalloc s 300K\nipc-get {path} s\nfree a\n\
+            free s\n}}"
     );
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:180"; 4].join(", "));

@@ -5,7 +5,7 @@ use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 /// Bytes of the variable in each library of these tests.
 const DATA: u64 = 300 * MIB;
-/// What a call charges in advance besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
 /// Functions that query a kernel in the current context, or set one of its attributes there.

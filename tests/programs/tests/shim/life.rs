@@ -31,7 +31,7 @@ const DOORS: [(&str, &[&str]); 4] = [
     ("runtime", &["-DRUNTIME"]),
 ];
 
-/// What a program shows: its lines, status and errors.
+/// The lines, status and errors of a program.
 #[derive(Debug, PartialEq)]
 pub struct Seen {
     pub lines: Vec<String>,

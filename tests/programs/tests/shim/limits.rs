@@ -221,7 +221,7 @@ fn a_kernel_is_refused_below_what_it_takes() {
     }
 }
 
-/// What a launch charges in advance besides.
+/// Bytes of the reserve that a launch charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
 #[test]
@@ -507,7 +507,8 @@ fn threads_growing_local_memory_keep_to_the_limit() {
         ("kernels c 16384", "0"),
     ]);
     program.say(
-        "threads 8 {\nrepeat 20 {\nlaunch b\nset-limit 0 12288\nlaunch c\nalloc x 20M\nset-limit 0 2048\nfree x\nlaunch a\n}\n}",
+        "threads 8 {\nrepeat 20 {\nlaunch b\nset-limit 0 12288\nlaunch c\nalloc x 20M\n\
+            set-limit 0 2048\nfree x\nlaunch a\n}\n}",
     );
     world.judge(cap);
     program.end();
@@ -696,7 +697,7 @@ fn device_printf_and_assert_are_refused_below_what_they_take() {
                 program.expect(&[(&load, "0"), ("launch user", "0")]);
                 assert_eq!(world.machine().used(), CONTEXT + bytes * MIB);
                 world.judge(cap);
-                // What each of them takes is part of what the next takes.
+                // `malloc` takes more than `assert`, and its memory serves both.
                 let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
                 world.set(cap - 2 * BLOCK);
                 program.expect(&[("kernels all 0 malloc assert", "2")]);
@@ -868,7 +869,11 @@ fn green_contexts_are_charged_with_the_primary_context() {
     );
     world.judge(cap);
     program.expect(&[("alloc more 100M", "2"), ("destroy-green a", "0")]);
-    assert_eq!(world.machine().used(), 0, "the primary context was theirs");
+    assert_eq!(
+        world.machine().used(),
+        0,
+        "the primary context outlives its green contexts"
+    );
     let usage = world.usage(0);
     assert_eq!(usage.charged - usage.idle, 0, "{usage:?}");
     program.expect(&[

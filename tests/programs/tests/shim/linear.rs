@@ -237,7 +237,8 @@ fn threads_fill_the_group_exactly_to_the_limit() {
 fn threads_that_allocate_and_free_leave_no_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "repeat 300 {\nalloc a 1000\nalloc b 700000\nalloc c 5M\nasync d 1M\nmanaged e 2M\nfree c\nfree b\nfree a\nfree e\nfree-async d\n}";
+    let block = "repeat 300 {\nalloc a 1000\nalloc b 700000\nalloc c 5M\nasync d 1M\nmanaged e 2M\n\
+        free c\nfree b\nfree a\nfree e\nfree-async d\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:3000"; 4].join(", "));
     program.expect(&[("sync", "0")]);

@@ -119,6 +119,6 @@ fn a_request_waiting_for_a_dead_process_sees_a_changed_limit() {
     assert_eq!(program.answer(), "0");
     assert!(
         world.machine().used() > 3000 * MIB,
-        "the dead one is still there"
+        "the dead program's memory is already free"
     );
 }

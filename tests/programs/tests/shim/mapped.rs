@@ -133,7 +133,8 @@ fn threads_can_release_and_unmap_at_once() {
     )];
     let world = World::with(CAP, &knobs);
     let mut program = world.on_gpu();
-    let block = "reserve range 40M\nrepeat 100 {\ncreate a 20M 0\nmap range 0 a 20M\nretain-handle b range 0\nrelease a\nunmap range 0 20M\nrelease b\n}";
+    let block = "reserve range 40M\nrepeat 100 {\ncreate a 20M 0\nmap range 0 a 20M\n\
+        retain-handle b range 0\nrelease a\nunmap range 0 20M\nrelease b\n}";
     let answer = program.say(&format!("threads 6 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:601"; 6].join(", "));
     assert_eq!(world.machine().used(), CONTEXT);

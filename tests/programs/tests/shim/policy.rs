@@ -58,12 +58,17 @@ impl Machine {
     /// world's root at the machine's place. The environment holds only these variables, those of
     /// the simulated driver and those of scripts/mutants.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
-        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
-            && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } && mkdir -p \"$1/etc/gpulimit\" \
-                && cp \"$1/policy.toml\" \"$1/etc/gpulimit/gpulimit.toml\" && mount --bind \"$1/etc\" /etc; fi \
+        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit \
+            && mount --bind \"$1/root\" /run/gpulimit \
+            && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } \
+            && mkdir -p \"$1/etc/gpulimit\" \
+                && cp \"$1/policy.toml\" \"$1/etc/gpulimit/gpulimit.toml\" \
+                && mount --bind \"$1/etc\" /etc; fi \
             && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
-            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts /etc/hosts; fi \
-            && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid --init-groups env -i \"$@\"";
+            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts \
+            /etc/hosts; fi \
+            && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid \
+            --init-groups env -i \"$@\"";
         let folder = self.world.file("");
         let mut inner = Command::new(program);
         self.world.machine().enter(&mut inner);
@@ -290,9 +295,12 @@ const NAMESPACES: [&str; 8] = [
     "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run/gpulimit && exec \"$1\"' sh \"$1\"",
     "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run && exec \"$1\"' sh \"$1\"",
     // The program sees the machine's user map and names the machine's user namespace as its own.
-    "exec 9< /proc/self/ns/user && exec unshare -rm sh -c 'p=/run && mount -t tmpfs tmpfs $p && mkdir -p $p/self/ns $p/self/fd \
-        && echo 0 0 4294967295 > $p/self/uid_map && : > $p/user && mount --bind /proc/self/fd/9 $p/user && ln -s /proc/user $p/self/ns/user \
-        && mkdir $p/gpulimit && mount --bind \"$2\" $p/gpulimit && mount --rbind $p /proc && exec \"$1\"' sh \"$1\" \"$2\"",
+    "exec 9< /proc/self/ns/user && exec unshare -rm sh -c 'p=/run && mount -t tmpfs tmpfs $p \
+        && mkdir -p $p/self/ns $p/self/fd \
+        && echo 0 0 4294967295 > $p/self/uid_map && : > $p/user \
+        && mount --bind /proc/self/fd/9 $p/user && ln -s /proc/user $p/self/ns/user \
+        && mkdir $p/gpulimit && mount --bind \"$2\" $p/gpulimit && mount --rbind $p /proc \
+        && exec \"$1\"' sh \"$1\" \"$2\"",
 ];
 
 #[test]
@@ -392,7 +400,8 @@ fn a_rootless_container_joins_its_users_group() {
         return;
     }
     const CONTAINER: &str = "exec unshare -rm sh -c 'p=/run/inside && mount -t tmpfs tmpfs /etc \
-        && mount --bind /run/gpulimit /mnt && mount -t tmpfs tmpfs /run && mkdir $p && mount --bind /mnt $p \
+        && mount --bind /run/gpulimit /mnt && mount -t tmpfs tmpfs /run && mkdir $p \
+        && mount --bind /mnt $p \
         && GPULIMIT_ROOT=$p exec \"$1\"' sh \"$1\"";
     let library = world::shim();
     let library = library.to_str().expect("UTF-8");

@@ -227,7 +227,8 @@ fn reuse_inside_a_full_group_is_never_refused() {
         ("free-async a", "0"),
         ("free-async b", "0"),
     ]);
-    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\nfree-async c\nfree-async d";
+    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\n\
+        free-async c\nfree-async d";
     assert_eq!(program.say(&format!("repeat 50 {{\n{round}\n}}")), "0:400");
     world.judge(cap);
     program.expect(&[
@@ -267,7 +268,11 @@ fn reuse_of_known_steps_does_not_ask_the_driver() {
     let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
     assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
     program.expect(&[("async c 40M", "0")]);
-    assert_eq!(pools(), 0, "more than a step");
+    assert_eq!(
+        pools(),
+        0,
+        "growth beyond a step asks the driver, which fails"
+    );
     fail("none");
     program.expect(&[("sync", "0")]);
     world.judge(CAP);

@@ -212,12 +212,15 @@ fn invalid_queries_get_the_drivers_answer() {
     program.end_quietly();
 }
 
-/// What gpustat, nvitop and similar tools ask, in the way in which they ask it.
+/// A Python program with the queries of gpustat, nvitop and similar tools.
 const TOOL: &str = "
 import pynvml as nvml
 nvml.nvmlInit()
 gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-for memory in nvml.nvmlDeviceGetMemoryInfo(gpu), nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2):
+for memory in (
+    nvml.nvmlDeviceGetMemoryInfo(gpu),
+    nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2),
+):
     print('memory', memory.total, memory.used, memory.free)
 for kind in 'Compute', 'Graphics', 'MPSCompute':
     for version in '', '_v2', '_v3':

@@ -5,7 +5,7 @@ use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
-/// `gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): group train uses 0.5 of 4.0 GiB; pid 4711 (python) …`
+/// Asserts that the line reports a refusal of `call`, and names this process as the holder.
 #[track_caller]
 fn check(line: &str, call: &str, pid: u32) {
     let rest = line

@@ -125,7 +125,7 @@ fn cudarc() {
         assert_eq!(view(), before);
         for size in [600, 400] {
             #[allow(unsafe_code)]
-            // SAFETY: the context is the current one, and the memory is used by nobody.
+            // SAFETY: the context is current in this thread, and no call uses the memory.
             let given = unsafe {
                 result::malloc_sync(size << 20).and_then(|address| result::free_sync(address))
             };

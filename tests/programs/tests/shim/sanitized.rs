@@ -50,7 +50,7 @@ fn assert_no_errors(program: &Path, arguments: &[&str]) -> String {
     let seen = crate::life::watch(command, || ());
     let found = seen.errors.lines().any(|line| line.starts_with("=="));
     assert!(!found && seen.code == Some(0), "{arguments:?}: {seen:?}");
-    assert!(world.machine().peak() > 0, "it was on the GPU");
+    assert!(world.machine().peak() > 0, "the program used no GPU memory");
     world.judge_end(CAP);
     seen.errors
 }

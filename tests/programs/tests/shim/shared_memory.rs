@@ -366,7 +366,8 @@ fn memory_from_outside_is_charged_while_it_is_imported() {
 fn threads_can_export_import_and_release_at_once() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\nrelease a\nrelease b\nunmap range 0 20M\n}";
+    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\n\
+        release a\nrelease b\nunmap range 0 20M\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:181"; 4].join(", "));
     assert_eq!(world.machine().used(), CONTEXT);

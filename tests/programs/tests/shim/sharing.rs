@@ -96,7 +96,8 @@ fn eight_processes_racing_over_all_memory_keep_to_the_limit() {
     let cap = 8 * CONTEXT + 200 * MIB;
     let world = World::new(cap);
     let mut programs = ready(&world, 8);
-    let block = "repeat 40 {\nmany a 5 3M\nmany b 20 300000\ncreate c 20M 0\nasync d 20M\nfree-async d\nrelease c\nsync\nfree-many a\nfree-many b\n}";
+    let block = "repeat 40 {\nmany a 5 3M\nmany b 20 300000\ncreate c 20M 0\nasync d 20M\n\
+        free-async d\nrelease c\nsync\nfree-many a\nfree-many b\n}";
     go(&world, &mut programs, block);
     world.judge(cap);
     drop(programs);

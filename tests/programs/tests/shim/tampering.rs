@@ -102,7 +102,7 @@ fn zeroing_the_ledger_gains_each_program_one_charge_at_most() {
     });
     let peak = world.machine().gpus()[0].peak;
     assert!(peak <= CAP + 2 * PIECE, "peak {peak}");
-    assert!(peak >= 2 * CONTEXT, "they were there");
+    assert!(peak >= 2 * CONTEXT, "the programs made no contexts");
     zero(&ledger);
     drop((one, two));
     world.settle();
@@ -242,7 +242,7 @@ fn an_overwritten_ledger_allows_no_more_memory() {
     }
 }
 
-/// How a file is truncated.
+/// A way to truncate a file.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     All,

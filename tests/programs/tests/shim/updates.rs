@@ -8,7 +8,7 @@ use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
 /// The usage with a context and its first executable graph, which takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
-/// What a call charges in advance besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
 /// Makes a graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` that have a
@@ -134,7 +134,8 @@ fn known_kernels_can_be_set_in_a_full_group() {
     let answer = program.say("fill filler 2M");
     assert!(answer.starts_with("2 "), "{answer}");
     program.say("fill rest 4K");
-    let lines = "set-kernel e g 0 other\nset-kernel e g 0 some\nupdate e g\nset-child f o 0 g\nlaunch-graph e s\nlaunch-graph f s";
+    let lines = "set-kernel e g 0 other\nset-kernel e g 0 some\nupdate e g\nset-child f o 0 g\n\
+        launch-graph e s\nlaunch-graph f s";
     let answer = program.say(&format!("repeat 20 {{\n{lines}\n}}"));
     assert_eq!(answer, "0:120");
     world.judge(cap);
