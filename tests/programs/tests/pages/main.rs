@@ -2,6 +2,7 @@
 //! says. See tests/README.md.
 
 mod compare;
+mod json;
 mod machine;
 mod page;
 mod picture;
