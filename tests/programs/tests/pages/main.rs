@@ -85,6 +85,30 @@ fn every_block_of_commands_is_run_or_says_why_not() {
     );
 }
 
+/// Tests that are skipped where there is no Slurm or no container engine take their commands from
+/// these pages.
+#[test]
+fn pages_have_what_other_tests_take_from_them() {
+    let wanted = [
+        ("docs/slurm.md", "**On each node**"),
+        ("docs/slurm.md", "**What a shard is worth**"),
+        ("docs/slurm.md", "**Slurm's own"),
+        (
+            "docs/containers.md",
+            "gpulimit cdi generate --cap 4g --cap 8g",
+        ),
+        (
+            "docs/containers.md",
+            "podman run --device nvidia.com/gpu=all",
+        ),
+    ];
+    for (path, start) in wanted {
+        let page = fs::read_to_string(repository().join(path)).expect(path);
+        let found = page.lines().any(|line| line.starts_with(start));
+        assert!(found, "{path}: no line begins with {start:?}");
+    }
+}
+
 #[test]
 fn the_readme() {
     follows("README.md", 3);
