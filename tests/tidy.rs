@@ -6,6 +6,8 @@
 
 #[path = "tidy/rooms.rs"]
 mod rooms;
+#[path = "tidy/text.rs"]
+mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -508,6 +510,7 @@ fn paths(text: &str) -> Vec<String> {
     let separator = |c: char| c.is_whitespace() || "`()[]|\"'<>*;".contains(c);
     let words = text.split(separator).map(|word| {
         let word = word.trim_start_matches("./");
+        let word = word.split('#').next().unwrap_or_default();
         word.trim_end_matches(|c: char| ".,:…?!".contains(c))
     });
     words
