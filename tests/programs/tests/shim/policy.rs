@@ -608,7 +608,7 @@ fn doctor_says_which_rule_holds_for_others() {
     let changed = "[[rule]]\nuser = \"alice\"\ngroup = \"lab\"\n";
     machine.apply(&POLICY.replacen("[[rule]]", &format!("{changed}[[rule]]"), 1));
     let said = doctor(&["--pid", &alice.pid().to_string()]);
-    assert!(said.contains("is to be in lab\n"), "{said}");
+    assert!(said.contains("would be in group lab\n"), "{said}");
 }
 
 #[test]

@@ -436,7 +436,7 @@ fn the_hook_is_called_in_every_way() {
             "not the state of a container",
         ),
         (&create("2g"), json!("x"), 1, "not the state of a container"),
-        (&create("2g"), of("", 1), 1, "the id is ''"),
+        (&create("2g"), of("", 1), 1, "invalid id ''"),
         (&create("2g"), of("a", 0), 1, "has no process 0"),
         (&create("lots"), of("a", 1), 2, "lots"),
         (&["create"], of("a", 1), 2, "--cap SIZE or --group NAME"),
