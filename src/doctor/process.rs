@@ -71,7 +71,9 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let answer: Value = serde_json::from_str(&text)?;
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| io::Error::other("the child process that looks ended without an answer"))
+    findings.ok_or_else(|| {
+        io::Error::other("the child process that inspects it ended without an answer")
+    })
 }
 
 /// Checks a process for as long as it takes.
