@@ -346,8 +346,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Forget groups that somebody else has removed: if they are made again by hand, they are not
-    // ours to remove.
+    // Forget groups that somebody else has removed. If they are made again by hand, `apply` must
+    // not remove them.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;

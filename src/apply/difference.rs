@@ -96,13 +96,13 @@ pub fn steps(
 /// Returns whether a user can cause a failure at this group: it, or a group above it, belongs to
 /// another user than the one who runs this command.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
-    let ours = |name: &str| match root.group(name) {
+    let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
             .access()
             .is_ok_and(|access| access.owner == Some(effective_user())),
         Err(error) => error.is_missing(),
     };
-    !upwards(name).all(ours)
+    !upwards(name).all(is_own)
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {

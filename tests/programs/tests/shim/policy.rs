@@ -618,7 +618,7 @@ fn doctor_names_the_rule_for_another_process() {
     let changed = "[[rule]]\nuser = \"alice\"\ngroup = \"lab\"\n";
     machine.apply(&POLICY.replacen("[[rule]]", &format!("{changed}[[rule]]"), 1));
     let said = doctor(&["--pid", &alice.pid().to_string()]);
-    assert!(said.contains("is to be in lab\n"), "{said}");
+    assert!(said.contains("would be in group lab\n"), "{said}");
 }
 
 #[test]
